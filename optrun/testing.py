@@ -102,7 +102,7 @@ def _params() -> dict[str, Parameter]:
 
 
 def _groups(params: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Matrices and vectors apart, the latter at half the lr of the former where that can be said."""
+    """Separate matrices from vectors."""
     matrices = [(key, param) for key, param in params.items() if param.dim() > 1]
     vectors = [(key, param) for key, param in params.items() if param.dim() <= 1]
     return [{"params": matrices, "role": "matrix"}, {"params": vectors, "role": "bias"}]

@@ -8,7 +8,31 @@ from __future__ import annotations
 from tests import house
 
 # Code lines and tokens of each room. A room more than a fiftieth below its bound lowers it.
-BUDGET: dict[str, tuple[int, int]] = {}
+BUDGET: dict[str, tuple[int, int]] = {
+    "__init__": (16, 107),
+    "__main__": (3, 16),
+    "api": (344, 2727),
+    "artifacts": (2641, 23588),
+    "base": (348, 2974),
+    "certify": (982, 9841),
+    "cli": (2480, 22349),
+    "config": (5017, 38661),
+    "data": (4099, 40431),
+    "distributed": (1016, 8320),
+    "explain": (1019, 10437),
+    "launch": (721, 6026),
+    "model": (1415, 12484),
+    "optimizer": (5033, 49619),
+    "param_groups": (996, 9680),
+    "plugin": (31, 230),
+    "report": (4198, 50339),
+    "runner": (4552, 41323),
+    "scheduler": (607, 5506),
+    "sweeper": (2593, 24625),
+    "task": (3184, 34050),
+    "testing": (92, 1230),
+    "training": (2386, 21022),
+}
 
 
 def test_no_room_grows() -> None:

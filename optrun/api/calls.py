@@ -60,7 +60,7 @@ def load_plugins(plugins: Sequence[Location]) -> None:
 
 
 def caller(*, quiet: bool) -> Caller:
-    """Who asks, for the commands: a program that goes on afterwards."""
+    """Describe the caller to the commands: a program that goes on afterwards."""
     from rich.console import Console
 
     from optrun.launch.single_run import Caller

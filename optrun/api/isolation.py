@@ -33,7 +33,7 @@ _OF_ONE_APPLICATION = (ConfigStore, GlobalHydra, HydraConfig, JobRuntime)
 
 @contextmanager
 def isolated(*, trains: bool = True) -> Iterator[None]:
-    """Inside, optrun may change what a process has once; afterwards it is as before.
+    """Let optrun change what a process has once, and put it back afterwards.
 
     Args:
         trains: Whether random numbers and the libraries of models are used, too.
@@ -65,7 +65,7 @@ def isolated(*, trains: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Environment variables and the current folder."""
+    """Restore environment variables and the current folder."""
     before, folder = dict(os.environ), Path.cwd()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, tokenizers warn at every fork of a loader
     try:
@@ -80,7 +80,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _hydra() -> Iterator[None]:
-    """Hydra's singletons and OmegaConf's resolvers.
+    """Restore Hydra's singletons and OmegaConf's resolvers.
 
     `hydra.core.singleton.Singleton.get_state` copies deeply, and loses the plugins; here the instances themselves stay.
     """
@@ -97,13 +97,13 @@ def _hydra() -> Iterator[None]:
 
 
 def _copy(folder: dict[str, Any]) -> dict[str, Any]:
-    """The folders of a configuration store anew, with the nodes that are in them."""
+    """Copy the folders of a configuration store, with the nodes that are in them."""
     return {name: _copy(found) if isinstance(found, dict) else found for name, found in folder.items()}
 
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """Levels and handlers; `hydra/job_logging=...` configures them all."""
+    """Restore levels and handlers; `hydra/job_logging=...` configures them all."""
     known = [logging.getLogger(), *(logger for logger in logging.Logger.manager.loggerDict.values())]
     before = [
         (logger, logger.level, logger.handlers[:], logger.propagate, logger.disabled)
@@ -123,7 +123,7 @@ def _logging() -> Iterator[None]:
 
 @contextmanager
 def _random_states() -> Iterator[None]:
-    """The global generators of Python, numpy and torch; no other setting of torch is changed."""
+    """Restore the global generators of Python, numpy and torch; no other setting of torch is changed."""
     import numpy as np
     import torch
 
@@ -141,7 +141,7 @@ def _random_states() -> Iterator[None]:
 
 @contextmanager
 def _transformers() -> Iterator[None]:
-    """How much transformers says; a run has its own display."""
+    """Restore how much transformers says; a run has its own display."""
     from transformers.utils import logging as told
 
     verbosity, bars = told.get_verbosity(), told.is_progress_bar_enabled()

@@ -99,7 +99,7 @@ class Run:
                 return _from_pretrained(Path(temporary))
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> Result:
-        """Go on where the run stopped, in its directory, as `optrun resume=RUN_DIR`.
+        """Continue the run where it stopped, in its directory, as `optrun resume=RUN_DIR`.
 
         Args:
             overrides: What changes, such as `training.max_steps=2000`.
@@ -211,7 +211,7 @@ def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
 
 
 def result_of(outcome: Outcome) -> Result:
-    """The result of a run that ended well."""
+    """Return the result of a run that ended well."""
     return Result(outcome.run.path.resolve(), outcome.summary)
 
 

@@ -25,7 +25,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, what the operating system says about a descriptor names the file, as what it says about a path does."""
+    """Name the file in what the operating system says about a descriptor, as it does about a path."""
     try:
         yield
     except OSError as error:
@@ -35,7 +35,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Inside, a library writes a file or a folder.
+    """Turn an error of a library that writes a file or a folder into one of storage.
 
     Raises:
         StorageError: The disk refused.
@@ -50,7 +50,7 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def _refusal(error: Exception) -> str | None:
-    """What the operating system said, where that is why; safetensors and tokenizers pass it on in a text alone."""
+    """Return what the operating system said, if that is why; safetensors and tokenizers pass on its text alone."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -125,7 +125,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """The same with bytes."""
+    """Replace a file's content with bytes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_bytes(aside, content)

@@ -136,7 +136,7 @@ def _sections(snapshot: Snapshot) -> Sections:
 
 
 def _make_aside(run: RunDir, folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
-    """The folder to write into; None: this checkpoint is there already.
+    """Make the folder to write into; None: this checkpoint is there already.
 
     Raises:
         StorageError: There is no room.
@@ -170,7 +170,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 
 def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
-    """Whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
+    """Tell whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
 
     def counters(state: Mapping[str, Any]) -> dict[str, Any]:
         train = {key: value for key, value in state.get("train", {}).items() if key not in ("seconds", "last")}
@@ -199,7 +199,7 @@ def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
 
 
 def refuse_not_finite(snapshot: Snapshot) -> None:
-    """A checkpoint with such numbers would end every run that goes on from it.
+    """Refuse numbers that are not finite: they would end every run that goes on from the checkpoint.
 
     Raises:
         NonFiniteError: Naming the first tensor.
@@ -216,7 +216,7 @@ def refuse_not_finite(snapshot: Snapshot) -> None:
 
 
 def make_checkpoints_dir(run: RunDir) -> None:
-    """The folder of checkpoints, on the disk for good; made once, before the first step.
+    """Make the folder of checkpoints, on the disk for good; once, before the first step.
 
     Raises:
         StorageError: The disk refused, or a link stands there.
@@ -318,7 +318,7 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
 
 
 def _in_memory(snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> Snapshot:
-    """A snapshot of tensors that were read, with checksums of them where the manifest has none that fits."""
+    """Make a snapshot of tensors that were read, with checksums of them if the manifest has none that fits."""
     digests = {
         file: {name: _known(tensor, snapshot.digests.get(file, {}).get(name)) for name, tensor in tensors.items()}
         for file, tensors in zip(TENSOR_FILES, (model, optimizer), strict=True)
@@ -331,7 +331,7 @@ def _known(tensor: torch.Tensor, entry: dict[str, Any] | None) -> dict[str, Any]
 
 
 def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, torch.Tensor]) -> None:
-    """After loading: is what stands in memory what was saved?
+    """Refuse tensors that are not in memory as they were saved.
 
     Args:
         file: Which of a checkpoint's files, for the message.
@@ -352,7 +352,7 @@ def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, t
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """`state.json` alone, for what needs no tensors.
+    """Read `state.json` alone, for what needs no tensors.
 
     Raises:
         CheckpointError: It is missing or damaged.

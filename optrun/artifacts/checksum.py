@@ -20,7 +20,7 @@ class Hash(Protocol):
         """Take in more."""
 
     def hexdigest(self) -> str:
-        """Of all up to here."""
+        """Return the digest of all up to here."""
 
 
 ALGORITHMS: dict[str, Callable[[], Hash]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}

@@ -139,7 +139,7 @@ def _verdict(after: float, before: float | None, train: float | None, majority: 
 
 
 def _seen(summary: Mapping[str, Any], loss: str) -> tuple[int, int]:
-    """How many texts of the evaluation set stand in the training data, too, and of how many; 0 where nobody knows."""
+    """Count texts of the evaluation set that stand in the training data, too, and of how many; 0 if unknown."""
     data = summary.get("data")
     seen = data.get("eval_seen") if isinstance(data, Mapping) else None
     found = seen.get(_set_of(loss)) if isinstance(seen, Mapping) else None

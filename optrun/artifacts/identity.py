@@ -15,12 +15,12 @@ from optrun.base.errors import CheckpointError
 
 
 def new_run_id() -> str:
-    """An id that no other run has; 32 hexadecimal digits."""
+    """Make an id that no other run has; 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def run_id_of(run: RunDir) -> str | None:
-    """The id of a run; without its summary, what all of its checkpoints say.
+    """Find the id of a run; without its summary, what all of its checkpoints say.
 
     Returns:
         None where nothing says it.

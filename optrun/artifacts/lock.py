@@ -83,7 +83,7 @@ class RunLock:
                 ) from error
 
     def _sign(self, descriptor: int) -> None:
-        """Who holds it: for the message to others, nothing depends on it."""
+        """Sign who holds it: for the message to others, nothing depends on it."""
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with contextlib.suppress(OSError):  # a full disk is the business of what is written later
             os.ftruncate(descriptor, 0)
@@ -105,7 +105,7 @@ class RunLock:
 
 
 def refuse_held(path: Path) -> None:
-    """Nothing is made or kept: only whether somebody else holds a lock.
+    """Refuse a lock that somebody else holds; nothing is made or kept.
 
     The kernel tells only who tries to take it, so for an instant it is taken; `RunLock` asks twice for this reason.
 
@@ -129,7 +129,7 @@ def refuse_held(path: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds a lock, this one among them; as `refuse_held`, but for those who only read.
+    """Tell whether a process holds a lock, this one among them; as `refuse_held`, but for those who only read.
 
     Args:
         path: A lock file, or the directory of a run that `starting` holds.

@@ -31,17 +31,17 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 
 
 def is_content(folder: Path, name: str) -> bool:
-    """Whether a path inside a checkpoint is one that its manifest names; told by the form alone, without reading it."""
+    """Tell whether a path inside a checkpoint is one that its manifest names, by the form alone."""
     return name in CONTENT or (_SHARD.fullmatch(name) is not None and not (folder / TENSOR_FILES[0]).exists())
 
 
 def shards(files: Iterable[str], folder: str) -> list[str]:
-    """Those of a checkpoint's files that are shards in one of its folders, by rank."""
+    """List those of a checkpoint's files that are shards in one of its folders, by rank."""
     return sorted(name for name in files if _SHARD.fullmatch(name) and name.startswith(f"{folder}/"))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Returns:
         As written, with `listed` beside it: file name to size and `Checksum`.
@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _strange_files(manifest: Mapping[str, Any], listed: Mapping[str, Any], sharded: bool) -> str | None:
-    """What is wrong with the files that a manifest names; None: nothing."""
+    """Describe what is wrong with the files that a manifest names; None: nothing."""
     shown = ", ".join(sorted(listed))[:200]
     if not sharded:
         return None if set(listed) == set(CONTENT) else f"names {shown}; expected {', '.join(CONTENT)}."
@@ -106,7 +106,7 @@ def _tensors(section: Any, sharded: bool) -> dict[str, dict[str, Any]]:
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Before a checkpoint that cannot be used is put out of the way: the optrun that wrote it can.
+    """Refuse another format before its checkpoint is put out of the way: the optrun that wrote it can use it.
 
     Raises:
         OtherFormatError: It is of another format.
@@ -120,7 +120,7 @@ def refuse_other_format(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path, run_id: str | None) -> None:
-    """A checkpoint says which run it is of, however it came to lie where it does.
+    """Refuse a checkpoint of another run, however it came to lie where it does.
 
     Args:
         folder: Its manifest can be read.
@@ -136,7 +136,7 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
 
 
 def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """What is wrong with a checkpoint, file by file; an empty list means it is whole.
+    """List what is wrong with a checkpoint, file by file; an empty list means it is whole.
 
     Args:
         folder: The checkpoint.
@@ -166,7 +166,7 @@ def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (
 
 
 def _strange_shards(folder: Path, listed: Mapping[str, Any]) -> list[str]:
-    """Links in place of folders, and shards that the manifest does not name: other readers take all that lie there."""
+    """List links in place of folders, and unnamed shards: other readers take all that lie there."""
     found = []
     for name in SHARD_FOLDERS if any(map(_SHARD.fullmatch, listed)) else ():
         if (folder / name).is_symlink():
@@ -182,7 +182,7 @@ def _strange_shards(folder: Path, listed: Mapping[str, Any]) -> list[str]:
 
 
 def file_problem(path: Path, size: int, checksum: Checksum | str) -> str | None:
-    """What is wrong with one file; None: nothing.
+    """Describe what is wrong with one file; None: nothing.
 
     Args:
         path: The file.
@@ -206,7 +206,7 @@ def file_problem(path: Path, size: int, checksum: Checksum | str) -> str | None:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """What lies in a checkpoint and is none of its files: never opened."""
+    """List what lies in a checkpoint and is none of its files: never opened."""
     try:
         own = {*read_manifest(folder)["listed"], names.CHECKPOINT_MANIFEST}
     except (CheckpointError, OSError):
@@ -222,7 +222,7 @@ def foreign_files(folder: Path) -> list[Path]:
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """sha256 over what a manifest says, whatever its spaces and line ends; hexadecimal."""
+    """Compute the sha256 over what a manifest says, whatever its spaces and line ends; hexadecimal."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -257,7 +257,7 @@ def make_manifest(
     run_id: str | None = None,
     ranks: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The text of a manifest.
+    """Write the text of a manifest.
 
     Args:
         global_step: Optimizer steps done.

@@ -70,7 +70,7 @@ class CheckpointMetadata:
     """Names of the parameters that may hold neither NaN nor infinity."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys that are there, with their values."""
+        """Convert to the keys that are there, with their values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         optional = {field.name for field in fields(self) if field.default is None}
         return {key: value for key, value in values.items() if value is not (None if key in optional else ABSENT)}

@@ -26,7 +26,7 @@ _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is 
 
 
 def to_json(value: Any, *, where: str = "value") -> Any:
-    """The same value in types and numbers that JSON has.
+    """Convert a value to types and numbers that JSON has.
 
     Args:
         value: Nested mappings, lists and tuples of strings, numbers, booleans and None.
@@ -57,7 +57,7 @@ def to_json(value: Any, *, where: str = "value") -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of `to_json` for numbers: "NaN", "Infinity" and "-Infinity" become floats, at any depth."""
+    """Invert `to_json` for numbers: "NaN", "Infinity" and "-Infinity" become floats, at any depth."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, dict):
@@ -153,7 +153,7 @@ class MetricsLog:
     """One message per line that could not be read."""
 
     def names(self) -> list[str]:
-        """Names with at least one number, in order of first appearance; `step`, `epoch` and `time` left out."""
+        """List names with at least one number, by first appearance; `step`, `epoch` and `time` left out."""
         found: dict[str, None] = {}
         for record in self.records:
             for name, value in record.items():
@@ -162,7 +162,7 @@ class MetricsLog:
         return list(found)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one name, by rising step; where a step occurs twice the later line wins."""
+        """Return steps and values of one name, by rising step; if a step occurs twice the later line wins."""
         points = {
             record["step"]: float(record[name])
             for record in self.records
@@ -249,13 +249,13 @@ def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> No
 
 
 def _lines(path: Path) -> tuple[list[bytes], bool]:
-    """Lines that are not blank, without their ends; and whether the last one has an end."""
+    """Split into lines that are not blank, without their ends; tell whether the last one has an end."""
     lines = list(read_lines(path))
     return [line.rstrip(b"\n") for line in lines if line.strip()], bool(lines) and lines[-1].endswith(b"\n")
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
-    """The line without what was not due; None where nothing else is in it."""
+    """Drop what was not due from a line; None if nothing else is in it."""
     record = parse_json(line, "a line of the metrics")
     prefixes = tuple(record.pop("unscheduled", ()))
     if not prefixes:
@@ -305,7 +305,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
 
 
 def _shown(value: Any) -> Any:
-    """What a run file says, as it may be shown: a name or a text moves no cursor and breaks no picture."""
+    """Make what a run file says fit to be shown: a name or a text moves no cursor and breaks no picture."""
     if isinstance(value, str):
         return value if value.isprintable() else printable(value)
     if isinstance(value, dict):
@@ -314,7 +314,7 @@ def _shown(value: Any) -> Any:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """One record, or None where the bytes are none."""
+    """Parse one record; None if the bytes are none."""
     try:
         record = parse_json(line, "a line of the metrics")
     except ValueError:

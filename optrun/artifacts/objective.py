@@ -107,7 +107,7 @@ def known_objectives(log: MetricsLog, summary: Mapping[str, Any]) -> list[str]:
 
 
 def _best_step(log: MetricsLog, summary: Mapping[str, Any]) -> int | None:
-    """The step of the evaluation that the main metric is best at; None: nothing says so."""
+    """Find the step of the evaluation that the main metric is best at; None: nothing says so."""
     main = summary.get("main_metric")
     if not isinstance(main, Mapping) or not isinstance(main.get("name"), str):
         return None

@@ -35,7 +35,7 @@ _OF_BRANCHES = ("branch_from", "branch_schedule")
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that computes."""
+    """Return the versions of everything that computes."""
     found = {"optrun": optrun.__version__, "python": platform.python_version()}
     return found | {package: _installed(package) for package in _PACKAGES}
 
@@ -49,7 +49,7 @@ def _installed(package: str) -> str:
 
 
 def hardware(device: str, threads: int) -> dict[str, Any]:
-    """The machine.
+    """Describe the machine.
 
     Args:
         device: Name of the device that trains.
@@ -93,7 +93,7 @@ def git_revision(folder: Path) -> dict[str, Any]:
 
 
 def config_digest(values: Mapping[str, Any]) -> str:
-    """The identity of a run: a digest of its resolved configuration.
+    """Compute the identity of a run: a digest of its resolved configuration.
 
     Args:
         values: The resolved configuration, plain. Names, logging, saving, tracking and where it runs are left out; the
@@ -107,7 +107,7 @@ def config_digest(values: Mapping[str, Any]) -> str:
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a resolved configuration can change a result.
+    """Select what of a resolved configuration can change a result.
 
     Args:
         values: Plain.

@@ -19,7 +19,7 @@ class RankLostError(OptrunError):
 
 
 def rank_of(group: ProcessGroup | None) -> int:
-    """This process among the ranks of a group; without a group there is one."""
+    """Return this process among the ranks of a group; without a group there is one."""
     if group is None:
         return 0
     import torch.distributed as dist
@@ -28,7 +28,7 @@ def rank_of(group: ProcessGroup | None) -> int:
 
 
 def size_of(group: ProcessGroup | None) -> int:
-    """How many ranks a group has."""
+    """Count the ranks of a group."""
     if group is None:
         return 1
     import torch.distributed as dist
@@ -37,7 +37,7 @@ def size_of(group: ProcessGroup | None) -> int:
 
 
 def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
-    """Do something on every rank of a group; all of them go on with every result, or fail with the same error.
+    """Run an action on every rank of a group; all go on with every result, or fail with the same error.
 
     Args:
         group: On the CPU (gloo), used by no other thread; None: this process alone, whose errors pass as they are.
@@ -70,14 +70,14 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
 
 
 def together(group: ProcessGroup | None, act: Callable[[], T]) -> T:
-    """Do something on every rank; each keeps its own result, and all fail where one does, as by `agree`."""
+    """Run an action on every rank; each keeps its own result, and all fail if one does, as by `agree`."""
     kept: list[T] = []
     agree(group, lambda: kept.append(act()))
     return kept[0]
 
 
 def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
-    """Do something on the first rank alone; all of them have its result, or fail with its error, as by `agree`."""
+    """Run an action on the first rank alone; all have its result, or fail with its error, as by `agree`."""
     first: T | None = agree(group, act if rank_of(group) == 0 else _nothing)[0]
     return cast(T, first)
 
@@ -88,7 +88,7 @@ def _nothing() -> None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Inside, ranks talk to each other.
+    """Let ranks talk to each other.
 
     Raises:
         RankLostError: One does not answer; gloo has no class of its own for that.
@@ -101,7 +101,7 @@ def answering() -> Iterator[None]:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that can be sent: of classes whose arguments make them again."""
+    """Make an error that can be sent: of classes whose arguments make them again."""
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror or str(error), error.filename)
     if isinstance(error, OptrunError):
@@ -110,7 +110,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def of_rank(rank: int, error: BaseException) -> Exception:
-    """The error of one rank, as all of them raise it."""
+    """Make the error of one rank, as all of them raise it."""
     if isinstance(error, OSError):
         return OSError(error.errno, f"rank {rank}: {error.strerror or error}", error.filename)
     if isinstance(error, OptrunError):

@@ -30,14 +30,14 @@ _OURS = re.compile(
 
 
 def step_of(folder: Path) -> int:
-    """The step in the name of a folder that `checkpoint_folders` returned."""
+    """Read the step in the name of a folder that `checkpoint_folders` returned."""
     step = parse_step(folder.name)
     assert step is not None
     return step
 
 
 def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
-    """The newest checkpoint that is whole and of this run, and what is wrong with the newer ones.
+    """Find the newest checkpoint that is whole and of this run, and what is wrong with the newer ones.
 
     Raises:
         OtherFormatError: A newer optrun wrote one of those.
@@ -101,11 +101,11 @@ class Retention:
         self._whole = {} if whole is None else whole
 
     def trust(self, folder: Path) -> None:
-        """This one was written, flushed and committed just now."""
+        """Remember that this one was written, flushed and committed just now."""
         self._whole[folder.name] = _signature(folder)
 
     def whole(self, steps: Iterable[int], count: int) -> list[int]:
-        """The first `count` of these steps whose checkpoints are there and whole."""
+        """List the first `count` of these steps whose checkpoints are there and whole."""
         folders = ((step, self.run.checkpoint(step)) for step in steps)
         return [step for step, _ in islice(filter(lambda found: self._is_there(found[1]), folders), count)]
 
@@ -150,7 +150,7 @@ class Retention:
 
 
 def _signature(folder: Path) -> str:
-    """Changes when a file does; as text, since the run's manifest remembers it for the next start."""
+    """Sign a file's state, as text, since the run's manifest remembers it for the next start."""
     found = []
     for path in sorted(_entries(folder)):
         known = path.lstat()
@@ -174,7 +174,7 @@ def point_best(run: RunDir, global_step: int | None) -> None:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """The checkpoint that `best` or `last` names; None where it names none that is there."""
+    """Return the checkpoint that `best` or `last` names; None if it names none that is there."""
     try:
         name = read_text(pointer).strip()
     except (OSError, UnicodeDecodeError, UnreadableFileError):

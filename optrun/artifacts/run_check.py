@@ -93,7 +93,7 @@ def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
 
 
 def _had_manifest(run: RunDir) -> bool:
-    """Whether the summary says so, or a checkpoint is of a run with an id: those have one from their first step."""
+    """Tell whether the run had a manifest: its summary says so, or a checkpoint is of a run with an id."""
     with contextlib.suppress(OSError, ValueError):
         if names.MANIFEST in read_summary(run.summary).values():
             return True
@@ -130,7 +130,7 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
 
 
 def _problem(path: Path, entry: Entry) -> str | None:
-    """What is wrong with one file; None: nothing."""
+    """Describe what is wrong with one file; None: nothing."""
     fault = _differs(path, entry.size, entry.sha256, entry.grows)
     if fault is not None and entry.becomes is not None and _differs(path, *entry.becomes, entry.grows) is None:
         return None
@@ -151,7 +151,7 @@ def _differs(path: Path, size: int, sha256: str, grows: bool) -> str | None:
 
 
 def _replaced(run: RunDir, path: Path) -> bool:
-    """Whether a checkpoint took another's place, or was put aside, by the process that did not come to seal that."""
+    """Tell whether the process that died before sealing it replaced a checkpoint, or put it aside."""
     return run_manifest.set_aside(run, path.relative_to(run.path).as_posix()) or not manifest.problems(path.parent)
 
 
@@ -166,7 +166,7 @@ def problems_of(run: RunDir, patterns: Sequence[str] = ("*",)) -> list[str]:
 
 
 def refuse_damaged(run: RunDir, *patterns: str) -> None:
-    """Before files of a run are read.
+    """Refuse damage, before files of a run are read.
 
     Raises:
         OtherFormatError: A newer optrun wrote the manifest.

@@ -39,7 +39,7 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 def step_name(global_step: int) -> str:
-    """Folder name of the checkpoint after `global_step` optimizer steps.
+    """Name the folder of the checkpoint after `global_step` optimizer steps.
 
     Example:
         >>> step_name(100)
@@ -49,7 +49,7 @@ def step_name(global_step: int) -> str:
 
 
 def parse_step(name: str) -> int | None:
-    """The step of a checkpoint folder name, or None where the name is not one.
+    """Read the step of a checkpoint folder name; None if the name is not one.
 
     Example:
         >>> parse_step("step-00000100")
@@ -101,7 +101,7 @@ class RunDir:
         return self.path / CHECKPOINTS
 
     def checkpoint(self, global_step: int) -> Path:
-        """The folder of the checkpoint after `global_step` optimizer steps."""
+        """Return the folder of the checkpoint after `global_step` optimizer steps."""
         return self.checkpoints / step_name(global_step)
 
     @property
@@ -135,7 +135,7 @@ class RunDir:
         return self.path / LOGS
 
     def rank_log(self, rank: int) -> Path:
-        """The log of one of these ranks, text."""
+        """Return the log of one of these ranks, text."""
         return self.logs / f"rank-{rank}.log"
 
     @property
@@ -159,7 +159,7 @@ class RunDir:
         return self.path / HYDRA
 
     def is_run(self) -> bool:
-        """Whether a run was started here.
+        """Tell whether a run was started here.
 
         A lone `config.yaml` does not count, since folders of configuration have one too. Hydra's folder counts: a job
         that a wrong value ended before it wrote anything has no more.
@@ -167,7 +167,7 @@ class RunDir:
         return self.summary.is_file() or self.metrics.is_file() or (self.hydra / "overrides.yaml").is_file()
 
     def is_unbegun(self) -> bool:
-        """Whether nothing lies here, or only what a start leaves that was killed before its run began.
+        """Tell whether nothing lies here, or only what a start leaves that was killed before its run began.
 
         Hydra's folder, perhaps not whole, the lock, the logs, the first manifest, and a configuration that was never
         put in place.
@@ -217,7 +217,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Folders (and links) named as checkpoints, newest step first; whole or not."""
+    """List folders (and links) named as checkpoints, newest step first; whole or not."""
     if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
         return []
     found = [

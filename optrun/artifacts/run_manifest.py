@@ -88,12 +88,12 @@ class Sealed:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a path inside a run is meant by one of some patterns, in which `*` stands for folders, too."""
+    """Match a path inside a run with patterns, in which `*` stands for folders, too."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def read_run_manifest(run: RunDir) -> Sealed | None:
-    """The manifest of a run; None where there is none, as before optrun wrote them.
+    """Read the manifest of a run; None if there is none, as before optrun wrote them.
 
     Raises:
         CheckpointError: It is damaged, a link, or of another format.
@@ -114,7 +114,7 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
 
 
 def refuse_other_manifest(run: RunDir) -> None:
-    """Before anybody is told to remove a manifest that is merely of another time.
+    """Refuse a manifest of another time, before anybody is told to remove it.
 
     Raises:
         OtherFormatError: An optrun with another format wrote it.
@@ -155,7 +155,7 @@ def _text(values: dict[str, Any]) -> str:
 
 
 def files_of(run: RunDir) -> dict[str, Path]:
-    """Every file and link of a run directory by its path inside, but its manifest and what a checkpoint's covers."""
+    """Map a run directory's files and links by path, but its manifest and what a checkpoint's covers."""
     found = {}
     for folder, folders, files in os.walk(run.path):
         links = [name for name in folders if Path(folder, name).is_symlink()]
@@ -167,7 +167,7 @@ def files_of(run: RunDir) -> dict[str, Path]:
 
 
 def _is_covered(run: RunDir, path: Path) -> bool:
-    """Whether the manifest of a checkpoint names a file."""
+    """Tell whether the manifest of a checkpoint names a file."""
     if not path.is_relative_to(run.checkpoints):
         return False
     checkpoint, _, name = path.relative_to(run.checkpoints).as_posix().partition("/")
@@ -235,7 +235,7 @@ class RunManifest:
 
     @contextmanager
     def rewriting(self, *patterns: str) -> Iterator[None]:
-        """Inside, files are written that are otherwise left alone.
+        """Let files be written that are otherwise left alone.
 
         Raises:
             OSError: As `seal`.
@@ -250,7 +250,7 @@ class RunManifest:
             self._write()
 
     def forget(self, patterns: Sequence[str]) -> None:
-        """What was sealed of these files is no longer what they are to be."""
+        """Forget the seals of these files, which are to change."""
         for name in [name for name in (*self._entries, *self._strange) if matches(name, patterns)]:
             for known in (self._entries, self._seen, self._strange):
                 known.pop(name, None)
@@ -323,7 +323,7 @@ class RunManifest:
                 self._entries[name], self._seen[name] = self._hashed(name, path), signature
 
     def _hashed(self, name: str, path: Path) -> Entry:
-        """A file's entry, the file flushed: of what grows, only what is new is read."""
+        """Make a file's entry, the file flushed: of what grows, only what is new is read."""
         if name == names.LOCK:  # nothing of its text is believed
             return Entry(0, hashlib.sha256().hexdigest())
         with open_file(path) as file:
@@ -376,7 +376,7 @@ def _signature(path: Path) -> _Signature:
 
 
 def _resolved(path: Path, entry: Entry) -> Entry:
-    """The one of two contents that a process which died while replacing a file left."""
+    """Choose the one of two contents that a process which died while replacing a file left."""
     if entry.becomes is None:
         return entry
     after = Entry(*entry.becomes)
@@ -387,7 +387,7 @@ def _resolved(path: Path, entry: Entry) -> Entry:
 
 
 def set_aside(run: RunDir, name: str) -> bool:
-    """Whether the checkpoint that a file's name belongs to was renamed by a resume, or by a save in its place."""
+    """Tell whether a resume, or a save in its place, renamed the checkpoint that a file's name belongs to."""
     folder = (run.path / name).parent
     if folder.parent != run.checkpoints or parse_step(folder.name) is None or folder.exists():
         return False
@@ -397,7 +397,7 @@ def set_aside(run: RunDir, name: str) -> bool:
 
 @contextmanager
 def recorded(*paths: Path, written: bool = False) -> Iterator[None]:
-    """Inside, a command writes files or folders; the run directory they lie in, if any, goes on covering all it holds.
+    """Keep a run directory's manifest true while a command writes files or folders into it.
 
     Args:
         paths: What is written, in one folder.

@@ -34,7 +34,7 @@ def write_samples(path: Path, lines: Sequence[SampleLine]) -> None:
 
 
 def read_samples(path: Path) -> list[SampleLine]:
-    """Every line that is whole; nothing where there is no such file."""
+    """Read every line that is whole; nothing if there is no such file."""
     found = []
     try:
         lines = list(read_lines(path))

@@ -119,7 +119,7 @@ def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Inside, a safetensors file is read.
+    """Name a safetensors file in the errors of reading it.
 
     Raises:
         CheckpointError: It cannot be.
@@ -245,7 +245,7 @@ def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) ->
 
 
 def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
-    """Whether pieces hold every element of a tensor once: inside, as many, and no two in one place."""
+    """Tell whether pieces hold every element of a tensor once: inside, as many, and no two in one place."""
     solid = sorted((piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets)
     if sum(math.prod(piece.shape) for piece in solid) != math.prod(shape):
         return False
@@ -263,7 +263,7 @@ def _overlap(one: _Piece, other: _Piece) -> bool:
 
 
 def _common(one: _Piece, other: _Piece) -> tuple[list[int], list[int]]:
-    """First and last index, this one exclusive, of what two pieces share in each dimension; none where they cross."""
+    """Find first and last index, exclusive, of what two pieces share in each dimension; none if they cross."""
     sides = list(zip(one.offsets, one.shape, other.offsets, other.shape, strict=True))
     return [max(a, b) for a, _, b, _ in sides], [min(a + n, b + m) for a, n, b, m in sides]
 
@@ -276,6 +276,6 @@ def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
 
 
 def _first_index(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Where in the whole tensor what this rank holds begins."""
+    """Find where in the whole tensor what this rank holds begins."""
     assert isinstance(tensor, DTensor)
     return tuple(tensor.__create_chunk_list__()[0].offsets)  # the protocol of torch.distributed.checkpoint

@@ -57,19 +57,19 @@ class Written:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, a reference: all of it, unless it is divided among ranks."""
+    """Return what this rank holds of a tensor, a reference: all of it, unless it is divided among ranks."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """A tensor's bytes, row by row; of one on the CPU that is contiguous they are not copied."""
+    """Return a tensor's bytes, row by row; of one on the CPU that is contiguous they are not copied."""
     flat = local_part(tensor).to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds; hexadecimal.
+    """Compute xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds; hexadecimal.
 
     The file around it has a sha256; this one is for looking at tensors one by one, in memory too, and costs a tenth.
     """
@@ -77,7 +77,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a manifest says of a tensor besides its checksum."""
+    """Describe a tensor for a manifest, besides its checksum."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
@@ -196,7 +196,7 @@ def _problem(file: Any, begin: int, entry: Any, saved: Mapping[str, Any]) -> str
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:
-    """The first floating tensor with a NaN or an infinity in it, or None.
+    """Find the first floating tensor with a NaN or an infinity in it; None: none has.
 
     Args:
         tensors: By name; of those divided among ranks, what this one holds is looked at.

@@ -45,7 +45,7 @@ def yaml_text(path: Path, *, follow: bool = False) -> str:
 
 
 def yaml_mapping(path: Path) -> dict[Any, Any]:
-    """What a YAML file says.
+    """Read what a YAML file says.
 
     Raises:
         OSError: It cannot be read.
@@ -114,7 +114,7 @@ def refuse_unbounded(text: str) -> None:
 
 
 def interpolations(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and texts of the values that are not plain: `${...}` would be resolved, and might be a secret.
+    """Yield dotted keys and texts of values that are not plain: `${...}` would be resolved, and might be a secret.
 
     Example:
         >>> list(interpolations({"data": {"train": ["a.txt", "${oc.env:HOME}"]}}))
@@ -128,7 +128,7 @@ def interpolations(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def unresolved_key(config: Mapping[str, Any]) -> str | None:
-    """The first dotted key of a run's configuration that is neither plain nor recorded as a reference to a variable."""
+    """Find the first dotted key of a configuration that is neither plain nor recorded as a reference to a variable."""
     recorded = config.get(ENVIRONMENT) or ()
     found = ((key, REFERENCE.sub("", text)) for key, text in interpolations(dict(config)))
     return next((key for key, rest in found if key not in recorded or "${" in rest), None)

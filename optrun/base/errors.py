@@ -78,7 +78,7 @@ class StoppedEarly(OptrunError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory did not suffice: an accelerator has a class for that, a processor only a text.
+    """Tell whether memory did not suffice: an accelerator has a class for that, a processor only a text.
 
     Example:
         >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."))
@@ -97,7 +97,7 @@ DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, e
 
 
 def is_refused_by_disk(error: BaseException) -> bool:
-    """Whether a disk is full or broken; an error of another process or library carries a text alone.
+    """Tell whether a disk is full or broken; an error of another process or library carries a text alone.
 
     Example:
         >>> is_refused_by_disk(StorageError("run/model.safetensors: No space left on device."))
@@ -116,7 +116,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def refuse_url(key: str, value: object) -> None:
-    """Where a local path is meant, `s3://bucket/run` would make a folder of the name `s3:`.
+    """Refuse a URL as a local path: `s3://bucket/run` would make a folder of the name `s3:`.
 
     Args:
         key: The key or argument, for the message.
@@ -135,7 +135,7 @@ def refuse_url(key: str, value: object) -> None:
 
 
 def printable(text: str) -> str:
-    r"""Text from outside, such as a file's name, for a terminal: control characters as `\x1b`, line ends as they are.
+    r"""Escape control characters of a text from outside, such as a file's name, as `\x1b`; line ends stay.
 
     Example:
         >>> printable("a\x1b[2Jb")
@@ -145,7 +145,7 @@ def printable(text: str) -> str:
 
 
 def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:
-    """The candidates a person may have meant, best first.
+    """List the candidates a person may have meant, best first.
 
     Args:
         name: What was typed.
@@ -202,7 +202,7 @@ def refuse_format(where: object, version: object, known: int) -> None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """A sentence with the nearest valid names, or with all of them where none is near.
+    """Write a sentence with the nearest valid names, or with all of them if none is near.
 
     Example:
         >>> did_you_mean("lam", ["lamb", "adamw"])

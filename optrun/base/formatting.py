@@ -109,7 +109,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell of a csv file; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """Write a cell of a csv file; a text that a spreadsheet would take for a formula gets an apostrophe before it.
 
     Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives every text back.
 

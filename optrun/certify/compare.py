@@ -37,7 +37,7 @@ class Section:
 
 
 def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
-    """Everything the next step depends on, and everything that was logged.
+    """Compare everything the next step depends on, and everything that was logged.
 
     Args:
         straight: A run that nobody disturbed.
@@ -110,7 +110,7 @@ def _values(name: str, one: Any, two: Any) -> Section:
 
 
 def first_difference(one: Any, two: Any, where: str) -> str | None:
-    """The first place where two nested values differ, with both values; None: nowhere.
+    """Find the first place where two nested values differ, with both values; None: nowhere.
 
     Example:
         >>> first_difference({"a": [1, 2]}, {"a": [1, 3]}, "counters")

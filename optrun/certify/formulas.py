@@ -76,17 +76,17 @@ def _nvidia(w: Tensor, g: Tensor, s: Slot, n: Numbers, *, nvlamb: bool) -> Tenso
 
 
 def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of timm 1.0, timm/optim/lamb.py, without its clip; apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`."""
+    """Compute timm 1.0's step, timm/optim/lamb.py, without its clip; apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`."""
     return _nvidia(w, g, s, n, nvlamb=False)
 
 
 def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of apex with `use_nvlamb`, timm's `always_adapt`."""
+    """Compute the step of apex with `use_nvlamb`, timm's `always_adapt`."""
     return _nvidia(w, g, s, n, nvlamb=True)
 
 
 def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of DeepSpeed, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`; min_coeff 0.01, max_coeff 10."""
+    """Compute DeepSpeed's step, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`; min_coeff 0.01, max_coeff 10."""
     _moments(g, s, n)
     b1, b2 = n.betas
     u = _raw(s, n) + n.decay * w
@@ -96,14 +96,14 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
+    """Compute the step of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
     _moments(g, s, n)
     u = _corrected(s, n, n.step) + n.decay * w
     return w - n.lr * _quotient(_length(w), _length(u)) * u
 
 
 def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of Keras 3, keras/src/optimizers/lamb.py: decay by the base class, before the norms."""
+    """Compute the step of Keras 3, keras/src/optimizers/lamb.py: decay by the base class, before the norms."""
     _moments(g, s, n)
     w = w - n.lr * n.decay * w
     u = _corrected(s, n, n.step)
@@ -111,7 +111,7 @@ def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of pytorch_optimizer 4.1, lamb.py: decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t)."""
+    """Compute the step of pytorch_optimizer 4.1: decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t)."""
     _moments(g, s, n)
     w = w * (1 - n.lr * n.decay)
     u = _raw(s, n)
@@ -121,21 +121,21 @@ def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of torch_optimizer 0.3, lamb.py: |w| at most 10, no bias correction."""
+    """Compute the step of torch_optimizer 0.3, lamb.py: |w| at most 10, no bias correction."""
     _moments(g, s, n)
     u = _raw(s, n) + n.decay * w
     return w - n.lr * _quotient(min(_length(w), 10.0), _length(u)) * u
 
 
 def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
+    """Compute the step of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
     _moments(g, s, n)
     u = _corrected(s, n, s.had) + n.decay * w
     return w - n.lr * (_quotient(_length(w), _length(u)) if n.decay > 0 else 1.0) * u
 
 
 def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of tf-models-official 2.20 `LAMB`; a list of names exempts from decay and adaptation alike."""
+    """Compute the step of tf-models-official 2.20 `LAMB`; a list of names exempts from decay and adaptation alike."""
     _moments(g, s, n)
     u = _corrected(s, n, n.step) + n.decay * w
     return w - n.lr * (1.0 if n.excluded else _quotient(_length(w), _length(u))) * u
@@ -148,18 +148,18 @@ def _adamax(w: Tensor, g: Tensor, s: Slot, n: Numbers, size: Tensor) -> Tensor:
 
 
 def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of torch/optim/adamax.py: coupled decay, eps beside |g|."""
+    """Compute the step of torch/optim/adamax.py: coupled decay, eps beside |g|."""
     g = g + n.decay * w
     return _adamax(w, g, s, n, g.abs() + n.eps)
 
 
 def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|; `adamax` is the same without decay."""
+    """Compute the step of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|; `adamax` is the same without decay."""
     return _adamax(w, g, s, n, g.abs() + n.eps) - n.lr * n.decay * w
 
 
 def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of paddlepaddle 3.3 `Adamax`, `L2Decay`: eps beside the decayed maximum."""
+    """Compute the step of paddlepaddle 3.3 `Adamax`, `L2Decay`: eps beside the decayed maximum."""
     b1, b2 = n.betas
     g = g + n.decay * w
     s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v + n.eps, g.abs())
@@ -167,7 +167,7 @@ def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of Keras 3, keras/src/optimizers/adamax.py: eps beside the maximum, decay by the base class."""
+    """Compute the step of Keras 3, keras/src/optimizers/adamax.py: eps beside the maximum, decay by the base class."""
     b1, b2 = n.betas
     w = w - n.lr * n.decay * w
     s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v, g.abs())
@@ -175,13 +175,13 @@ def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of torch/optim/adamw.py and optax `adamw`: the decay is multiplied with lr."""
+    """Compute the step of torch/optim/adamw.py and optax `adamw`: the decay is multiplied with lr."""
     _moments(g, s, n)
     return w - n.lr * (_corrected(s, n, s.had) + n.decay * w)
 
 
 def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier alone."""
+    """Compute the step of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier alone."""
     _moments(g, s, n)
     if not n.peak:  # a tensor that does not train
         return w
@@ -219,7 +219,7 @@ class FormulaReference:
         self.slots = {name: Slot(torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()}
 
     def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
-        """One step of every tensor that has a gradient."""
+        """Step every tensor that has a gradient."""
         for name, grad in grads.items():
             if grad is not None:
                 slot = self.slots[name]

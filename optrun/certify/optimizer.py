@@ -155,7 +155,7 @@ class Ours:
         return {name: param.detach() for name, param in self.params.items()}
 
     def numbers(self, multiplier: float, step: int, eps: float, betas: tuple[float, float]) -> dict[str, Numbers]:
-        """The hyper-parameters of each tensor, for the other side; `eps` and `betas` where a group has none."""
+        """Return the hyper-parameters of each tensor for the other side; `eps` and `betas` if a group has none."""
         names = {id(param): name for name, param in self.params.items()}
         decays = getattr(self.optimizer, "decays", lambda _: True)
         unadapted = getattr(self.optimizer, "_unadapted", ())
@@ -185,7 +185,7 @@ class Ours:
 
 
 def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
-    """How far two tensors are apart, over the largest entry, and at which entry most; two NaN are equal.
+    """Measure how far two tensors are apart, over the largest entry, and at which entry most; two NaN are equal.
 
     Example:
         >>> apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
@@ -229,12 +229,12 @@ class Trial:
         return None, largest
 
     def equal_with(self, choice: str, options: Mapping[str, Any]) -> bool:
-        """Whether a choice with these options takes the other side's steps."""
+        """Tell whether a choice with these options takes the other side's steps."""
         side = self._side(choice, options)
         return side is not None and self.parts(side)[0] is None
 
     def agreement(self, choice: str, options: Mapping[str, Any]) -> int:
-        """Steps over which each tensor agrees from the first on, added up; -1 for options that are refused."""
+        """Add up over tensors the steps that agree from the first on; -1 for options that are refused."""
         side = self._side(choice, options)
         if side is None:
             return -1
@@ -311,7 +311,7 @@ def certify(
 
 
 def _fit(trial: Trial, family: str, config: Any, groups: Groups, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The options with which a choice of ours takes the steps of a class of the user's; None: none that was tried."""
+    """Find the options with which a choice of ours takes the steps of a user's class; None: none that was tried."""
     own = Ours(config, groups, trial.problem, trial.lr)
     steps = []
     for grads, of_step in zip(trial.problem.grads, trial.numbers, strict=True):
@@ -326,12 +326,12 @@ def _fit(trial: Trial, family: str, config: Any, groups: Groups, options: Mappin
 
 
 def family_of(dialect: str) -> str | None:
-    """The choice of ours whose dialect, or whose own name, this is; None for what is neither."""
+    """Name the choice of ours whose dialect, or whose own name, this is; None if it is neither."""
     return next((choice for choice, own in DIALECTS.items() if dialect == choice or dialect in own), None)
 
 
 def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping[str, Numbers]) -> tuple[str, Stepper]:
-    """The other side, and what it is called.
+    """Return the other side, and what it is called.
 
     Raises:
         ConfigError: As `certify`.
@@ -362,14 +362,14 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
 
 
 def defaults_of(choice: str) -> dict[str, Any]:
-    """A choice's keywords with the values its class gives them, as far as a dialect or a trial may change them."""
+    """Return a choice's keywords with the values of its class, as far as a dialect or a trial may change them."""
     one: Any = build_optimizer(choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0)
     keep = {*ALTERNATIVES[choice], *(key for preset in DIALECTS[choice].values() for key in preset)}
     return {key: value for key, value in one.get_config().items() if key in keep}
 
 
 def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fewest options that make a choice take the other side's steps.
+    """Find the fewest options that make a choice take the other side's steps.
 
     Args:
         trial: Says what equal means.

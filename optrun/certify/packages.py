@@ -91,7 +91,7 @@ class ClassReference:
         return {name: param.detach() for name, param in self.params.items()}
 
     def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
-        """One step of every tensor that has a gradient."""
+        """Step every tensor that has a gradient."""
         for name, group in zip(self.params, self.optimizer.param_groups, strict=True):
             grad = grads[name]
             self.params[name].grad = None if grad is None else grad.clone()

@@ -93,7 +93,7 @@ class Child:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Whether it has come to an end; `code` is set then."""
+        """Tell whether it has come to an end; `code` is set then."""
         if self.code is None:
             found, status = os.waitpid(self.process, os.WNOHANG)
             if found:
@@ -145,12 +145,12 @@ class Child:
             self.wait()
 
     def last_lines(self) -> str:
-        """The end of its output."""
+        """Return the end of its output."""
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-15:])
 
 
 def _is_alive(process: int) -> bool:
-    """Whether it runs; one that has ended and was not yet fetched does not."""
+    """Tell whether a process runs; one that has ended and was not yet fetched does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -196,7 +196,7 @@ def _with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[l
 
 
 def show(console: object, paper: Certificate) -> None:
-    """The certificate as tables.
+    """Show the certificate as tables.
 
     Args:
         console: A rich console.

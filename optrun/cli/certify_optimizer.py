@@ -80,7 +80,7 @@ def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: 
 
 
 def _dialect_of(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """The dialect, and the overrides without it."""
+    """Split off the dialect from the other overrides."""
     from optrun.config.dialects import DIALECTS
 
     given = [token.partition("=")[2] for token in overrides if token.startswith("dialect=")]
@@ -94,7 +94,7 @@ def _dialect_of(overrides: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _composed(asked: CommandLine, dialect: str, overrides: list[str]) -> tuple[Request, list[str]]:
-    """The configuration, with the preset of the dialect where the command line says nothing else."""
+    """Compose the configuration, with the preset of the dialect if the command line says nothing else."""
     from optrun.certify.optimizer import family_of
     from optrun.config import store
     from optrun.config.compose import compose_request

@@ -122,7 +122,7 @@ def _of_option(option: str, before: list[str], value: str) -> Iterable[str]:
 
 
 def _given(before: list[str], option: str) -> str | None:
-    """The value of an option on the line."""
+    """Return the value of an option on the line."""
     for index, token in enumerate(before):
         name, joined, value = token.partition("=")
         if _LONG_OPTIONS.get(name, name) == option:
@@ -131,7 +131,7 @@ def _given(before: list[str], option: str) -> str | None:
 
 
 def _paths(text: str, *, folders: bool = False) -> list[str]:
-    """Files below a path that is being typed; a folder ends with a slash, so that one can go on."""
+    """List files below a path that is being typed; a folder ends with a slash, so that one can go on."""
     head, name = os.path.split(text)
     folder = Path(head or ".").expanduser()
     shown = text[: len(text) - len(name)]
@@ -158,7 +158,7 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
 
 
 def _of_key(key: str, before: list[str], text: str) -> Iterable[str]:
-    """Values of a key; of several, as for a sweep, the last is completed."""
+    """Complete values of a key; of several, as for a sweep, the last is completed."""
     cut = text.rfind(",") + 1
     done, value = text[:cut], text[cut:]
     if key in _FILES or key == "resume":
@@ -186,7 +186,7 @@ def _known_values(key: str, before: list[str]) -> list[str]:
 
 
 def _keys(before: list[str], current: str) -> list[str]:
-    """Keys, one level at a time: `training.` leads on, `training.max_steps=` is whole."""
+    """Complete keys, one level at a time: `training.` leads on, `training.max_steps=` is whole."""
     sign = current[: len(current) - len(current.lstrip("+~"))]
     head, dot, _ = current[len(sign) :].rpartition(".")
     if current.startswith("hydra/"):
@@ -219,7 +219,7 @@ def _hydra(before: list[str]) -> Hydra:
 
 
 def _configuration(before: list[str]) -> DictConfig:
-    """The configuration so far: the recipe with the choices on the line, without those that do not exist."""
+    """Compose the configuration so far: the recipe with the choices on the line that exist."""
     from optrun.config import store
     from optrun.config.request import DEFAULT_CONFIG
 

@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 
 
 def _trunk(config: RunConfig) -> TrunkState | None:
-    """What the trunk of a branch says of itself; None for a run of its own."""
+    """Return what the trunk of a branch says of itself; None for a run of its own."""
     from optrun.artifacts.checkpoint import open_verified
     from optrun.artifacts.run_dir import CHECKPOINT_OPTIMIZER
     from optrun.artifacts.trunk import Trunk

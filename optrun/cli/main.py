@@ -11,7 +11,7 @@ from optrun.cli.messages import guarded
 
 
 def main() -> None:
-    """Entry point of the `optrun` script; never returns."""
+    """Run the `optrun` script; never returns."""
     garbage.postpone()
     code = run(sys.argv[1:])
     garbage.abandon()

@@ -73,7 +73,7 @@ class _Interrupted:
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """What an error of the operating system says of a disk; None: it is about something else."""
+    """Return what an error of the operating system says of a disk; None: it is about something else."""
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")
     if error.errno not in DISK_CODES:
@@ -115,7 +115,7 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 
 
 def _located(error: OptrunError, argv: list[str]) -> str:
-    """The message, behind the line of the user's file that it is about: a value in a YAML, or code of a plugin."""
+    """Locate the message at the line of the user's file that it is about: a value in a YAML, or code of a plugin."""
     message = str(error)
     position = _position_of_value(message, argv) if isinstance(error, ConfigError) else None
     if position is None and error.__cause__ is not None and "optrun.config.registry" in sys.modules:

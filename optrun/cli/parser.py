@@ -27,7 +27,7 @@ class VerbArguments:
     options: argparse.Namespace
 
     def values(self, verb: str) -> dict[str, str]:
-        """The values of a verb's own keys.
+        """Return the values of a verb's own keys.
 
         Raises:
             ConfigError: A key is given twice.
@@ -41,7 +41,7 @@ class VerbArguments:
         return given
 
     def command_line(self, argv: list[str]) -> CommandLine:
-        """The command line of a verb that composes a configuration.
+        """Parse the command line of a verb that composes a configuration.
 
         Args:
             argv: As it was parsed.
@@ -108,7 +108,7 @@ class VerbParser(argparse.ArgumentParser):
         self.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own choices and recipes")
 
     def option_values(self) -> dict[str, str | None]:
-        """Options to what they take, as the help shows it; None: nothing."""
+        """Map options to what they take, as the help shows it; None: nothing."""
         return {
             name: None if action.nargs == 0 else str(action.metavar)
             for action in self._actions
@@ -116,7 +116,7 @@ class VerbParser(argparse.ArgumentParser):
         }
 
     def format_usage(self) -> str:
-        """The first line of the help: arguments stand before options."""
+        """Write the first line of the help: arguments stand before options."""
         pieces = [f"usage: {self.prog}", *([self._arguments] if self._arguments else [])]
         for action in self._actions:
             if action.option_strings and action.dest not in ("help", "plugin"):
@@ -125,7 +125,7 @@ class VerbParser(argparse.ArgumentParser):
         return textwrap.fill(" ".join(pieces), 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
     def format_help(self) -> str:
-        """Usage, description, options."""
+        """Write usage, description, options."""
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         formatter.start_section("options")
@@ -194,7 +194,7 @@ class VerbParser(argparse.ArgumentParser):
 
 
 def is_override(token: str) -> bool:
-    """Whether an argument is `key=value`, and not a path with `=` in it.
+    """Tell whether an argument is `key=value`, and not a path with `=` in it.
 
     Example:
         >>> is_override("lr=0.1"), is_override("hydra/launcher=joblib"), is_override("outputs/lr=0.1/run")

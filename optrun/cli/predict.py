@@ -123,7 +123,7 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
 
 
 def _value(override: Override) -> Any:
-    """The plain value of one key.
+    """Return the plain value of one key.
 
     Raises:
         ConfigError: Several values, or one that is taken away.
@@ -138,7 +138,7 @@ def _value(override: Override) -> Any:
 
 
 def _asked(values: dict[str, Any], options: Any) -> Asked:
-    """What the keys of the command line ask for.
+    """Read what the keys of the command line ask for.
 
     Args:
         values: Key to value, without keys of the run.
@@ -176,7 +176,7 @@ def _asked(values: dict[str, Any], options: Any) -> Asked:
 
 
 def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> ConfigError:
-    """The refusal of a key that a prediction does not go by."""
+    """Make the refusal of a key that a prediction does not go by."""
     from optrun.config.schema.run import RunConfig
     from optrun.runner.predict import GENERATION_OPTIONS
 

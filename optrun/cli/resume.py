@@ -128,7 +128,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
 
 
 def _run_dir(command_line: CommandLine) -> Path | None:
-    """`hydra.run.dir` where the command line names one."""
+    """Return `hydra.run.dir` if the command line names one."""
     given = overrides.parse([token for token in command_line.overrides if token.startswith("hydra.run.dir=")])
     if not given:
         return None
@@ -138,7 +138,7 @@ def _run_dir(command_line: CommandLine) -> Path | None:
 
 
 def _changes(command_line: CommandLine) -> list[str]:
-    """The overrides that change the configuration of the run.
+    """Return the overrides that change the configuration of the run.
 
     Raises:
         ConfigError: One is for Hydra, which starts nothing here.
@@ -151,7 +151,7 @@ def _changes(command_line: CommandLine) -> list[str]:
 
 
 def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
-    """The changes without `branch_from`, which says again what the run began from.
+    """Drop a `branch_from` that says again what the run began from.
 
     Args:
         begun: `branch_from` of the run, with the digest of its trunk.
@@ -183,7 +183,7 @@ def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
-    """A run goes on with its own configuration: a recipe that it was not started from would be left unread.
+    """Refuse a recipe that the run was not started from: it would be left unread.
 
     Raises:
         ConfigError: `-cn` names another one than the run began with.

@@ -95,7 +95,7 @@ def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: boo
 
 
 def _is_alone(args: argparse.Namespace) -> bool:
-    """Whether it is clear before anything is composed, and no launcher told all ranks, that there is nobody to meet."""
+    """Tell whether it is clear before composing that no launcher started other ranks to meet."""
     told = any(token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides)
     return not (told or args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ)
 
@@ -118,7 +118,7 @@ def _follow(launched: Launched, overrides: Sequence[str]) -> int:
 
 
 def _timeout(tokens: Sequence[str]) -> float:
-    """How long to wait for the other ranks, before anything is composed."""
+    """Read how long to wait for the other ranks, before anything is composed."""
     given = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
     try:
         return float(given[-1].partition("=")[2])

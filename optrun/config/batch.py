@@ -31,5 +31,5 @@ def leave_open(cfg: DictConfig, tokens: Sequence[str], *, settled: bool = False)
 
 
 def is_typed(key: str, tokens: Sequence[str]) -> bool:
-    """Whether an override of the command line sets a key."""
+    """Tell whether an override of the command line sets a key."""
     return any(override.key_or_group == key for override in parse(tokens))

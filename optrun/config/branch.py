@@ -34,7 +34,7 @@ _HARMLESS = ("task.prompt", "task.samples", "task.sample_tokens", "task.metrics"
 
 
 def is_branch(token: str) -> bool:
-    """Whether an override is `branch_from=...`.
+    """Tell whether an override is `branch_from=...`.
 
     Example:
         >>> is_branch("branch_from=outputs/run"), is_branch("branch_schedule=restart")
@@ -78,7 +78,7 @@ _GONE = object()
 
 
 def _differing(base: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys whose values are others, with those that are wanted."""
+    """Yield dotted keys whose values differ, with those that are wanted."""
     for name in dict.fromkeys([*base, *wanted]):
         key = f"{prefix}{name}"
         if key in OWN or (name == KIND and prefix):
@@ -92,7 +92,7 @@ def _differing(base: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str =
 
 
 def _is_open(composed: DictConfig, key: str) -> bool:
-    """Whether a key holds a mapping that any key may be put into."""
+    """Tell whether a key holds a mapping that any key may be put into."""
     node = node_at(composed, key)
     return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
 
@@ -152,7 +152,7 @@ def under(trunk: Sequence[str], values: Mapping[str, Any], typed: Sequence[str])
 
 
 def _is_choice_of(section: Mapping[str, Any], group: str, override: Override) -> bool:
-    """Whether the one choice that was typed is the one there is already."""
+    """Tell whether the one choice that was typed is the one there is already."""
     if override.is_sweep_override():
         return False
     typed, name, kind = str(override.value()), section["name"], section.get(KIND, section["name"])

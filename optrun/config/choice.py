@@ -24,7 +24,7 @@ ConfigT = TypeVar("ConfigT")
 def choice(
     group: str, schemas: Mapping[str, type[ConfigT]], config_or_name: ConfigT | str, options: Mapping[str, Any]
 ) -> ConfigT:
-    """The configuration that a builder was asked for.
+    """Return the configuration that a builder was asked for.
 
     Args:
         group: Configuration group, for messages and as the folder below `conf/`.
@@ -69,7 +69,7 @@ def choice(
 
 
 def _of_its_type(key: str, schema: type[Any], name: str, value: Any) -> Any:
-    """The value, where its field can hold it: the command line has Hydra for this."""
+    """Check that a field can hold a value: for the command line Hydra does this."""
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
     fields = OmegaConf.structured(schema)

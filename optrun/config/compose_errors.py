@@ -25,7 +25,7 @@ _SHOWN = 200
 
 
 def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
-    """The refusal that stands for an error of a composition.
+    """Make the refusal that stands for an error of a composition.
 
     Args:
         hydra: Knows the choices.
@@ -70,7 +70,7 @@ def _not_taken(config_name: str, message: str) -> ConfigError:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of a refusal of optrun's below an error, or the first line of the error's own."""
+    """Return the message of a refusal of optrun's below an error, or the first line of the error's own."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -81,7 +81,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
-    """A recipe, or an entry of a defaults list, that leads nowhere."""
+    """Refuse a recipe, or an entry of a defaults list, that leads nowhere."""
     group, _, name = missing.rpartition("/")
     options = hydra.config_loader.get_group_options(group)
     twin = next((path for path in _folders(hydra) if (path / f"{missing}.yml").is_file()), None)
@@ -113,7 +113,7 @@ def _schemas(group: str) -> dict[str, Any]:
 
 
 def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
-    """A file whose keys or values do not fit those there are."""
+    """Refuse a file whose keys or values do not fit those there are."""
     key = str(cause.full_key or "")
     path = READ.get(config_path)
     root = cause.parent_node._get_root()
@@ -154,7 +154,7 @@ def _unfit(key: str, cause: OmegaConfBaseException) -> str:
 
 
 def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
-    """The first entry that is a single value, a list or a mapping where another of these is expected."""
+    """Find the first entry that is a single value, a list or a mapping instead of another of these."""
     for key, node, _ in entries(path, config_path):
         there = node_at(root, key)
         text = node.value if isinstance(node, yaml.ScalarNode) else "..."
@@ -170,7 +170,7 @@ def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
 
 
 def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
-    """The refusal of a `${...}` that comes to nothing, or to a value of another type.
+    """Make the refusal of a `${...}` that comes to nothing, or to a value of another type.
 
     Args:
         cfg: What it stands in; None: it is not known.

@@ -15,7 +15,7 @@ _WRITTEN = re.compile(r"\$\{default_warmup:[^}]*\}")
 
 
 def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float | None:
-    """The ratio; None where none is wanted.
+    """Return the ratio; None if none is wanted.
 
     That is beside `num_warmup_steps`, with optimizers of a library of which some divide by lr, for a schedule that a
     branch starts anew from trained weights, and in a run that is too short: the climb begins at 0, and a step that

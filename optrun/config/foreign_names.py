@@ -307,7 +307,7 @@ KNOWN = {**SWEEPER, **HABITS, **TRAINING_ARGUMENTS}
 
 
 def counterpart(key: str) -> str | None:
-    """What a name of another program is called here; None where it is not known.
+    """Return what a name of another program is called here; None if it is not known.
 
     Args:
         key: As it was typed, without dashes; a name that stands below a group is known, too.
@@ -331,7 +331,7 @@ def counterpart(key: str) -> str | None:
 
 
 def explained(found: str, written: bool = False) -> str:
-    """A counterpart as a sentence.
+    """Write a counterpart as a sentence.
 
     Args:
         found: What `counterpart` returned.

@@ -45,12 +45,12 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 
 
 def keys_of(group: str) -> set[str]:
-    """The dotted keys that a group has under any of its choices."""
+    """Collect the dotted keys that a group has under any of its choices."""
     return {f"{group}.{field.name}" for schema in GROUPS[group].values() for field in dataclasses.fields(schema)}
 
 
 def choices_with(group: str, key: str) -> list[str]:
-    """The choices of a group that have a key."""
+    """List the choices of a group that have a key."""
     return sorted(
         choice
         for choice, schema in GROUPS[group].items()
@@ -59,13 +59,13 @@ def choices_with(group: str, key: str) -> list[str]:
 
 
 def complete_choices(group: str) -> dict[str, registry.Choice]:
-    """The choices of a group that came by registration and have no YAML: their values are their schemas' defaults."""
+    """Find the registered choices of a group without a YAML: their values are their schemas' defaults."""
     rows = registry.choices(registry.GROUPS[group]) if group in registry.GROUPS else {}
     return {name: row for name, row in rows.items() if row.origin is not None}
 
 
 def default_values(group: str, choice: str) -> dict[str, Any]:
-    """The values of a choice before anything changes them, no dialect either; interpolations as they are written."""
+    """Return a choice's values before anything changes them, a dialect included; interpolations as written."""
     row = complete_choices(group).get(choice)
     if row is not None:
         return row.values()
@@ -74,7 +74,7 @@ def default_values(group: str, choice: str) -> dict[str, Any]:
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
-    """The refusal of a choice that a group does not have, with the nearest names and every one there is."""
+    """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
     near = did_you_mean(str(name), options)
     every = f" Choices: {', '.join(sorted(options))}." if nearest(str(name), options) else ""
     own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""

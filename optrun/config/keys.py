@@ -43,7 +43,7 @@ def as_key(option: str, keys: Iterable[str] = ()) -> str:
 
 
 def open_prefix(base: DictConfig, key: str) -> str | None:
-    """The open mapping a key lies below, such as `model.config` for `model.config.n_layer`; else None."""
+    """Return the open mapping a key lies below, such as `model.config` for `model.config.n_layer`; else None."""
     pieces = key.split(".")
     for end in range(1, len(pieces)):
         prefix = ".".join(pieces[:end])
@@ -54,7 +54,7 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
 
 
 def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
-    """Every dotted key of a configuration, inner ones too."""
+    """List every dotted key of a configuration, inner ones too."""
     keys = []
     for name in map(str, base):
         key = f"{prefix}{name}"
@@ -66,7 +66,7 @@ def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
 
 
 def node_at(root: DictConfig, key: str) -> Any:
-    """What stands at a dotted key, interpolations as they are written; None where nothing does."""
+    """Return what stands at a dotted key, interpolations as they are written; None if nothing does."""
     node: Any = root
     for piece in key.split("."):
         is_mapping = isinstance(node, DictConfig) and isinstance(node._content, dict)  # else null, ??? or ${...}
@@ -75,7 +75,7 @@ def node_at(root: DictConfig, key: str) -> Any:
 
 
 def missing_keys(base: DictConfig, prefix: str = "") -> list[str]:
-    """Every dotted key that has no value, sorted; interpolations are left alone."""
+    """List every dotted key that has no value, sorted; interpolations are left alone."""
     keys = []
     for name in base:  # not by `all_keys`: a parameter's name in a mapping has dots of its own
         node = base._get_node(name)
@@ -87,7 +87,7 @@ def missing_keys(base: DictConfig, prefix: str = "") -> list[str]:
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
-    """The refusal of a key that does not exist, with what may have been meant."""
+    """Make the refusal of a key that does not exist, with what may have been meant."""
     keys = all_keys(base)
     if key.startswith("hydra."):
         return unknown_hydra_key(keys, key)
@@ -107,7 +107,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
 
 
 def _not_among(base: DictConfig, keys: list[str], head: str, leaf: str, others: list[str]) -> ConfigError:
-    """A key that its group does not have, or has under other choices."""
+    """Refuse a key that its group does not have, or has under other choices."""
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     siblings = [name for name in siblings if "." not in name]
     close = [f"{head}.{name}" for name in nearest(leaf, siblings)]
@@ -122,7 +122,7 @@ def _not_among(base: DictConfig, keys: list[str], head: str, leaf: str, others: 
 
 
 def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
-    """The refusal of a key below `hydra.` that does not exist.
+    """Make the refusal of a key below `hydra.` that does not exist.
 
     Args:
         keys: Every dotted key there is.
@@ -140,7 +140,7 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
 
 
 def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
-    """The refusal of a choice below `hydra/` of which there are no names.
+    """Make the refusal of a choice below `hydra/` of which there are no names.
 
     Args:
         groups: Names of the groups there.

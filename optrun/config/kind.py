@@ -22,7 +22,7 @@ Schemas = Mapping[str, type[Any]]
 
 
 def kind_of(group: str, schemas: Schemas, config: Any) -> str:
-    """The choice that a configuration is, by its class.
+    """Name the choice that a configuration is, by its class.
 
     Args:
         group: For messages.
@@ -55,7 +55,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
 
 
 def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of a group as they are saved: with its kind, where the name is another.
+    """Return the plain values of a group as they are saved: with its kind, if the name is another.
 
     Raises:
         ConfigError: As `kind_of`.
@@ -65,7 +65,7 @@ def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[st
 
 
 def saved_kind(group: str, schemas: Schemas, values: Mapping[str, Any]) -> str:
-    """The choice that saved values are of.
+    """Name the choice that saved values are of.
 
     Runs of earlier versions have no kind in them: there the name says it where it is a choice with these keys, else
     the keys do.

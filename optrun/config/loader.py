@@ -68,7 +68,7 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """Choices of a group, without the schemas."""
+        """List the choices of a group, without the schemas."""
         asked = (group_name, results_filter, config_name, tuple(overrides or ()))
         if asked not in self._listed:  # the help asks for each three times
             if config_name is not None or overrides:
@@ -85,7 +85,7 @@ class Loader(ConfigLoaderImpl):
 
 
 def _is_value(override: Override) -> bool:
-    """Whether an override changes a value and nothing else: neither which files are read, nor what Hydra records."""
+    """Tell whether an override changes a value alone: neither which files are read, nor what Hydra records."""
     key = override.key_or_group
     if override.package is not None or "/" in key:
         return False

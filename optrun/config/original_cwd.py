@@ -19,7 +19,7 @@ PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer"
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
-    """The folder that a run was started from; None where it is not known.
+    """Find the folder that a run was started from; None if it is not known.
 
     Args:
         hydra_folder: `.hydra` of its run directory.
@@ -32,7 +32,7 @@ def original_cwd(hydra_folder: Path) -> Path | None:
 
 
 def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
-    """The recipe and the overrides that a run was started with; None where they are not known.
+    """Find the recipe and the overrides that a run was started with; None if they are not known.
 
     Args:
         hydra_folder: `.hydra` of its run directory.
@@ -64,7 +64,7 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
 
 
 def _rebased(value: Any, written: Any, folder: Path) -> Any:
-    """A path, or a list or mapping of them, seen from a folder.
+    """Rewrite a path, or a list or mapping of them, as seen from a folder.
 
     Args:
         value: Resolved.
@@ -79,7 +79,7 @@ def _rebased(value: Any, written: Any, folder: Path) -> Any:
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
-    """The dotted keys of a configuration that may hold a path: `PATHS` here, and `PATHS` of the schemas it chooses.
+    """List the dotted keys that may hold a path: `PATHS` here, and `PATHS` of the schemas it chooses.
 
     Example:
         >>> "data.train" in path_keys({"data": {"name": "files"}})
@@ -99,7 +99,7 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
 
 
 def _spread(key: str, values: Any) -> list[str]:
-    """A key of a mapping's items, such as `mixture.*.train`, for each of them."""
+    """Expand a key of a mapping's items, such as `mixture.*.train`, for each of them."""
     mapping, star, rest = key.partition(".*.")
     if not star:
         return [key]
@@ -107,7 +107,7 @@ def _spread(key: str, values: Any) -> list[str]:
 
 
 def is_path(key: str, keys: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these, or below one: `data.eval.dev` is one of several evaluation sets.
+    """Tell whether a dotted key is one of these, or below one: `data.eval.dev` is one of several evaluation sets.
 
     Example:
         >>> is_path("data.eval.dev", ["data.eval"]), is_path("data.eval_fraction", ["data.eval"])
@@ -117,7 +117,7 @@ def is_path(key: str, keys: Iterable[str]) -> bool:
 
 
 def same_files(before: Any, after: Any, folder: Path | None) -> bool:
-    """Whether two values of such a key lead to the same files.
+    """Tell whether two values of such a key lead to the same files.
 
     Args:
         before: As a checkpoint of the run has it.
@@ -128,7 +128,7 @@ def same_files(before: Any, after: Any, folder: Path | None) -> bool:
 
 
 def _whole(value: Any, folder: Path) -> Any:
-    """A value with every path in it as a whole one, as far as it leads somewhere."""
+    """Resolve every path in a value, as far as it leads somewhere."""
     if isinstance(value, list):
         return [_whole(item, folder) for item in value]
     return os.path.normpath(_from(folder, value)) if isinstance(value, str) else value

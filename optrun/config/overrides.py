@@ -73,7 +73,7 @@ def _unreadable(error: HydraException, token: str) -> str:
 
 
 def _readings(token: str) -> Iterator[str]:
-    """What an unreadable token may have meant, the likeliest first."""
+    """Yield what an unreadable token may have meant, the likeliest first."""
     key, _, value = token.partition("=")
     key, value = key.strip(" \"'"), value.strip()
     yield f"{key}={value}"
@@ -93,7 +93,7 @@ def quoted(text: str) -> str:
 
 
 def _fits(token: str) -> bool:
-    """Whether a token can be read, and one of the choices has such a key with a value of this type."""
+    """Tell whether a token can be read, and one of the choices has such a key with a value of this type."""
     try:
         override = parse_token(token)
     except HydraException:
@@ -211,14 +211,14 @@ def _is_choice(override: Override) -> bool:
 
 
 def values_of(override: Override) -> list[Any]:
-    """Every value of an override that is a list of names, as text."""
+    """List every value of an override that is a list of names, as text."""
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     return [str(value) for value in override.sweep_string_iterator()]
 
 
 def _typed_values(override: Override) -> list[Any]:
-    """Every value of an override; the two ends of an interval, which only a search walks."""
+    """List every value of an override; of an interval, which only a search walks, its two ends."""
     if not override.is_sweep_override():
         return [override.value()]
     swept = override.value()
@@ -265,7 +265,7 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
 
 
 def _choices_for_keys(hydra: Hydra, parsed: list[Override]) -> list[str]:
-    """The choices below `hydra/`, where keys below `hydra.` are given that may belong to them."""
+    """List the choices below `hydra/`, if keys below `hydra.` are given that may belong to them."""
     if not any(override.key_or_group.startswith("hydra.") for override in parsed):
         return []
     choices = [override for override in parsed if override.key_or_group.startswith("hydra/")]
@@ -330,7 +330,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
 
 
 def plain_value(value: Any) -> Any:
-    """A parsed value without what Hydra's grammar remembers of its quotes."""
+    """Strip from a parsed value what Hydra's grammar remembers of its quotes."""
     text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
     if text is not None and not isinstance(value, str):
         return text
@@ -360,7 +360,7 @@ def assign(cfg: DictConfig, key: str, value: Any, *, merge: bool = False) -> Non
 
 
 def is_hydra(token: str) -> bool:
-    """Whether an override is for Hydra and not for the run.
+    """Tell whether an override is for Hydra and not for the run.
 
     Example:
         >>> is_hydra("hydra/launcher=joblib"), is_hydra("lr=0.1")
@@ -370,7 +370,7 @@ def is_hydra(token: str) -> bool:
 
 
 def is_search(token: str) -> bool:
-    """Whether an override is of a sweep's space for one optimizer.
+    """Tell whether an override is of a sweep's space for one optimizer.
 
     Example:
         >>> is_search("search.adamw.lr=1e-3,2e-3"), is_search("lr=1e-3,2e-3")
@@ -380,7 +380,7 @@ def is_search(token: str) -> bool:
 
 
 def is_resume(token: str) -> bool:
-    """Whether an override is `resume=...`."""
+    """Tell whether an override is `resume=...`."""
     return token.split("=", 1)[0].lstrip("+") == "resume"
 
 

@@ -8,7 +8,7 @@ from optrun.base.errors import ConfigError
 
 
 def shipped(folder: str, mark: str) -> Path:
-    """A folder inside the package (wheel) or beside it (checkout, editable install).
+    """Find a folder inside the package (wheel) or beside it (checkout, editable install).
 
     Args:
         folder: Its name.
@@ -27,10 +27,10 @@ def shipped(folder: str, mark: str) -> Path:
 
 
 def config_dir() -> Path:
-    """The folder of configuration groups."""
+    """Return the folder of configuration groups."""
     return shipped("conf", "config.yaml")
 
 
 def recipes_dir() -> Path:
-    """The folder of recipes."""
+    """Return the folder of recipes."""
     return shipped("recipes", "stdlib_gpt.yaml")

@@ -41,7 +41,7 @@ def refuse_code(cfg: DictConfig) -> None:
 
 
 def code_refusal(key: str, value: object) -> ConfigError:
-    """The refusal of a key that names code."""
+    """Make the refusal of a key that names code."""
     return ConfigError(
         f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
         "optimizer=lamb; leave this key out."
@@ -72,7 +72,7 @@ def _of_logging(key: str) -> bool:
 
 
 def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values, as they stand before interpolation."""
+    """Yield dotted keys and values, as they stand before interpolation."""
 
     def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in node.items() if isinstance(node, dict) else enumerate(node):
@@ -86,7 +86,7 @@ def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
-    """Code that comes with a model runs when this command line says so, not because a file does.
+    """Refuse code that comes with a model unless this command line allows it; a file cannot.
 
     Args:
         cfg: Composed.

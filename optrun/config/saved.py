@@ -42,7 +42,7 @@ _LATER_GROUPS = {"distributed": {"name": "none"}, "adapter": {"name": "none"}}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A `config.yaml` of a run directory.
+    """Read a `config.yaml` of a run directory.
 
     Raises:
         ConfigError: It is missing or no YAML mapping.
@@ -65,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def refuse_interpolations(values: Mapping[str, Any], where: str) -> None:
-    """A resolved configuration is taken as it stands: what `${oc.env:...}` means may be a secret, if no start noted it.
+    """Refuse an interpolation in a resolved configuration: `${oc.env:...}` may be a secret, if no start noted it.
 
     Raises:
         ConfigError: Naming the first such key.
@@ -141,7 +141,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
-    """A saved configuration holds the options that its dialect stood for: another name would change none of them."""
+    """Refuse another dialect for a saved configuration, whose options it would not change."""
     own = cfg.optimizer
     resolved = not any(own._get_node(name)._is_interpolation() for name in own)
     if resolved and "dialect" in own and override.value() != own.dialect:
@@ -165,7 +165,7 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Resolved plain values; names for Enums; the kind of each choice that has another name.
+    """Convert to resolved plain values; names for Enums; the kind of each choice that has another name.
 
     A text that comes from an environment variable may be a secret, and values are written into files: it stays the
     reference that was given, and its key is noted.
@@ -265,7 +265,7 @@ def variables_asked(values: Mapping[str, Any], where: str, typed: Sequence[str])
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted names to leaf values; lists are leaves.
+    """Map dotted names to leaf values; lists are leaves.
 
     Example:
         >>> flat({"lr": 0.1, "clip": {"max_norm": 1.0}})
@@ -282,7 +282,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted names whose values differ, to both values; a key that is absent counts as None.
+    """Map dotted names whose values differ to both values; a key that is absent counts as None.
 
     Example:
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
@@ -303,7 +303,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def is_default(values: Mapping[str, Any], key: str) -> bool:
-    """Whether a value is the one that our files have for it where nobody gives another.
+    """Tell whether a value is the one that our files have for it if nobody gives another.
 
     Args:
         values: A resolved configuration, plain.
@@ -324,7 +324,7 @@ def is_default(values: Mapping[str, Any], key: str) -> bool:
 
 
 def same(before: Any, after: Any) -> bool:
-    """Whether two values are equal, NaN and NaN among them: a configuration says which value, not what it computes."""
+    """Compare two values for equality, NaN and NaN among them: a configuration says a value, not its result."""
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(same, before, after))
     return bool(before == after) or (before != before and after != after)

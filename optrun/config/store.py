@@ -38,12 +38,12 @@ _KNOWN_WARNINGS = (
 
 
 def recipe_names() -> list[str]:
-    """Names that `-cn` takes, besides `config`."""
+    """List the names that `-cn` takes, besides `config`."""
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
 def _times(value: float, factor: float | None) -> float:
-    """`${times:A,B}` in a YAML: their product, as a person would write it; A where B is null."""
+    """Multiply for `${times:A,B}` in a YAML, as a person would write it; A if B is null."""
     try:
         return float(f"{float(value) * (1.0 if factor is None else float(factor)):.12g}")
     except (TypeError, ValueError) as error:
@@ -67,7 +67,7 @@ def register_schemas() -> None:
 
 
 def _own_sweepers() -> None:
-    """`hydra/sweeper=optuna` means ours, whether or not Hydra's plugin of that name is installed.
+    """Make `hydra/sweeper=optuna` mean ours, whether or not Hydra's plugin of that name is installed.
 
     Hydra would merge the two: a configuration file is checked against an entry of its store with the same name.
     """
@@ -90,7 +90,7 @@ def _search_path(extra_dir: str | None) -> ConfigSearchPath:
 
 
 def open_hydra(extra_dir: str | None = None) -> Hydra:
-    """A Hydra over the shipped folders and one of the user's.
+    """Open a Hydra over the shipped folders and one of the user's.
 
     Args:
         extra_dir: `--config-dir`: choices and configurations of the user's own, found first.
@@ -164,7 +164,7 @@ def refuse_dangling(cfg: DictConfig) -> None:
 
 
 def typed(cfg: DictConfig) -> RunConfig:
-    """The dataclasses, checked.
+    """Convert to the dataclasses, which check themselves.
 
     Args:
         cfg: A composed configuration without Hydra's node.

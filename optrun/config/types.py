@@ -17,7 +17,7 @@ _EXPECTED = {
 
 
 def expected_type(refusal: Exception) -> str:
-    """What would have been right, as the end of "expected ...".
+    """Describe what would have been right, as the end of "expected ...".
 
     Args:
         refusal: What OmegaConf raised.
@@ -36,7 +36,7 @@ def expected_type(refusal: Exception) -> str:
 
 
 def in_yaml(value: Any) -> Any:
-    """A value as it is written in YAML and on the command line.
+    """Write a value as in YAML and on the command line.
 
     Example:
         >>> in_yaml(None)

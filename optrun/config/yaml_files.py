@@ -120,12 +120,12 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a file is a choice of optrun's own."""
+    """Tell whether a file is a choice of optrun's own."""
     return path.resolve().is_relative_to(config_dir())
 
 
 def users_files() -> dict[str, Path]:
-    """Files of the last composition that are the user's, the recipe first."""
+    """Find the files of the last composition that are the user's, the recipe first."""
     return {name: path for name, path in READ.items() if not is_shipped(path)}
 
 
@@ -140,7 +140,7 @@ def shown(path: Path, line: int | None = None) -> str:
 
 
 def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
-    """Dotted keys of the configuration that a file sets, with value and line; nothing of a file that is no YAML.
+    """Yield dotted keys that a file sets, with value and line; nothing of a file that is no YAML.
 
     Args:
         path: The file.
@@ -178,7 +178,7 @@ def _group(config_path: str) -> str:
 
 
 def line_of(path: Path, key: str, config_path: str = "") -> int | None:
-    """The line where a file sets a key, for a run or for the jobs of a sweep; None where it does not."""
+    """Find the line where a file sets a key, for a run or for the jobs of a sweep; None if it does not."""
     key = re.sub(r"\[(\d+)\]", r".\1", key)
     return next(
         (line for name, _, line in entries(path, config_path) if key in (name, _IN_SWEEPER.sub("", name))), None

@@ -36,7 +36,7 @@ _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def cache_dir() -> Path:
-    """`$OPTRUN_CACHE`, else `optrun` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`)."""
+    """Return `$OPTRUN_CACHE`, else `optrun` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`)."""
     chosen = os.environ.get("OPTRUN_CACHE")
     if chosen:
         return Path(chosen)
@@ -44,12 +44,12 @@ def cache_dir() -> Path:
 
 
 def digest(*pieces: str | bytes) -> str:
-    """A hexadecimal sha256 over pieces, their borders included."""
+    """Compute a hexadecimal sha256 over pieces, their borders included."""
     return digest_of(pieces)
 
 
 def digest_of(pieces: Iterable[str | bytes]) -> str:
-    """The same, of pieces that are never in memory together."""
+    """Compute the same digest of pieces that are never in memory together."""
     total = hashlib.sha256()
     for piece in pieces:
         raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
@@ -64,7 +64,7 @@ def versions(*packages: str) -> str:
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """A hexadecimal sha256 over the content of files, in order, their borders included; read in pieces."""
+    """Compute a hexadecimal sha256 over the content of files, in order, with their borders; read in pieces."""
     total = hashlib.sha256()
     for path in paths:
         size = 0
@@ -77,7 +77,7 @@ def digest_files(paths: Iterable[Path]) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """A folder with what `make` writes, made once.
+    """Return a folder with what `make` writes, made once.
 
     Args:
         kind: Subfolder of the cache, such as "tokens".
@@ -134,7 +134,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def known_by(key: str, find: Callable[[], Any]) -> Any:
-    """What is found out at some cost, and is a pure function of what the key is a digest of.
+    """Find out once what costs time and is a pure function of what the key is a digest of.
 
     Args:
         key: As `digest` makes it; with the `versions` of packages that decide what is found.
@@ -155,7 +155,7 @@ def known_by(key: str, find: Callable[[], Any]) -> Any:
 
 
 def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
-    """A small file, whole or not at all.
+    """Write a small file, whole or not at all.
 
     Args:
         path: Where it is to be.
@@ -173,7 +173,7 @@ def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
 
 
 def folder_for(kind: str, key: str) -> Path:
-    """A folder for a library that keeps its own files; temporary where the cache cannot be written."""
+    """Return a folder for a library that keeps its own files; temporary if the cache cannot be written."""
     folder = cache_dir() / kind / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def folder_for(kind: str, key: str) -> Path:
 
 
 def discarded() -> list[str]:
-    """A sentence for each entry that was discarded since this was last asked."""
+    """List a sentence for each entry that was discarded since this was last asked."""
     told = _discarded.copy()
     _discarded.clear()
     return told
@@ -201,7 +201,7 @@ def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
 
 
 def file_state(path: Path) -> list[int]:
-    """What is another one as soon as anybody writes to a file: device, inode, size, both of its times.
+    """Return what changes as soon as anybody writes to a file: device, inode, size, both of its times.
 
     No program can set back the time at which any of these was changed.
     """
@@ -210,7 +210,7 @@ def file_state(path: Path) -> list[int]:
 
 
 def _damage(folder: Path, key: str) -> str | None:
-    """What is not as it was when the folder was sealed; None: nothing."""
+    """Describe what is not as it was when the folder was sealed; None: nothing."""
     try:
         seal: Any = read_json(folder / _SEAL)
         sealed: dict[str, str] = seal["files"]
@@ -236,7 +236,7 @@ def _reseal(folder: Path, key: str, files: Mapping[str, str]) -> None:
 
 
 def _checksum(path: Path) -> str:
-    """Size and xxh3-128 of a file, read in pieces."""
+    """Compute size and xxh3-128 of a file, read in pieces."""
     total, size = xxhash.xxh3_128(), 0
     with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):

@@ -47,7 +47,7 @@ class Chat:
     """Where it stands in its split, no part of what it is; None: of a stream, which says itself where it is."""
 
     def until_answer(self) -> tuple[list[Message], str | None]:
-        """The turns that are to be answered, and the text of the answer; None where the last turn asks."""
+        """Return the turns that are to be answered, and the text of the answer; None if the last turn asks."""
         at = self.given
         if at is None:
             at = len(self.turns) - (self.turns[-1]["role"] == ASSISTANT)
@@ -128,7 +128,7 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
 
 
 def _refuse_beside_turns(source: Source) -> None:
-    """A column of whole chats leaves nothing for another one to hold."""
+    """Refuse other columns beside one of whole chats, which leaves nothing for them to hold."""
     turns = getattr(source.columns, "messages_column", None)
     for key in ("text_column", "eval_text_column", "target_column"):
         other = getattr(source.columns, key, None)
@@ -151,7 +151,7 @@ def _found(layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]) -> 
 
 
 def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | Plain]:
-    """Each row as a conversation, or as two texts where prompt and completion are texts.
+    """Yield each row as a conversation, or as two texts if prompt and completion are texts.
 
     Args:
         split: The rows.
@@ -177,7 +177,7 @@ def _cells(split: Split, columns: ChatColumns) -> Iterator[dict[str, Any]]:
 
 
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
-    """As `chat_columns`, of rows that are to be answered: completions and outputs need not be there.
+    """Find columns as `chat_columns`, of rows to be answered: completions and outputs need not be there.
 
     A column that is named has prompts, each of which asks as a whole, where the rows of the training were prompts and
     completions, and it is not called as whole chats are.
@@ -207,7 +207,7 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
 
 
 def questions(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | str]:
-    """What is to be answered of each row: of a chat the turns up to its last answer, a prompt or a text as it stands.
+    """Yield what is to be answered: of a chat the turns up to its last answer, else a prompt or a text.
 
     Raises:
         ConfigError: With the first row that cannot be read.
@@ -237,7 +237,7 @@ def _question(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[s
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
-    """Every text in columns that may hold chats, whatever the layout: what a vocabulary is learnt from.
+    """Yield every text in columns that may hold chats, whatever the layout, for a vocabulary to learn from.
 
     Raises:
         ConfigError: There is no such column.
@@ -267,7 +267,7 @@ class Unreadable(Exception):
 
 
 def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int | None) -> Chat | Plain:
-    """One row as a conversation, or as two texts.
+    """Read one row as a conversation, or as two texts.
 
     Args:
         cells: Its values by column; of further ones nothing is read.
@@ -359,7 +359,7 @@ def _known(name: str, names: Any) -> str:
 
 
 def _text(content: Any, number: int) -> str:
-    """The text of a turn; of one in parts, their texts joined."""
+    """Return the text of a turn; of one in parts, their texts joined."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
@@ -391,7 +391,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A cell as it was written: where rows differ in their keys, Arrow fills the missing ones with nulls."""
+    """Return a cell as it was written: if rows differ in their keys, Arrow fills the missing ones with nulls."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -26,7 +26,7 @@ USUAL_CHOICES = ("choices", "endings")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
-    """A column that the task would not read is an error, not a shrug; so is one with two meanings.
+    """Refuse a column that the task would not read, and one with two meanings.
 
     Raises:
         ConfigError: With the key and what the task does read.
@@ -46,7 +46,7 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
-    """The refusal of a column that is not there."""
+    """Make the refusal of a column that is not there."""
     there = split.rows.column_names
     close = nearest(name, there)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
@@ -54,7 +54,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
 
 
 def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
-    """The column that a key names; None where it names none.
+    """Find the column that a key names; None if it names none.
 
     Raises:
         ConfigError: The split has no column of that name.
@@ -71,7 +71,7 @@ def _refuse_plain_text(source: Source, split: Split, wanted: str) -> None:
 
 
 def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUAL_LABELS) -> str:
-    """The label column: as named, else the one with a usual name.
+    """Find the label column: as named, else the one with a usual name.
 
     Args:
         source: Carries the names.
@@ -97,7 +97,7 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
 
 
 def _headless(split: Split) -> str:
-    """A hint where the name of a column of texts is one of them: a file without a header line."""
+    """Hint at a missing header line if the name of a column of texts is one of them."""
     for name in _texts(split.rows):
         if name in split.rows.select_columns([name])[:1000][name]:
             return (
@@ -107,7 +107,7 @@ def _headless(split: Split) -> str:
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
-    """The text column: as named, else the only column of texts, else the one with a usual name.
+    """Find the text column: as named, else the only column of texts, else the one with a usual name.
 
     For the evaluation split `data.eval_text_column` comes first; where only `data.text_column` is given, the split does
     not have it, and there is exactly one other column of texts, that one is taken and a note says so.
@@ -161,7 +161,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
-    """The column of word lists: as named, else the only one, else the one called `tokens` or `words`.
+    """Find the column of word lists: as named, else the only one, else the one called `tokens` or `words`.
 
     Args:
         source: Carries the names.
@@ -204,7 +204,7 @@ def _holds_words(feature: Any) -> bool:
 
 
 def target_column(source: Source, split: Split) -> str:
-    """The column of texts to produce: as named, else `target`.
+    """Find the column of texts to produce: as named, else `target`.
 
     Raises:
         ConfigError: There is none.
@@ -221,7 +221,7 @@ def target_column(source: Source, split: Split) -> str:
 
 
 def choices_column(source: Source, split: Split) -> str:
-    """The column of lists of texts to choose from: as named, else `choices` or `endings`.
+    """Find the column of lists of texts to choose from: as named, else `choices` or `endings`.
 
     Raises:
         ConfigError: There is none, both, or it holds no lists of texts.
@@ -246,7 +246,7 @@ def choices_column(source: Source, split: Split) -> str:
 
 
 def image_column(source: Source, split: Split) -> str:
-    """The column of images: as named, else the only one.
+    """Find the column of images: as named, else the only one.
 
     Raises:
         ConfigError: There is none, or several.
@@ -268,7 +268,7 @@ def image_column(source: Source, split: Split) -> str:
 
 
 def _texts(rows: Dataset) -> list[str]:
-    """Columns of texts; written numbers, as an index in a csv file, only where there is nothing else."""
+    """List columns of texts; written numbers, as an index in a csv file, only if there is nothing else."""
     names = [
         name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
     ]
@@ -317,13 +317,13 @@ def refuse_mixed(split: Split, column: str) -> None:
 
 
 def values(split: Split, name: str) -> Iterator[Any]:
-    """Values of a column, a few of them in memory at a time."""
+    """Yield the values of a column, a few of them in memory at a time."""
     for batch in split.rows.select_columns([name]).iter(batch_size=1000):
         yield from batch[name]
 
 
 def texts(split: Split, column: str) -> Iterator[str]:
-    """Each row's text; a missing one is empty, a number is its digits.
+    """Yield each row's text; a missing one is empty, a number is its digits.
 
     Raises:
         ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and numbers.
@@ -340,7 +340,7 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def text_of(value: Any) -> str | None:
-    """The text of a cell: empty where there is none, the digits of a number; None: it is no text."""
+    """Return the text of a cell: empty if there is none, the digits of a number; None: it is no text."""
     if isinstance(value, str | LongText):
         return value  # type: ignore[return-value]  # it is cut and measured as a string is
     if value is None:
@@ -349,7 +349,7 @@ def text_of(value: Any) -> str | None:
 
 
 def cell_text(row: Mapping[str, Any], column: str) -> str:
-    """The text of one row's cell.
+    """Return the text of one row's cell.
 
     Raises:
         ConfigError: It is no text.
@@ -361,7 +361,7 @@ def cell_text(row: Mapping[str, Any], column: str) -> str:
 
 
 def cell_list(row: Mapping[str, Any], column: str) -> list[str]:
-    """The texts of one row's list.
+    """Return the texts of one row's list.
 
     Raises:
         ConfigError: It has none, or one that is no text.

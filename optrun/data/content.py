@@ -79,7 +79,7 @@ def _other_content(path: Path, kind: str) -> str | None:
 
 
 def open_bytes(path: Path) -> Any:
-    """The bytes of a file, unpacked where its ending or its first bytes say that they are compressed."""
+    """Open the bytes of a file, unpacked if its ending or its first bytes say that they are compressed."""
     import pyarrow as pa
 
     compression = COMPRESSED.get(path.suffix.lower()) or _compression(path)
@@ -95,7 +95,7 @@ def _compression(path: Path) -> str | None:
 
 
 def _by_magic(raw: bytes, path: Path, kind: str) -> str | None:
-    """What the first bytes say that are the same in every file of a kind."""
+    """Describe a wrong kind by the first bytes that are the same in every file of a kind."""
     if raw.startswith(b"version https://git-lfs"):
         return "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
     if raw.startswith(b"PK\x03\x04"):
@@ -120,7 +120,7 @@ def _parquet(raw: bytes, path: Path) -> str | None:
 
 
 def _text(path: Path, kind: str) -> str | None:
-    """What is wrong with the bytes of a text, read to the end; None: nothing."""
+    """Describe what is wrong with the bytes of a text, read to the end; None: nothing."""
     import pyarrow as pa
 
     try:
@@ -196,7 +196,7 @@ def _beginning(head: bytes, path: Path, kind: str) -> str | None:
 
 
 def _other_delimiter(header: str, path: Path, kind: str) -> str | None:
-    """One column whose name holds what separates columns elsewhere: the file is of that kind."""
+    """Find a single column whose name holds what separates columns elsewhere: the file is of that kind."""
     own = {"csv": ",", "tsv": "\t"}[kind]
     other = next((mark for mark in ("\t", ";", "|", ",") if own not in header and mark in header), None)
     if other is None:
@@ -211,7 +211,7 @@ def _other_delimiter(header: str, path: Path, kind: str) -> str | None:
 
 
 def _called(path: Path, ending: str) -> str:
-    """The file's name with the right ending."""
+    """Return the file's name with the right ending."""
     packed = path.suffix if path.suffix.lower() in COMPRESSED else ""
     return Path(path.name.removesuffix(packed)).with_suffix(ending).name + packed
 
@@ -256,7 +256,7 @@ def _encoding(head: bytes, rest: Iterator[bytes], path: Path, kind: str) -> str 
 
 
 def _wide(head: bytes, path: Path, kind: str) -> str | None:
-    """What is wrong with a text of two or four bytes a letter."""
+    """Describe what is wrong with a text of two or four bytes a letter."""
     marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
     encoding = next((name for mark, name in marks.items() if head.startswith(mark)), None) or _every_other_zero(head)
     if encoding is None:
@@ -265,7 +265,7 @@ def _wide(head: bytes, path: Path, kind: str) -> str | None:
 
 
 def _every_other_zero(head: bytes) -> str | None:
-    """The order of a UTF-16 text without a mark of it: Latin letters have a zero byte each."""
+    """Guess the order of a UTF-16 text without a mark of it: Latin letters have a zero byte each."""
     for at, name in ((0, "utf-16be"), (1, "utf-16le")):
         half = head[at:_HEAD:2]
         if len(half) > 4 and half.count(0) > 0.4 * len(half) and head[1 - at : _HEAD : 2].count(0) < 0.1 * len(half):
@@ -274,7 +274,7 @@ def _every_other_zero(head: bytes) -> str | None:
 
 
 def _one_byte(line: bytes) -> tuple[str, str]:
-    """The encoding of a line of one byte a letter, and its text: Latin-1 has no letters where Windows has quotes."""
+    """Guess the encoding of a line of one byte a letter: Latin-1 has no letters where Windows has quotes."""
     try:
         return "cp1252", line.decode("cp1252")
     except UnicodeDecodeError:
@@ -282,7 +282,7 @@ def _one_byte(line: bytes) -> tuple[str, str]:
 
 
 def _converted(path: Path, encoding: str) -> str:
-    """How to write a file anew in UTF-8; one line of a shell, which ran."""
+    """Write how to convert a file to UTF-8; one line of a shell, which ran."""
     packed = path.suffix.lower() in COMPRESSED
     if not packed and _compression(path):
         return f"It is packed as well: unpack it, and convert what is in it from {encoding} to utf-8."
@@ -293,6 +293,6 @@ def _converted(path: Path, encoding: str) -> str:
 
 
 def _begin(raw: bytes) -> str:
-    """The first line, for a message."""
+    """Return the first line, for a message."""
     line = raw.splitlines()[0] if raw.strip() else raw
     return repr(line[:40].decode("utf-8", "replace"))

@@ -21,7 +21,7 @@ _BLOCK = 32 << 20
 
 
 def read_csv(key: str, files: list[Path], kind: str, content: str) -> Dataset:
-    """Rows of csv or tsv files, mapped from the cache.
+    """Read rows of csv or tsv files, mapped from the cache.
 
     Args:
         key: The configuration key, for messages.
@@ -67,7 +67,7 @@ def _convert(key: str, files: list[Path], kind: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _understood(key: str, path: Path, kind: str) -> Iterator[None]:
-    """What the reader says, in words that name the file."""
+    """Turn what the reader says into words that name the file."""
     import pyarrow as pa
 
     try:

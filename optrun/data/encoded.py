@@ -33,12 +33,12 @@ class LongRow(Protocol):
         ...
 
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """One after another, each with the number of characters that are encoded by then."""
+        """Yield pieces one after another, each with the number of characters that are encoded by then."""
         ...
 
 
 def size_of(text: Any) -> int:
-    """Characters of a text, or of several."""
+    """Count the characters of a text, or of several."""
     return sum(map(size_of, text)) if isinstance(text, list | tuple) else len(text) if hasattr(text, "__len__") else 0
 
 
@@ -59,7 +59,7 @@ def _batches(texts: Iterator[Any]) -> Iterator[list[Any]]:
 def write_ids(
     texts: Iterator[Any], encoder: Encoder, longest: int | None, folder: Path, dtype: str, characters: int
 ) -> None:
-    """Batch by batch to the disk: the corpus is never in memory as a whole."""
+    """Write ids batch by batch to the disk: the corpus is never in memory as a whole."""
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
     lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     hashes: list[np.ndarray] = [np.zeros(0, dtype=np.uint64)]
@@ -82,7 +82,7 @@ def write_ids(
 
 
 def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) -> np.ndarray:
-    """Ids of texts to a file.
+    """Write ids of texts to a file.
 
     Returns:
         How many each has; shape (texts,), int64.
@@ -120,7 +120,7 @@ def _join(rows: list[np.ndarray], dtype: str) -> np.ndarray:
 
 
 def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
-    """Tokens that each text of a batch lost; shape (texts,), int64."""
+    """Count the tokens that each text of a batch lost; shape (texts,), int64."""
     lost = np.zeros(len(batch), dtype=np.int64)
     full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
     if full:
@@ -131,7 +131,7 @@ def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | 
 
 
 def mapped(path: Path, dtype: str) -> np.ndarray:
-    """What `write_ids` wrote into one file, mapped."""
+    """Map what `write_ids` wrote into one file."""
     kind = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # nothing cannot be mapped
         return np.zeros(0, dtype=kind)

@@ -60,16 +60,16 @@ class Examples:
         return example
 
     def flat(self, name: str) -> np.ndarray:
-        """One of the flat arrays; empty where there was no text to make any of."""
+        """Return one of the flat arrays; empty if there was no text to make any of."""
         return self.ragged.get(name, np.zeros(0, dtype="<i4"))
 
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
-        """The same examples with more values each."""
+        """Return the same examples with more values each."""
         both = {**self.scalars, **scalars}
         return Examples(self.offsets, self.ragged, both, lost=self.lost, hashes=self.hashes, origin=self.origin)
 
     def renamed(self, names: Mapping[str, str]) -> Examples:
-        """The same examples with other names for their flat arrays; one that is not named is left out."""
+        """Return the same examples with other names for their flat arrays; one that is not named is left out."""
         ragged = {new: self.flat(old) for old, new in names.items()}
         origin = None if self.origin is None else digest(self.origin, *map(str, sorted(names.items())))
         return Examples(self.offsets, ragged, self.scalars, lost=self.lost, hashes=self.hashes, origin=origin)
@@ -80,7 +80,7 @@ class Examples:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """A digest of everything the examples hold: the same data, wherever it lies, gives the same one."""
+        """Digest everything the examples hold: the same data, wherever it lies, gives the same digest."""
         if self.origin is None:
             return self._fingerprint()
         scalars = (piece for name in sorted(self.scalars) for piece in (name, self.scalars[name].tobytes()))
@@ -103,7 +103,7 @@ class Examples:
 
 
 def _cuts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """An array in pieces, of which only one is in memory."""
+    """Yield an array in pieces, of which only one is in memory."""
     return (values[at : at + _PIECE] for at in range(0, len(values), _PIECE))
 
 
@@ -210,7 +210,7 @@ class Joined:
 
 
 def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | None:
-    """Which of `count` examples to keep where their number is limited; None: all of them.
+    """Choose which of `count` examples to keep if their number is limited; None: all of them.
 
     Args:
         count: How many there are.
@@ -235,7 +235,7 @@ SomeExamples = TypeVar("SomeExamples", bound=Sized)
 
 
 def limited(examples: SomeExamples, limit: int | None, *, seed: int | None) -> SomeExamples | Selected:
-    """At most `limit` examples, chosen as by `chosen`."""
+    """Keep at most `limit` examples, chosen as by `chosen`."""
     indices = chosen(len(examples), limit, seed=seed)
     return examples if indices is None else Selected(examples, indices)
 
@@ -249,7 +249,7 @@ def encode(
     content: str | None = None,
     ids_below: int | None = None,
 ) -> Examples:
-    """Token ids of texts, made once for the same texts, tokenizer and settings.
+    """Encode texts to token ids, once for the same texts, tokenizer and settings.
 
     Args:
         texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to hash them, once to
@@ -290,7 +290,7 @@ def encode(
 
 
 def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
-    """Documents joined and cut into blocks.
+    """Join documents and cut them into blocks.
 
     Args:
         examples: One document each, with `input_ids` alone, borders between documents included.

@@ -62,14 +62,14 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 
 
 def _split(key: str, paths: Any, *, documents: bool) -> Split:
-    """Rows of files, with a digest of what decides them: what is found out of all of them is remembered by it."""
+    """Read rows of files, with a digest of what decides them, by which later findings are remembered."""
     rows = read_files(key, paths, documents=documents)
     contents = map(_content, resolve(key, paths))
     return Split(rows, key, content=digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents))
 
 
 def _content(path: Path) -> str:
-    """A digest of a file's bytes with its format."""
+    """Digest a file's bytes with its format."""
     return f"{path.suffixes} {content_of(path)}"
 
 
@@ -111,7 +111,7 @@ def read_files(key: str, paths: Any, *, documents: bool) -> Dataset | TextRows:
 
 
 def resolve(key: str, paths: Any) -> list[Path]:
-    """The files that paths and globs name, in order, without repeats.
+    """List the files that paths and globs name, in order, without repeats.
 
     Raises:
         ConfigError: A path or glob that names nothing; a folder; a file that may not be read.
@@ -152,7 +152,7 @@ def _why_nothing(name: str) -> str:
 
 
 def _why_no_folder(path: Path) -> str:
-    """What to give in place of a folder, by what is in it."""
+    """Explain what to give in place of a folder, by what is in it."""
     endings = [other.suffix.lower() for other in sorted(path.glob("**/*"))[:1000]]
     saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
     if saved or any(ELSEWHERE.get(ending) == ELSEWHERE[".png"] for ending in endings):
@@ -231,7 +231,7 @@ def _read(key: str, files: list[Path], kind: str, content: str, documents: bool)
 
 
 def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]) -> dict[str, Dataset]:
-    """What a reader of `datasets` reads, kept as Arrow files in our own cache, which knows when they are damaged.
+    """Read with a reader of `datasets`, and keep the Arrow files in our own cache, which notices damage.
 
     Args:
         kind: Subfolder of the cache.
@@ -263,7 +263,7 @@ def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]])
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no log lines of `datasets` in between; what goes wrong is raised."""
+    """Silence progress bars and log lines of `datasets`; what goes wrong is raised."""
     import datasets
 
     shown = datasets.utils.logging.is_progress_bar_enabled()
@@ -279,7 +279,7 @@ def quiet() -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost word of a library, in one line."""
+    """Return the innermost word of a library, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split()) or "no reason given"

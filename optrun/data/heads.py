@@ -17,7 +17,7 @@ _ALPACA, _MORE, _TOOLS = frozenset({"instruction", "output"}), frozenset({"input
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Rows with all columns that any of them has; `Dataset.from_list` knows those of the first one alone.
+    """Make a table with all columns that any row has; `Dataset.from_list` knows those of the first one alone.
 
     A column that the first row lacks and that has values of several types is there as JSON: it may be one that nobody
     reads.
@@ -42,7 +42,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Dataset:
 
 
 def widened(first: Dataset, count: int, features: Mapping[str, Any]) -> Dataset:
-    """The first rows with further columns, which are empty there.
+    """Add further columns to the first rows, which are empty there.
 
     Args:
         first: They, perhaps with these columns already, of no type.
@@ -57,7 +57,7 @@ def widened(first: Dataset, count: int, features: Mapping[str, Any]) -> Dataset:
 
 
 def unread(columns: Collection[str], first: Mapping[str, Any], known: Collection[str]) -> frozenset[str]:
-    """Names that would have been among the columns to read, had the first rows of a file had them.
+    """List names that would be among the columns to read, had the first rows of a file had them.
 
     Args:
         columns: Those to read.

@@ -39,7 +39,7 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
 
 
 def _picked(config: HubConfig, splits: list[str]) -> tuple[str, str | None]:
-    """The names of the training and of the evaluation split; None: there is no such."""
+    """Pick the names of the training and of the evaluation split; None: there is no such."""
     if config.train_split not in splits:
         raise ConfigError(
             f"data.train_split={config.train_split}: no such split in {config.path}. "
@@ -98,7 +98,7 @@ def _load(config: HubConfig) -> Any:
 
 
 def _from_disk(config: HubConfig, folder: Path) -> Any:
-    """What `save_to_disk` wrote: one split, or several."""
+    """Load what `save_to_disk` wrote: one split, or several."""
     import datasets
 
     if config.subset is not None:
@@ -110,6 +110,6 @@ def _from_disk(config: HubConfig, folder: Path) -> Any:
 
 
 def _listing(folder: Path) -> str:
-    """A digest of the names, sizes and times of a folder's files."""
+    """Digest the names, sizes and times of a folder's files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return digest_of(f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)

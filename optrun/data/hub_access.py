@@ -11,7 +11,7 @@ TIMEOUT = 5.0
 
 
 def may_be_name(path: str) -> bool:
-    """Whether a word could be a hub name, `NAME` or `OWNER/NAME`; else it can only be a path.
+    """Tell whether a word could be a hub name, `NAME` or `OWNER/NAME`; else it can only be a path.
 
     Example:
         >>> [may_be_name(word) for word in ("bert-base", "someone/bert", "./bert", "/data/bert", "a/b/c")]
@@ -22,7 +22,7 @@ def may_be_name(path: str) -> bool:
 
 
 def missing(name: str) -> str | None:
-    """Why a name can be had from the cache alone; None where it is on this disk, or the hub can be asked.
+    """Explain why only the cache can give a name; None if it is on this disk, or the hub can be asked.
 
     Args:
         name: A hub name, or a local path.
@@ -31,7 +31,7 @@ def missing(name: str) -> str | None:
 
 
 def nowhere(missing: str | None) -> str:
-    """What to say of a name that was found neither here nor there.
+    """Explain that a name was found neither here nor there.
 
     Args:
         missing: As `missing` gave it, before the search.
@@ -46,7 +46,7 @@ def nowhere(missing: str | None) -> str:
 
 
 def why_not(name: str, missing: str | None, error: BaseException) -> str:
-    """Why a name could not be had, in a sentence of ours where the case is known.
+    """Explain why a name could not be had, in a sentence of ours if the case is known.
 
     Args:
         name: A hub name.
@@ -77,7 +77,7 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
 
 
 def from_cache(names: Iterable[str | None]) -> list[str]:
-    """A sentence for each name that comes from the cache, for it may have changed since.
+    """Warn of each name that comes from the cache, for it may have changed since.
 
     Args:
         names: Hub names and local paths.

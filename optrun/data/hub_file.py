@@ -47,7 +47,7 @@ class HubFile:
         return f"{self.size} {self.digest}"
 
     def read(self, begin: int, size: int) -> bytes:
-        """Some of its bytes: of a few the blocks they are in, which stay a while.
+        """Read some of its bytes: of a few the blocks they are in, which stay a while.
 
         Raises:
             OptrunError: The hub does not give them.
@@ -89,7 +89,7 @@ class HubFile:
         return found
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it, from the beginning; at the end it is compared with its digest.
+        """Yield all of it, from the beginning; at the end it is compared with its digest.
 
         Raises:
             OptrunError: The hub does not give it, or gives other bytes.
@@ -107,7 +107,7 @@ class HubFile:
             )
 
     def opened(self) -> io.RawIOBase:
-        """As a file to read and seek in."""
+        """Open it as a file to read and seek in."""
         return _Opened(self)
 
 
@@ -119,15 +119,15 @@ class _Opened(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Return where the next byte is read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -19,7 +19,7 @@ _KEY = "data.path"
 
 
 def commit_of(config: HubConfig) -> str:
-    """The commit that the configured revision is at now, by its whole sha.
+    """Find the commit that the configured revision is at now, by its whole sha.
 
     Raises:
         ConfigError: A local folder; the hub does not answer, or has no such dataset or revision.
@@ -48,7 +48,7 @@ def commit_of(config: HubConfig) -> str:
 
 
 def load_stream(config: HubConfig, pick: Any) -> Source:
-    """The training split as a stream, and the evaluation split read whole; of other splits nothing is fetched.
+    """Load the training split as a stream, and the evaluation split whole; of other splits nothing is fetched.
 
     Args:
         config: With `streaming`.
@@ -73,7 +73,7 @@ def load_stream(config: HubConfig, pick: Any) -> Source:
 
 
 def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
-    """The files of each split, as `datasets` finds them by their names or by what the dataset's card says."""
+    """Find the files of each split, as `datasets` does by their names or by what the dataset's card says."""
     import datasets
     from huggingface_hub import HfApi
 
@@ -106,7 +106,7 @@ def _described(repo: str, commit: str, info: Any) -> HubFile:
 
 
 def _whole(split: str, files: list[HubFile]) -> Any:
-    """Rows of an evaluation split, fetched and kept like those of files."""
+    """Fetch the rows of an evaluation split, and keep them like those of files."""
     import datasets
 
     kind = {kind_of_stream(_KEY, file) for file in files}.pop()

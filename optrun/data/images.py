@@ -19,7 +19,7 @@ _LARGEST = 2**28
 
 
 def need_pillow() -> Any:
-    """The module `PIL.Image`.
+    """Import the module `PIL.Image`, or say how to install it.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -42,7 +42,7 @@ class Encoded:
     """For messages: split, row, and file where there is one."""
 
     def decoded(self) -> Any:
-        """A PIL image, turned as its camera says.
+        """Decode to a PIL image, turned as its camera says.
 
         Raises:
             ConfigError: It cannot be decoded.
@@ -54,7 +54,7 @@ class Encoded:
 
 
 def decoded(content: bytes) -> Any:
-    """A PIL image of encoded bytes, turned as its camera says.
+    """Decode an encoded image to a PIL image, turned as its camera says.
 
     Raises:
         ConfigError: It cannot be decoded.
@@ -71,7 +71,7 @@ def decoded(content: bytes) -> Any:
 
 
 def content_of(value: Any) -> bytes | str | None:
-    """The bytes of a cell, or the path of its file; None or empty: it has no image."""
+    """Return the bytes of a cell, or the path of its file; None or empty: it has no image."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     found: bytes | str | None = value
@@ -127,7 +127,7 @@ class Images:
             raise ConfigError(f"{where}: {error}") from error
 
     def fingerprint(self, labels: np.ndarray) -> str:
-        """A digest of every image's bytes and of its label; each image is looked at, so that a bad one is told now.
+        """Digest every image's bytes and its label; each image is looked at, so that a bad one is told now.
 
         Args:
             labels: Shape (images,), int64.

@@ -15,7 +15,7 @@ _PIECE = 1 << 20
 
 
 def kept(kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """What `find` finds, found once.
+    """Find once what `find` finds, and keep it.
 
     Args:
         kind: Subfolder of the cache.
@@ -39,18 +39,18 @@ def kept(kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]
 
 
 def as_array(texts: Iterable[str]) -> np.ndarray:
-    """A few texts as bytes, for `kept`; `as_texts` gives them back."""
+    """Write a few texts as bytes, for `kept`; `as_texts` gives them back."""
     return np.frombuffer(json.dumps(list(texts)).encode(), dtype=np.uint8)
 
 
 def as_texts(array: np.ndarray) -> list[str]:
-    """The texts that `as_array` was given."""
+    """Read the texts that `as_array` was given."""
     found: list[str] = json.loads(array.tobytes())
     return found
 
 
 def nothing_marked(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Rows of which no value but the first is marked, with no more of them in memory than a piece, or one row.
+    """Find rows of which no value but the first is marked, with one piece, or one row, in memory.
 
     Args:
         marks: Of all rows, one behind the other; marked is what is not 0. Shape (values,).

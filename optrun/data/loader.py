@@ -33,7 +33,7 @@ class ExampleSource(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
     def fingerprint(self) -> str:
-        """A digest of everything the examples hold, by which a resumed run knows its data again."""
+        """Digest everything the examples hold, by which a resumed run knows its data again."""
         ...
 
 
@@ -86,7 +86,7 @@ class EpochPlan:
         return -(-self.micro_batches_per_epoch // self.accumulation)
 
     def locate(self, step: int) -> tuple[int, int]:
-        """Epoch, and step inside it, of optimizer step number `step` (from 0)."""
+        """Locate the epoch, and the step inside it, of optimizer step number `step` (from 0)."""
         return divmod(step, self.steps_per_epoch)
 
     @property
@@ -97,7 +97,7 @@ class EpochPlan:
         return "permutation" if self.lengths is not None or self.examples <= LARGE else "keyed"
 
     def order(self, epoch: int) -> Order:
-        """The permutation of one epoch: an array of shape (examples,), int64, or what gives slices of one.
+        """Return the permutation of one epoch: shape (examples,), int64, or what gives slices of one.
 
         With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an
         order by seed and epoch alone, as without. Of more than `LARGE` examples it is computed where it is read.
@@ -119,7 +119,7 @@ class EpochPlan:
         return np.concatenate([steps.reshape(-1), order[whole * size :]])
 
     def steps(self, start: int) -> Iterator[list[list[Key]]]:
-        """The micro-batches of each step from number `start` on, without end."""
+        """Yield the micro-batches of each step from number `start` on, without end."""
         step = start
         while True:
             epoch, position = self.locate(step)
@@ -183,7 +183,7 @@ class _Collated:
 
 
 def _good(batch: Batch) -> Batch:
-    """A batch as it is.
+    """Return a batch as it is.
 
     Raises:
         OptrunError: What was wrong with one of its examples.
@@ -248,7 +248,7 @@ class BatchLoader:
         )
 
     def training(self, plan: EpochPlan, start: int, rank: int = 0, ranks: int = 1) -> Generator[list[Batch]]:
-        """Micro-batches of each optimizer step, without end; closing it ends the workers.
+        """Yield micro-batches of each optimizer step, without end; closing it ends the workers.
 
         Args:
             plan: Which examples each step sees.
@@ -269,7 +269,7 @@ class BatchLoader:
             del batches
 
     def evaluation(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """All examples once, in order; their randomness is the same at every call.
+        """Yield all examples once, in order; their randomness is the same at every call.
 
         Args:
             batch_size: Examples of a batch.
@@ -286,7 +286,7 @@ class BatchLoader:
 
 
 def _begin_worker(_: int) -> None:
-    """What a worker process, which is forked, does otherwise than the main one.
+    """Set up a worker process, which is forked, for what it does otherwise than the main one.
 
     A signal to the whole process group is the main process's to answer; it still wants its batches. And the threads of
     a tokenizer that was in use are not there after a fork: who tells them to work waits for ever.

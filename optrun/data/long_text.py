@@ -74,7 +74,7 @@ class LongText:
         return self._kept[number]
 
     def rfind(self, wanted: str, begin: int, end: int) -> int:
-        """The last place of one character in a part, as `str.rfind` gives it."""
+        """Find the last place of one character in a part, as `str.rfind` gives it."""
         while begin < end:
             first = max(begin, end - _NEAR)
             found = self[first:end].rfind(wanted)
@@ -84,7 +84,7 @@ class LongText:
         return -1
 
     def cut(self, at: int) -> tuple[LongText, LongText]:
-        """The part before a character, and the part from there on."""
+        """Cut into the part before a character, and the part from there on."""
         middle = self.begin + at
         return (
             LongText(self.path, self.content, self.places, self.begin, middle),
@@ -93,7 +93,7 @@ class LongText:
 
 
 def long_text(path: Path, content: str) -> LongText:
-    """A file as a text.
+    """Open a file as a text.
 
     Args:
         path: The file; UTF-8.
@@ -104,7 +104,7 @@ def long_text(path: Path, content: str) -> LongText:
 
 
 def _places(path: Path) -> list[tuple[int, int]]:
-    """Byte and character at which each chunk begins; none begins inside of a character or of a line end."""
+    """Find byte and character at which each chunk begins; none begins inside of a character or of a line end."""
     found, byte, character = [], 0, 0
     with open_file(path, follow=True) as file:
         if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
@@ -123,7 +123,7 @@ def _places(path: Path) -> list[tuple[int, int]]:
 
 
 def _clean_end(raw: bytes) -> int:
-    """Where a chunk may end: behind a whole character that is no carriage return."""
+    """Find where a chunk may end: behind a whole character that is no carriage return."""
     end = len(raw)
     while end and (raw[end - 1] & 0xC0 == 0x80):
         end -= 1

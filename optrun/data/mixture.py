@@ -70,7 +70,7 @@ class Draws:
         self._length = int(self._ends[-1]) if self._once else draws
 
     def _counts(self, probabilities: np.ndarray, *, first: bool) -> np.ndarray:
-        """Draws from each source before each block, up to behind the one that ends the epoch; (blocks + 1, sources)."""
+        """Count draws from each source before each block, up to the one that ends the epoch; (blocks + 1, sources)."""
         randomness = generator(self._seed, "mixture")
         total = np.zeros((1, len(self.sizes)), dtype=np.int64)
         while True:
@@ -82,7 +82,7 @@ class Draws:
             total = np.concatenate([total, total[-1] + np.cumsum(more, axis=0)])
 
     def _end(self, drawn: np.ndarray, *, first: bool) -> int:
-        """One past the draw that ends the epoch, which lies in the last block."""
+        """Find one past the draw that ends the epoch, which lies in the last block."""
         block = len(self._before) - 2
         sources, numbers = self._block(block)
         taken = numbers == self.sizes[sources] - 1
@@ -98,7 +98,7 @@ class Draws:
         return self._length
 
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source of each draw of a block, and how many were drawn from it before."""
+        """Return the source of each draw of a block, and how many were drawn from it before."""
         if self._probabilities is None:
             sources = np.arange(block * _BLOCK, (block + 1) * _BLOCK) % len(self.sizes)
         else:
@@ -128,7 +128,7 @@ class Draws:
         return sources, numbers
 
     def passes(self) -> np.ndarray:
-        """How often an epoch begins each source; shape (sources,), int64."""
+        """Count how often an epoch begins each source; shape (sources,), int64."""
         turns: np.ndarray = np.maximum(1, -(-self._before[-1] // self.sizes))
         return turns
 
@@ -171,7 +171,7 @@ class MixedExamples:
         return digest("mixture", self._how, *parts)
 
     def parts(self) -> dict[str, str]:
-        """Source to the digest of its examples; of a stream, file to that of its bytes."""
+        """Map each source to the digest of its examples; of a stream, each file to that of its bytes."""
         found: dict[str, str] = {}
         for name, part in self.sources.items():
             files: dict[str, str] = part.parts() if hasattr(part, "parts") else {name: part.fingerprint()[:32]}
@@ -231,7 +231,7 @@ class MixedOrder:
         return found
 
     def _slices(self, source: int, numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
-        """Numbers that follow one another as slices of the passes over their source."""
+        """Yield numbers that follow one another as slices of the passes over their source."""
         size, at, end = int(self._mixing.draws.sizes[source]), int(numbers[0]), int(numbers[-1]) + 1
         while at < end:
             turn, place = divmod(at, size)

@@ -56,7 +56,7 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
-    """Numbers as Python's, of which a few are in memory: each takes four times what it takes in the array."""
+    """Yield numbers as Python's, a few at a time: each takes four times what it takes in the array."""
     for at in range(0, len(values), _PIECE):
         yield from values[at : at + _PIECE].tolist()
 
@@ -83,7 +83,7 @@ class Packed:
         self._order, self._borders, self._lengths = (plan[name] for name in ("order", "borders", "lengths"))
 
     def _plan(self) -> dict[str, np.ndarray]:
-        """Which documents stand in which block, and how many tokens each block has."""
+        """Plan which documents stand in which block, and how many tokens each block has."""
         sizes = np.asarray(self.documents.lengths)
         order, borders = best_fit(sizes, self.room)
         lengths = np.add.reduceat(sizes[order], borders[:-1]) if len(order) else sizes

@@ -68,7 +68,7 @@ class KeyedPermutation:
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Finalizer of SplitMix64; multiplication wraps around."""
+    """Mix by SplitMix64's finalizer; multiplication wraps around."""
     x = (x ^ (x >> np.uint64(30))) * _MIX[0]
     x = (x ^ (x >> np.uint64(27))) * _MIX[1]
     mixed: np.ndarray = x ^ (x >> np.uint64(31))

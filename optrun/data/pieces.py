@@ -56,12 +56,12 @@ _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Bert
 
 
 def is_long(text: str | LongText) -> bool:
-    """Whether a text is worth encoding in pieces."""
+    """Tell whether a text is worth encoding in pieces."""
     return len(text) > 2 * PIECE
 
 
 def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Characters before which a word that ends with a letter ends for certain; empty: none is known.
+    """Return characters before which a word that ends with a letter ends for certain; empty: none is known.
 
     Args:
         tokenizer: Any.
@@ -91,7 +91,7 @@ def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _parts(part: Any) -> list[dict[str, Any]]:
-    """A normalizer or a pre-tokenizer as the list of what it does, one after another."""
+    """List what a normalizer or a pre-tokenizer does, one after another."""
 
     def flat(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
         inside = state.get("normalizers") or state.get("pretokenizers")
@@ -104,7 +104,7 @@ def _parts(part: Any) -> list[dict[str, Any]]:
 
 
 def _normalized_alone(backend: Any, normalizers: Sequence[Mapping[str, Any]], drops_space: bool) -> bool:
-    """Whether what stands before and behind a cut is normalized by itself, letters to letters and marks to others."""
+    """Tell whether what stands before and behind a cut is normalized by itself, letters to letters."""
     replaces = False
     for part in normalizers:
         known = part["type"] in {*_NORMALIZERS, "Precompiled"}
@@ -125,7 +125,7 @@ def _normalized_alone(backend: Any, normalizers: Sequence[Mapping[str, Any]], dr
 
 
 def _added_across(backend: Any) -> bool:
-    """Whether a token that was added may end at a cut or beyond: what is taken for it depends on all before it."""
+    """Tell whether an added token may end at a cut or beyond: what is taken for it depends on all before it."""
     across = re.compile(rf"\w([\s▁{_MARKS}]|\Z)")
     for token in backend.get_added_tokens_decoder().values():
         text = token.content
@@ -136,7 +136,7 @@ def _added_across(backend: Any) -> bool:
 
 
 def _ends_of(part: Mapping[str, Any]) -> str | None:
-    """The marks before which a pre-tokenizer always ends a word of letters; None: it is not known to be local."""
+    """Return the marks before which a pre-tokenizer always ends a word of letters; None: it may not be local."""
     kind = part["type"]
     if kind == "Split":
         known = part["pattern"].get("Regex") in _PATTERNS and part["behavior"] in ("Isolated", "Removed")
@@ -150,7 +150,7 @@ def _ends_of(part: Mapping[str, Any]) -> str | None:
 
 
 def _merges_apart(model: Mapping[str, Any], splitters: Sequence[Mapping[str, Any]], space: str) -> bool:
-    """Whether byte-pair encoding that does not split into words, as Llama 2's and Gemma's, merges no letter and space.
+    """Tell whether byte-pair encoding without words, as Llama 2's and Gemma's, merges no letter and space.
 
     Merges before and behind a border do not touch each other if no token reaches across it.
     """
@@ -186,7 +186,7 @@ class Pieces:
         return len(self.text)
 
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """All ids, one piece after another, with the characters that have been encoded."""
+        """Yield all ids, one piece after another, with the characters that have been encoded."""
         yield np.array(self.before, dtype=np.int32), 0
         every = pairwise(self._borders())
         while borders := list(islice(every, _AT_ONCE)):
@@ -198,7 +198,7 @@ class Pieces:
         yield np.array(self.after, dtype=np.int32), len(self.text)
 
     def _borders(self) -> Iterator[int]:
-        """Where pieces begin, and where the last one ends."""
+        """Yield where pieces begin, and where the last one ends."""
         cut = re.compile(f"(?<=[{_LETTERS}])(?=[{self.ends}][{_LETTERS}])")
         at = 0
         while at < len(self.text):
@@ -226,7 +226,7 @@ def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.nda
 
 
 def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
-    """Ids of texts of any length, none of them cut: what the tokenizer gives, at the speed of its library."""
+    """Encode texts of any length, none of them cut: the tokenizer's ids, at the speed of its library."""
     if not tokenizer.is_fast:
         found = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
         return list(found)

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def generator(seed: int, stream: str, *counters: int) -> np.random.Generator:
-    """A generator of its own for one purpose and one place.
+    """Make a generator of its own for one purpose and one place.
 
     Args:
         seed: The run's seed.

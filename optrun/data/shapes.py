@@ -27,12 +27,12 @@ _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
 
 def is_nested(feature: Any) -> bool:
-    """Whether a column's cells are objects or lists."""
+    """Tell whether a column's cells are objects or lists."""
     return isinstance(feature, dict | list) or hasattr(feature, "feature") or type(feature).__name__ == "Json"
 
 
 def columns_in_words(rows: Dataset) -> str:
-    """The columns, what nested ones hold, and what to do about the first of these that is no table's.
+    """List the columns, what nested ones hold, and what to do about the first of these that is no table's.
 
     Args:
         rows: Of one split, at least one.
@@ -86,7 +86,7 @@ def _advice(name: str, value: Any) -> str:
 
 
 def _labelled_lines(rows: Dataset) -> str:
-    """What to do with lines of text that begin with their label; empty where they do not."""
+    """Explain what to do with lines of text that begin with their label; empty if they do not."""
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
         return ""
     lines = [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
@@ -159,7 +159,7 @@ def _rows_inside(row: dict[str, Any], path: Path) -> str | None:
 
 
 def _list_of_objects(value: dict[str, Any], depth: int = 3) -> tuple[list[str], list[dict[str, Any]]] | None:
-    """Keys to the longest list of objects, and that list."""
+    """Find the keys to the longest list of objects, and that list."""
     found: list[tuple[list[str], list[dict[str, Any]]]] = []
     for key, inner in value.items():
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):

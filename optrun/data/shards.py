@@ -63,13 +63,13 @@ class Shard(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Its columns, as far as they are known without reading all of it."""
+        """List its columns, as far as they are known without reading all of it."""
 
     @abstractmethod
     def read(
         self, begin: int, end: int, columns: Sequence[str] | None, unread: frozenset[str] = frozenset()
     ) -> list[Row]:
-        """Rows `begin` to `end`.
+        """Read rows `begin` to `end`.
 
         Args:
             begin: The first one.
@@ -88,10 +88,10 @@ class Shard(ABC):
 
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
-        """Bytes between row borders, as near as can be told without reading; shape (borders - 1,), int64."""
+        """Estimate bytes between row borders without reading; shape (borders - 1,), int64."""
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
-        """The first rows, with the types of their columns.
+        """Read the first rows, with the types of their columns.
 
         Raises:
             ConfigError: They are no table.
@@ -143,7 +143,7 @@ class Lines(Shard):
         return os.open(self.path, os.O_RDONLY)  # read by place alone: processes that share it do not disturb each other
 
     def names(self) -> Sequence[str]:
-        """Keys of its first rows: to parse them all would take many times as long as to find where they are."""
+        """List the keys of its first rows: to parse them all would take much longer than to find where they are."""
 
         def find() -> list[str]:
             return list(dict.fromkeys(name for row in self.read(0, min(HEAD, self.rows), None) for name in row))
@@ -154,7 +154,7 @@ class Lines(Shard):
     def read(
         self, begin: int, end: int, columns: Sequence[str] | None, unread: frozenset[str] = frozenset()
     ) -> list[Row]:
-        """Rows by the place of their bytes."""
+        """Read rows by the place of their bytes."""
         borders = self._begins[begin : end + 1]
         first, size = int(borders[0]), int(borders[-1] - borders[0])
         raw = self.path.read(first, size) if isinstance(self.path, HubFile) else self._bytes(first, size)
@@ -200,7 +200,7 @@ class Lines(Shard):
         return self._begins[rows] // BLOCK if isinstance(self.path, HubFile) else rows
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:  # noqa: ARG002
-        """Bytes of the rows, with all that stands in them."""
+        """Count the bytes of the rows, with all that stands in them."""
         return np.diff(self._begins[borders])
 
 
@@ -236,7 +236,7 @@ class Groups(Shard):
     kept: GroupCache = field(compare=False, repr=False)
 
     def names(self) -> Sequence[str]:
-        """As its footer has them."""
+        """List the columns as its footer has them."""
         return self.columns
 
     def _group(self, number: int, columns: Sequence[str] | None) -> Any:
@@ -253,7 +253,7 @@ class Groups(Shard):
         return self.kept[place]
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
-        """The first rows, with types as `datasets` wrote them down: classes with names, images."""
+        """Read the first rows, with types as `datasets` wrote them down: classes with names, images."""
         from datasets import Dataset
 
         try:
@@ -269,7 +269,7 @@ class Groups(Shard):
         columns: Sequence[str] | None,
         unread: frozenset[str] = frozenset(),  # noqa: ARG002
     ) -> list[Row]:
-        """Rows out of their row groups, which are read as wholes."""
+        """Read rows out of their row groups, which are read as wholes."""
         lacking = dict.fromkeys(name for name in columns or () if name not in self.columns)
         rows: list[Row] = []
         at = begin
@@ -286,7 +286,7 @@ class Groups(Shard):
         return np.searchsorted(self.ends, rows, side="right")
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
-        """Bytes of the columns before compression, spread evenly over the rows of each row group."""
+        """Count the columns' bytes before compression, spread evenly over the rows of each row group."""
         if isinstance(self.path, HubFile):
             totals = known_by(digest("totals-1", self.content, *columns), lambda: self._totals(columns))
         else:
@@ -296,7 +296,7 @@ class Groups(Shard):
         return spread
 
     def _totals(self, columns: Sequence[str]) -> list[int]:
-        """Bytes of the columns in each row group."""
+        """Count the bytes of the columns in each row group."""
         import pyarrow.parquet as reader
 
         with reader.ParquetFile(_opened(self.path)) as file:
@@ -352,7 +352,7 @@ def open_shards(key: str, files: Sequence[File], notes: list[str], window: int =
 
 
 def kind_of_stream(key: str, path: File) -> str:
-    """The format of a file that can be read in the middle.
+    """Name the format of a file that can be read in the middle.
 
     Raises:
         ConfigError: It cannot.
@@ -393,7 +393,7 @@ def _lines(key: str, path: File, new: list[int]) -> Lines:
 
 
 def _lines_of_hub(key: str, path: HubFile, new: list[int]) -> Lines:
-    """As `_lines`; the hub's digest of the bytes is known beforehand, and what was found by it remembered."""
+    """Find lines as `_lines`; the hub's digest of the bytes is known, and what was found by it is remembered."""
 
     def make(folder: Path) -> None:
         new.append(path.size)
@@ -414,7 +414,7 @@ def _chunks(path: File) -> Iterator[bytes]:
 
 
 def _begins_of(path: File) -> tuple[np.ndarray, str]:
-    """Where each line that is not blank begins, and where the last one ends; with a digest of the bytes.
+    """Find where each line that is not blank begins, and where the last one ends; digest the bytes.
 
     Returns:
         Shape (rows + 1,), int64; size and xxh3-128.
@@ -434,7 +434,7 @@ def _begins_of(path: File) -> tuple[np.ndarray, str]:
 
 
 def _starts(lines: bytes) -> np.ndarray:
-    """Where lines that are not blank begin, in bytes that end with a line."""
+    """Find where lines that are not blank begin, in bytes that end with a line."""
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])

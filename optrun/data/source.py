@@ -39,7 +39,7 @@ class Split:
     found out anew."""
 
     def take(self, indices: np.ndarray | None) -> Split:
-        """The rows at these indices; None: all."""
+        """Return the rows at these indices; None: all."""
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
@@ -47,7 +47,7 @@ class Split:
         return Split(self.rows.select(indices), self.key, positions, content)
 
     def number(self, row: int) -> int:
-        """The number of a row for a person who looks for it in the file: counted from 1, without a header line."""
+        """Number a row for a person who looks for it in the file: counted from 1, without a header line."""
         return int(row if self.positions is None else self.positions[row]) + 1
 
 
@@ -190,7 +190,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 
 
 def _end_of_head(text: str | LongText, fraction: float) -> int:
-    """Where the end that is held back begins: behind a line break, else a space, else where it has just that share.
+    """Find where the end that is held back begins: behind a line break, else a space, else at just that share.
 
     Neither may be further away than the end is long: behind a title and one endless line nothing would be left to train
     on.

@@ -19,7 +19,7 @@ _LEFT_OUT = _NOT_LIBRARY | _TABLES
 
 
 def stdlib_files() -> list[Path]:
-    """Every `.py` file of the standard library, tests, tables and installed packages left out, by name."""
+    """List every `.py` file of the standard library by name, without tests, tables and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, folders, names in os.walk(root):

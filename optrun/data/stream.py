@@ -107,11 +107,11 @@ class StreamRows:
         return self.head.features
 
     def select_columns(self, names: Sequence[str]) -> StreamRows:
-        """The same rows, of which only these columns are read."""
+        """Return the same rows, of which only these columns are read."""
         return StreamRows(self.key, self.shards, self.window, list(names), self._whole or self)
 
     def select(self, indices: Any) -> Dataset:
-        """Some rows, in memory."""
+        """Return some rows, in memory."""
         rows = [self.row(int(index)) for index in indices]
         if not rows:
             return self.head.select([])
@@ -131,17 +131,17 @@ class StreamRows:
             yield from self.read(begin, min(begin + _BATCH, len(self)))
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
-        """Rows in batches."""
+        """Yield rows in batches."""
         for begin in range(0, len(self), batch_size):
             rows = self.read(begin, min(begin + batch_size, len(self)))
             yield {name: [row.get(name) for row in rows] for name in self.columns or self.column_names}
 
     def row(self, index: int) -> Row:
-        """One row."""
+        """Return one row."""
         return self.read(index, index + 1)[0]
 
     def read(self, begin: int, end: int) -> list[Row]:
-        """Rows `begin` to `end`.
+        """Read rows `begin` to `end`.
 
         Raises:
             OptrunError: A row that is none; a file that changed meanwhile.
@@ -156,7 +156,7 @@ class StreamRows:
         return rows
 
     def where(self, index: int) -> str:
-        """A row for a person who looks for it: its file, and its number there from 1."""
+        """Name a row for a person who looks for it: its file, and its number there from 1."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         before = int(self._ends[number]) - self.shards[number].rows
         return f"{self.key}={self.shards[number].path}: row {index - before + 1:,}"
@@ -185,7 +185,7 @@ class StreamRows:
         return np.flatnonzero(begins)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
-        """Bytes of each window, as near as can be told without reading; shape (windows,), int64."""
+        """Estimate the bytes of each window without reading; shape (windows,), int64."""
         found, begin = [], 0
         for shard, first, last in zip(self.shards, self._first_windows[:-1], self._first_windows[1:], strict=True):
             found.append(shard.sizes(self.borders[first : last + 1] - begin, columns))
@@ -197,7 +197,7 @@ class StreamRows:
         return digest("stream", str(self.window), *(shard.content for shard in self.shards))
 
     def parts(self) -> dict[str, str]:
-        """File to the digest of its bytes: what a checkpoint keeps, so that a changed one is named."""
+        """Map each file to the digest of its bytes: what a checkpoint keeps, so that a changed one is named."""
         return {str(shard.path): shard.content for shard in self.shards}
 
 
@@ -265,7 +265,7 @@ class WindowOrder:
         return np.concatenate(found)
 
     def _inside(self, number: int) -> np.ndarray:
-        """The examples of some windows that follow one another."""
+        """Return the examples of some windows that follow one another."""
         if self._last[0] != number:
             seed, stream, epoch = self._draw
             windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
@@ -337,7 +337,7 @@ class StreamedRows:
         return digest("streamed rows", self.rows.fingerprint(), self.key, *scalars)
 
     def parts(self) -> dict[str, str]:
-        """File to the digest of its bytes."""
+        """Map each file to the digest of its bytes."""
         return self.rows.parts()
 
 
@@ -376,7 +376,7 @@ class StreamedBlocks:
         self.arrangement = Windows(rows, self._borders)
 
     def _planned(self) -> np.ndarray:
-        """Blocks of each window; shape (windows,), int64."""
+        """Count the blocks of each window; shape (windows,), int64."""
         sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
         count = len(sizes)
         sampled = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64))
@@ -411,7 +411,7 @@ class StreamedBlocks:
         return example
 
     def _window(self, window: int) -> dict[str, np.ndarray]:
-        """The ids of a window by name."""
+        """Return the ids of a window by name."""
         if window not in self._kept:
             begin, end = self.rows.borders[window : window + 2].tolist()
             rows = self.rows.read(begin, end)
@@ -434,5 +434,5 @@ class StreamedBlocks:
         return self.key
 
     def parts(self) -> dict[str, str]:
-        """File to the digest of its bytes."""
+        """Map each file to the digest of its bytes."""
         return self.rows.parts()

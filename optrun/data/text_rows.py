@@ -58,15 +58,15 @@ class TextRows:
         return self.dataset[key]
 
     def select(self, indices: Iterable[int]) -> TextRows:
-        """Rows at these indices, in their order."""
+        """Return rows at these indices, in their order."""
         return TextRows(self._texts[index] for index in indices)
 
     def select_columns(self, names: Sequence[str]) -> Any:
-        """The same rows; a column that is not there is refused as a Dataset does."""
+        """Return the same rows; a column that is not there is refused as a Dataset does."""
         return self if list(names) == [_COLUMN] else self.dataset.select_columns(names)
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[str]]]:
-        """Rows in batches."""
+        """Yield rows in batches."""
         for begin in range(0, len(self), batch_size):
             yield {_COLUMN: self._texts[begin : begin + batch_size]}
 

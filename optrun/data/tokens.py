@@ -138,7 +138,7 @@ def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, in
 
 
 def _megatron(where: str, path: Path) -> tuple[str, int]:
-    """Type of the ids, and how many there are, from Megatron's index."""
+    """Read the type of the ids, and how many there are, from Megatron's index."""
     with open_file(path, follow=True) as file:
         raw = file.read()
     fixed = struct.Struct("<9sQBQQ")

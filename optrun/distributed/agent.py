@@ -129,7 +129,7 @@ def _launch(ranks: Ranks) -> dict[int, int]:
 
 @contextmanager
 def _environment(ranks: Ranks) -> Iterator[None]:
-    """What the ranks inherit from this process; and leave it to optrun to tell how they ended.
+    """Set what the ranks inherit from this process, and leave it to optrun to tell how they ended.
 
     torch's agent would log every end but 0 as a failure, that of a rank that stops early, too.
     """

@@ -76,12 +76,12 @@ def launched(env: Mapping[str, str]) -> Launched | None:
 
 
 def _in_step(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process: the script of sbatch has SLURM_PROCID and SLURM_NTASKS, too, and is alone."""
+    """Tell whether srun started this process: sbatch's script has SLURM_PROCID and SLURM_NTASKS, too, and is alone."""
     return "SLURM_STEP_ID" in env or "SLURM_STEPID" in env or "SLURM_JOB_ID" not in env
 
 
 def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tuple[int, int]:
-    """The rank among those of this machine, and how many these are; all on one machine where nothing is said."""
+    """Return the rank on this machine, and how many there are; all on one machine if nothing is said."""
     if not env.get(names.local_rank, "").strip():
         if int(env.get("SLURM_NNODES", "1")) > 1:
             raise ConfigError(f"{names.local_rank} is missing: it says which device this rank has.")
@@ -138,7 +138,7 @@ def set_torch_environment(launched: Launched) -> None:
 
 
 def _address(launched: Launched) -> str:
-    """Where rank 0 is."""
+    """Return the address of rank 0."""
     if launched.launcher == "srun":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
         return first_node(nodes) if nodes else "127.0.0.1"
@@ -152,7 +152,7 @@ def _address(launched: Launched) -> str:
 
 
 def _port(launched: Launched) -> str:
-    """A port that the ranks of this job agree on."""
+    """Choose a port that the ranks of this job agree on."""
     if launched.launcher == "srun":
         shared = os.environ.get("SLURM_JOB_ID") or str(os.getppid())
         step = os.environ.get("SLURM_STEP_ID", "0")

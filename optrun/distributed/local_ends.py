@@ -68,7 +68,7 @@ def kill(heartbeat: Heartbeat) -> None:
 
 
 def is_alive(heartbeat: Heartbeat) -> bool:
-    """Whether a rank of this machine still runs."""
+    """Tell whether a rank of this machine still runs."""
     try:
         return Path(f"/proc/{heartbeat.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
@@ -76,7 +76,7 @@ def is_alive(heartbeat: Heartbeat) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal; False where the system does not say."""
+    """Tell whether a process is stopped by a signal; False if the system does not say."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
     except OSError:

@@ -203,7 +203,7 @@ class Meeting:
         return found
 
     def heard(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
-        """What ranks have told in time, of those that did; nothing where the store is gone.
+        """Return what ranks have told in time, of those that did; nothing if the store is gone.
 
         Args:
             key: Of it.
@@ -219,7 +219,7 @@ class Meeting:
 
 @contextmanager
 def _open_store() -> Iterator[None]:
-    """Inside, the store is asked.
+    """Open the store to ask it.
 
     Raises:
         LostRankError: It is gone with the rank that held it.

@@ -160,17 +160,17 @@ def _dtype(choice: ShardDtype | None) -> torch.dtype | None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether several ranks hold a part of the model each."""
+    """Tell whether several ranks hold a part of the model each."""
     return isinstance(model, FSDPModule)
 
 
 def model_class(model: nn.Module) -> type[Any]:
-    """The class of a model before it was sharded: `fully_shard` puts one of its own in front."""
+    """Return the class of a model before it was sharded: `fully_shard` puts one of its own in front."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
-    """The modules at these names that have a forward pass of their own."""
+    """Return the modules at these names that have a forward pass of their own, innermost first."""
     modules = dict(model.named_modules())
     found = (modules[path] for path in sorted(paths, key=lambda path: -path.count(".")) if path in modules)
     return [module for module in found if not isinstance(module, nn.ModuleList | nn.ModuleDict)]

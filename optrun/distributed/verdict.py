@@ -55,12 +55,12 @@ class RankEnd:
     """When that was."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
-    """Whether a collective failed because another rank has left, or does not answer."""
+    """Tell whether a collective failed because another rank has left, or does not answer."""
     while error is not None:
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if kinds & {"DistError", "DistBackendError", LostRankError.__name__}:
@@ -99,7 +99,7 @@ def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = Non
 
 
 def _causes(bad: Sequence[RankEnd]) -> list[RankEnd]:
-    """The ends that are not the consequence of another one; the first is the one to tell.
+    """List the ends that are not the consequence of another one; the first is the one to tell.
 
     A rank whose peers are gone loses them in a collective, or is ended by the launcher: by SIGTERM, which may also stop
     it early, or at last by SIGKILL.

@@ -32,7 +32,7 @@ class WatchedWorld(World):
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """Be seen to wait for the other ranks.
+    """Show that this rank waits for the others.
 
     Raises:
         LostRankError: One of them has left, or does not answer.

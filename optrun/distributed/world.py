@@ -61,7 +61,7 @@ class World:
         )
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Each rank's numbers, by rank.
+        """Gather each rank's numbers, by rank.
 
         Args:
             values: As many on every rank; float64 holds them exactly.
@@ -77,7 +77,7 @@ class World:
         return [row.tolist() for row in every]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Each rank's object, by rank, on every rank."""
+        """Gather each rank's object, by rank, on every rank."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -87,7 +87,7 @@ class World:
         return every
 
     def agree(self, act: Callable[[], T]) -> T:
-        """Do something on every rank; where one of them refuses, all do.
+        """Run an action on every rank; if one of them refuses, all do.
 
         Args:
             act: Without messages between ranks; each keeps its own result.
@@ -118,7 +118,7 @@ class World:
         return [list(dict.fromkeys(name for own in every for name in own[at])) for at in range(len(lists))]
 
     def broadcast(self, value: Any) -> Any:
-        """What rank 0 has, on every rank."""
+        """Send what rank 0 has to every rank."""
         if self.size == 1:
             return value
         import torch.distributed as dist
@@ -128,7 +128,7 @@ class World:
         return held[0]
 
     def barrier(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank is here."""
         self.all_gather([0.0])
 
 

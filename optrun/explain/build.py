@@ -130,7 +130,7 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
-    """The optimizer's options as they are in force; the dialect that they come from first, where it has dialects."""
+    """Return the optimizer's options as they are in force, beginning with its dialect if it has dialects."""
     own = config.optimizer
     named = {"dialect": own.dialect} if hasattr(own, "dialect") else {}
     return named | options_of(own)

@@ -108,7 +108,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:
-    """Why the data are not looked at: a sentence; None where none are named; empty where they are looked at."""
+    """Explain why the data are not looked at; None if none are named; empty if they are looked at."""
     data = config.data
     if isinstance(data, HubConfig):
         folder = Path(data.path).expanduser()
@@ -131,7 +131,7 @@ def _left_to_the_run(config: RunConfig) -> str | None:
 
 
 def _sizes(source: Source) -> tuple[int, int]:
-    """Rows to train and to evaluate on."""
+    """Count the rows to train and to evaluate on."""
     return len(source.train.rows), sum(len(split.rows) for split in source.eval_sets.values())
 
 
@@ -158,7 +158,7 @@ def _characters(value: Any) -> int:
 
 
 def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
-    """The tokenizer, and the task that has read the rows."""
+    """Return the tokenizer, and the task that has read the rows."""
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
     if tokenizer is None:

@@ -62,6 +62,6 @@ def rank_memory(
 
 
 def _piece(param: Tensor, size: int, shards: int) -> int:
-    """Bytes of the largest piece: FSDP2 cuts the first dimension, as torch.chunk does."""
+    """Count the bytes of the largest piece: FSDP2 cuts the first dimension, as torch.chunk does."""
     rows = param.shape[0] if param.dim() else 1
     return size if not rows else size * -(-rows // shards) // rows

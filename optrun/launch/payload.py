@@ -66,12 +66,12 @@ class Payload:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         return cls(**values)
 
     @property
@@ -105,7 +105,7 @@ class Payload:
         return Request(**self.command_line, config=store.typed(cfg), values=self.values)
 
     def resume_point(self) -> ResumePoint | None:
-        """Where to go on; None: from the start."""
+        """Return where to go on; None: from the start."""
         from optrun.runner.resume.checkpoint import ResumePoint
 
         if self.resume is None:

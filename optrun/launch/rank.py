@@ -230,13 +230,13 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
 
 
 def _lost(rank: Rank, ranks: Iterable[int]) -> list[RankEnd]:
-    """The ends of ranks that told nothing: they are gone, or on their way."""
+    """Collect the ends of ranks that told nothing: they are gone, or on their way."""
     where = _gone(rank)
     return [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in ranks if number in where]
 
 
 def _gone(rank: Rank) -> dict[int, str]:
-    """Ranks of this machine whose process is no more, and what each was at."""
+    """Find ranks of this machine whose process is no more, and what each was at."""
     known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
     return {line.rank: str(line) for line in known if not is_alive(line)}
 
@@ -323,7 +323,7 @@ class Leader:
 
 
 def follow_leader(rank: Rank, meeting: Meeting) -> int:
-    """Do as any other rank of a launcher what rank 0 sends.
+    """Follow what rank 0 sends, as any other rank of a launcher.
 
     Returns:
         The exit code; what rank 0 refuses it tells itself.

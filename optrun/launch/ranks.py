@@ -121,7 +121,7 @@ def _record(run: RunDir, error: OptrunError) -> None:
 
 
 def _again(payload: Payload, began: float) -> Payload:
-    """The payload for ranks that are started once more: from the last checkpoint, or the start where there is none."""
+    """Return the payload for ranks that are started once more: from the last checkpoint, or the start."""
     run = payload.run
     if not (run.metrics.exists() or run.summary.exists() or run.checkpoints.exists()):
         return payload

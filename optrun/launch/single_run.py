@@ -102,7 +102,7 @@ class _Job:
             self._error = error
 
     def result(self) -> Outcome:
-        """How the run ended.
+        """Return how the run ended.
 
         Raises:
             Exception: What it raised.
@@ -127,7 +127,7 @@ def execute(request: Request, run: RunDir, caller: Caller, resume: ResumePoint |
 
 
 def _unused(folder: Path) -> Path:
-    """The folder, or one beside it where two runs began in the same second."""
+    """Return the folder, or one beside it if two runs began in the same second."""
     number, free = 2, folder
     while free.exists():
         free, number = folder.with_name(f"{folder.name}-{number}"), number + 1

@@ -54,7 +54,7 @@ class Injected:
 
 
 def injected(model: Any) -> Injected | None:
-    """What was put into a model; None for one that trains whole."""
+    """Return what was put into a model; None for one that trains whole."""
     found = getattr(model, _MARK, None)
     return found if isinstance(found, Injected) else None
 
@@ -143,7 +143,7 @@ def inject(
 
 
 def base_tensors(model: Any) -> dict[str, Tensor]:
-    """Weights and persistent buffers of the frozen base, under the names they had before."""
+    """Collect weights and persistent buffers of the frozen base, under the names they had before."""
     adapter = injected(model)
     assert adapter is not None
     found: dict[str, Tensor] = {}
@@ -173,7 +173,7 @@ def merge(model: Any) -> None:
 
 
 def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]) -> list[str]:
-    """Modules that train whole: those that were asked for, or the task's head and whatever else is new."""
+    """List the modules that train whole: those that were asked for, or the task's head and whatever else is new."""
     modules = {name for name, module in model.named_modules() if name and any(True for _ in module.parameters())}
     key = "adapter.modules_to_save"
     if config.modules_to_save is not None:
@@ -250,7 +250,7 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 
 def _places(model: nn.Module) -> Places:
-    """Where peft put its layers, under the names from before."""
+    """Find where peft put its layers, under the names from before."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -281,7 +281,7 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
 
 
 def _names(model: nn.Module, places: Places) -> frozenset[str]:
-    """What the adapter holds: all that trains now, and the buffers of modules that train whole."""
+    """Name what the adapter holds: all that trains now, and the buffers of modules that train whole."""
     trained = {name for name, param in model.named_parameters() if param.requires_grad}
     copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in places.saved)
     return frozenset(trained | {name for name in model.state_dict() if copies and name.startswith(copies)})

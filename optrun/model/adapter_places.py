@@ -40,7 +40,7 @@ class Places:
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """Names of all linear maps that are called as modules and share their weight with no other.
+    """List the names of all linear maps that are called as modules and share their weight with no other.
 
     transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none,
     nor are two of a Mamba block: their weights are read, and they are never called. Beside stacked experts, peft takes
@@ -70,7 +70,7 @@ def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """Names of the modules that a task puts on a model: those beside the model without head, and its output layer."""
+    """List the modules that a task puts on a model: those beside the model without head, and its output layer."""
     children = {name: child for name, child in model.named_children() if any(True for _ in child.parameters())}
     base = children.get(type(model).base_model_prefix)
     if base is not None:
@@ -84,7 +84,7 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def shared_modules(model: nn.Module) -> dict[str, str]:
-    """Modules with a parameter that another module has, too -> the name it has there."""
+    """Map each module with a parameter that another module also has to the name it has there."""
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
@@ -99,7 +99,7 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
 
 
 def matched(key: str, asked: Any, modules: Iterable[str], shown: Iterable[str] | None = None) -> list[str]:
-    r"""Names of modules that a list of names or ends of names, or one regular expression, stands for; as peft reads it.
+    r"""List the modules that names, ends of names or one regular expression stand for, as peft reads them.
 
     Args:
         key: For messages.

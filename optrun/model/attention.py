@@ -80,7 +80,7 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """The implementation in force, by transformers' name."""
+    """Name the implementation in force, by transformers' name."""
     return str(getattr(model.config, "_attn_implementation", None) or "eager")
 
 
@@ -102,12 +102,12 @@ def refuse_attention_dropout(model: PreTrainedModel) -> None:
 
 
 def needs_device(model: PreTrainedModel) -> bool:
-    """Whether the attention in force cannot run on the CPU, where models are built."""
+    """Tell whether the attention in force cannot run on the CPU, where models are built."""
     return attention_of(model) in (_FLEX, *_FLASH)
 
 
 def one_row(model: PreTrainedModel) -> bool:
-    """Whether documents are kept apart only where a batch is one row, as transformers has it of flash attention."""
+    """Tell whether documents are kept apart only if a batch is one row, as in transformers' flash attention."""
     return attention_of(model) in _FLASH
 
 

@@ -133,7 +133,7 @@ def _dtype(config: ModelConfig) -> torch.dtype:
 
 
 def _origin(config: ModelConfig) -> str | None:
-    """Where others find the weights that a model starts with; None from scratch."""
+    """Name where others find the weights that a model starts with; None from scratch."""
     if not isinstance(config, PretrainedConfig):
         return None
     folder = Path(config.path).expanduser()
@@ -170,7 +170,7 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
 
 
 def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """RoBERTa and its kin count positions from padding_idx + 1."""
+    """Refuse texts longer than the positions of RoBERTa and its kin, which count from padding_idx + 1."""
     if spec.max_length is None:
         return
     for name, module in model.named_modules():
@@ -180,7 +180,7 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
 
 
 def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
-    """A model whose prediction depends on later tokens learns nothing from predicting the next one."""
+    """Refuse a model whose prediction depends on later tokens: it learns nothing from predicting the next one."""
     size = model.get_input_embeddings().num_embeddings
     ids = torch.arange(8).remainder(size).repeat(2, 1)
     ids[1, 4:] = (ids[1, 4:] + size // 2) % size
@@ -205,7 +205,7 @@ def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
 
 
 def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: dict[str, Any]) -> None:
-    """A head may be new; a model that is new for the most part was not loaded at all."""
+    """Refuse weights of which most are new: a head may be new, but such a model was not loaded at all."""
     mismatched, fresh = _mismatched(report), set(_new_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]
@@ -220,12 +220,12 @@ def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: 
 
 
 def _mismatched(report: dict[str, Any]) -> list[str]:
-    """Names in the weights whose shape is another."""
+    """List names in the weights whose shape is another."""
     return [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
 
 
 def _new_names(report: dict[str, Any]) -> list[str]:
-    """Names of what starts from scratch, because the weights do not have it."""
+    """List what starts from scratch because the weights do not have it."""
     return [*map(str, report.get("missing_keys", ())), *_mismatched(report)]
 
 

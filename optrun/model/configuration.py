@@ -51,7 +51,7 @@ class ModelSpec:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
-    """The ids of a tokenizer's special tokens, by their names in a transformers configuration."""
+    """Return the ids of a tokenizer's special tokens, by their names in a transformers configuration."""
     found = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
     # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that one.
     for name, stand_in in (("eos_token_id", "sep_token_id"), ("bos_token_id", "cls_token_id")):
@@ -60,7 +60,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
 
 
 def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersConfig, bool]:
-    """The transformers configuration, and whether weights start from scratch.
+    """Return the transformers configuration, and whether weights start from scratch.
 
     Raises:
         ConfigError: An unknown architecture, path or value; too few positions; no head for the task.
@@ -108,7 +108,7 @@ def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
 
 
 def _defaults(config: FromConfigConfig) -> TransformersConfig:
-    """The architecture's own configuration."""
+    """Load the architecture's own configuration."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if config.model_type not in CONFIG_MAPPING:
@@ -128,7 +128,7 @@ def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
 
 
 def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> TransformersConfig:
-    """The configuration of an architecture from scratch.
+    """Make the configuration of an architecture from scratch.
 
     Args:
         config: The model choice.
@@ -183,7 +183,7 @@ def _loaded(config: PretrainedConfig) -> TransformersConfig:
 
 
 def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
-    """Why a configuration could not be loaded, in a sentence."""
+    """Explain in a sentence why a configuration could not be loaded."""
     if "custom code" in str(error):
         return (
             "it comes with code of its own, which is not run. Where you trust it: model.trust_remote_code=true on the "
@@ -202,7 +202,7 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
 
 
 def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
-    """An implementation called OWNER/NAME is code of the hub, which transformers fetches and runs.
+    """Refuse an implementation called OWNER/NAME: it is code of the hub, which transformers fetches and runs.
 
     A model's own config.json may ask for one, as it may ask for code of its own.
     """
@@ -270,7 +270,7 @@ def _set(values: Any, name: str, value: Any) -> None:
 
 
 def _rebuilt(values: TransformersConfig, defaults: Mapping[str, Any]) -> TransformersConfig:
-    """The configuration made anew from its values, so that what its class derives from them fits."""
+    """Make the configuration anew from its values, so that what its class derives from them fits."""
     changed = {
         name: value for name, value in values.to_dict().items() if name not in defaults or defaults[name] != value
     }
@@ -293,7 +293,7 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
 
 
 def _refuse_other_direction(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
-    """An encoder is made a decoder, or a decoder an encoder, only by a word of the user's or of the model's own file.
+    """Refuse to make an encoder a decoder, or the reverse, unless the user or the model's own file says so.
 
     Raises:
         ConfigError: With the architecture, and the value that says so knowingly.

@@ -60,5 +60,5 @@ def step_flops(
 
 
 def batch_device(batch: Mapping[str, torch.Tensor]) -> torch.device:
-    """The device of a batch."""
+    """Return the device of a batch."""
     return next(iter(batch.values())).device

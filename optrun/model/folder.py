@@ -65,7 +65,7 @@ def _no_model(folder: Path, path: str) -> str | None:
 
 
 def _no_weights(folder: Path) -> str | None:
-    """Weights are safetensors; anything else may run code when it is opened, and is not opened."""
+    """Explain why a folder has no weights to load: only safetensors are opened, since others may run code."""
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return None
     other = sorted(path.name for pattern in (*_OTHER_WEIGHTS, "*.gguf") for path in folder.glob(pattern))
@@ -78,7 +78,7 @@ def _no_weights(folder: Path) -> str | None:
 
 
 def _weights(folder: Path) -> Iterable[Path]:
-    """Files of weights, those that an index names included."""
+    """List the files of weights, also those that an index names."""
     found = dict.fromkeys(sorted(folder.glob("*.safetensors")))
     for index in folder.glob("*.safetensors.index.json"):
         try:
@@ -92,7 +92,7 @@ def _weights(folder: Path) -> Iterable[Path]:
 
 
 def _broken(path: Path) -> str | None:
-    """What is wrong with a safetensors file by its header; None: nothing."""
+    """Explain what is wrong with a safetensors file by its header; None: nothing."""
     if not path.is_file():
         return f"its index names {path.name}, which is not there."
     size = path.stat().st_size

@@ -42,4 +42,4 @@ def lean_forward(model: nn.Module) -> Iterator[None]:
 
 
 def _no_check(*_: object) -> None:
-    """Nothing is warned of: the logger of transformers is silent here anyway."""
+    """Check nothing: the logger of transformers is silent here anyway."""

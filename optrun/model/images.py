@@ -33,7 +33,7 @@ class ScratchPreparation:
         self.channels = channels
 
     def resized(self, size: int) -> ScratchPreparation:
-        """The same for another side."""
+        """Return the same preparation for another side."""
         return ScratchPreparation(size, self.channels)
 
     def __call__(self, image: Any) -> np.ndarray:
@@ -75,7 +75,7 @@ class PretrainedPreparation:
         self.processor = processor
 
     def resized(self, size: int) -> PretrainedPreparation:
-        """The same for another side, cropped where the processor crops."""
+        """Return the same preparation for another side, cropped if the processor crops."""
         values = self.processor.to_dict()
         edge = dict(values.get("size") or {})
         values["size"] = {"shortest_edge": size} if "shortest_edge" in edge else {"height": size, "width": size}
@@ -94,7 +94,7 @@ class PretrainedPreparation:
 
 
 def saved_preparation(folder: Path) -> PretrainedPreparation:
-    """The preparation that a run saved beside its model.
+    """Load the preparation that a run saved beside its model.
 
     Args:
         folder: Where `save_pretrained` put it.
@@ -113,7 +113,7 @@ def saved_preparation(folder: Path) -> PretrainedPreparation:
 
 
 def load_image_preparation(config: ModelConfig) -> ScratchPreparation | PretrainedPreparation:
-    """The preparation that the configuration names.
+    """Load the preparation that the configuration names.
 
     Args:
         config: The model choice.

@@ -28,7 +28,7 @@ _BLOCK, _BLOCKS = 64, 256
 
 
 def quantization_of(config: ModelConfig) -> dict[str, Any] | None:
-    """What a configuration asks for, by its own names; None: nothing."""
+    """Return the quantisation that a configuration asks for, by its own names; None: none."""
     bits = getattr(config, "quantization", None)
     if bits is None:
         return None
@@ -85,7 +85,7 @@ def quantize(asked: Mapping[str, Any], model: PreTrainedModel, paths: Iterable[s
 
 
 def quantized(model: Any) -> dict[str, Any] | None:
-    """How a model's base is quantised; None: it is not."""
+    """Tell how a model's base is quantised; None: it is not."""
     found: dict[str, Any] | None = getattr(model, _MARK, None)
     return found
 
@@ -108,7 +108,7 @@ def dequantize(model: Any) -> None:
 
 
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
-    """Bytes of each parameter, with the constants that a quantised one needs; of shapes alone those it will take."""
+    """Count the bytes of each parameter with its quantisation constants; on meta devices those it will take."""
     sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         count = module.in_features * module.out_features
@@ -125,7 +125,7 @@ def tensor_bytes(model: nn.Module) -> dict[str, int]:
 
 
 def tensor_sizes(model: nn.Module) -> dict[str, int]:
-    """Elements of each parameter; of one in 4 bits those that it stands for."""
+    """Count the elements of each parameter; of one in 4 bits those that it stands for."""
     sizes = {name: param.numel() for name, param in model.named_parameters()}
     return sizes | {f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)}
 
@@ -189,7 +189,7 @@ def _compress(weight: Any) -> None:
 
 
 def _bring_constants(module: Any, _inputs: Any) -> None:
-    """Of 8 bits `nn.Module.to` moves the weight alone, not its second name and its constants."""
+    """Move the second name and the constants of an 8-bit weight, which `nn.Module.to` leaves behind."""
     weight = module.weight
     held = weight if weight.CB is not None else module.state
     if held.CB is not None and held.CB.device != weight.device:

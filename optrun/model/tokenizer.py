@@ -32,7 +32,7 @@ _SPECIAL = {
 
 
 def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that the configuration names.
+    """Load the tokenizer that the configuration names.
 
     Args:
         config: The model choice.
@@ -71,12 +71,12 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows an embedding needs for a tokenizer: more than its entries where some ids are left out."""
+    """Count the rows that an embedding needs: more than the tokenizer's entries if some ids are left out."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
 def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Where its files are missing, transformers makes a tokenizer that knows its special tokens alone.
+    """Refuse a tokenizer of special tokens alone, which transformers makes if its files are missing.
 
     Raises:
         ConfigError: With the files it looked for.
@@ -95,7 +95,7 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """A sentence where a tokenizer was named that gives its tokens other ids than the model's own."""
+    """Warn if a tokenizer that was named gives its tokens other ids than the model's own."""
     if config.tokenizer is None or not isinstance(config, PretrainedConfig):
         return []
     try:
@@ -114,7 +114,7 @@ def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """A tokenizer that was trained here and saved with its run, as it was in use there.
+    """Load a tokenizer that was trained here and saved with its run, as it was in use there.
 
     Args:
         folder: Where `save_pretrained` put it.
@@ -148,7 +148,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer of a text, made once for the same text and settings.
+    """Train a byte-level BPE tokenizer on a text, once for the same text and settings.
 
     Args:
         texts: Gives the training texts anew at each call; the first 16 million characters count.
@@ -172,7 +172,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
 
 
 def _bounded(texts: Iterator[str]) -> Iterator[str]:
-    """Texts up to the limit, the long ones in pieces, so that one document does not train as one word list."""
+    """Yield texts up to the limit, long ones in pieces, so that one document does not train as one word list."""
     left = TRAINING_CHARACTERS
     pieces = chain.from_iterable((text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts)
     for piece in pieces:

@@ -12,7 +12,7 @@ from optrun.model.adapter import injected
 
 
 def model_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Weights and persistent buffers by name; a tied tensor once, under its parameter's name.
+    """Collect weights and persistent buffers by name; a tied tensor once, under its parameter's name.
 
     Of a model with an adapter, those of the adapter: its base is frozen, and lies where it came from.
 

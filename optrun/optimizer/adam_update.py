@@ -16,12 +16,12 @@ from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, 
 
 
 def ways(nesterov: bool = False) -> tuple[str, ...]:
-    """Kernels besides foreach that compute Adam, the preferred one first."""
+    """Return the kernels besides foreach that compute Adam, the preferred one first."""
     return ("triton", "compiled", "loop") if nesterov else ("triton", "compiled", "fused", "loop")
 
 
 def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
-    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adam`."""
+    """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adam`."""
     kernel = pick(foreach, params[0].device.type, ways(numbers.get("nesterov", False)))
     updates: dict[str, Update] = {
         "loop": _single_tensor_adam,
@@ -50,7 +50,7 @@ def _single_tensor_adam(
     nesterov: bool = False,
     eps_before_correction: bool = False,
 ) -> None:
-    """One tensor after another, t counting from 1.
+    """Step one tensor after another, t counting from 1.
 
         g = g / loss_scale + l2 w
         m = b1 m + (1 - b1) g
@@ -95,7 +95,7 @@ def _single_tensor_adam(
 
 
 def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
-    """A gradient divided by its scale and decayed: grad / loss_scale + l2 * param.
+    """Return a gradient divided by its scale and decayed: grad / loss_scale + l2 * param.
 
     Example:
         >>> prepared(torch.tensor([2.0]), torch.tensor([4.0]), l2=0.5, loss_scale=2.0)
@@ -123,7 +123,7 @@ def _multi_tensor_adam(
     nesterov: bool = False,
     eps_before_correction: bool = False,
 ) -> None:
-    """As `_single_tensor_adam`."""
+    """Step as `_single_tensor_adam`."""
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, list(loss_scales)))
     if any(l2s):

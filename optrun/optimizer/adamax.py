@@ -138,7 +138,7 @@ WAYS = ("triton", "compiled", "loop")
 
 
 def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
-    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adamax`."""
+    """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adamax`."""
     updates: dict[str, Update] = {
         "loop": _single_tensor_adamax,
         "foreach": _multi_tensor_adamax,
@@ -164,7 +164,7 @@ def _single_tensor_adamax(
     eps: float,
     eps_form: str,
 ) -> None:
-    """The formula of `Adamax`, one tensor after another.
+    """Compute the formula of `Adamax`, one tensor after another.
 
     Args:
         params: Local pieces, float32 or float64, one device; updated in place.
@@ -213,7 +213,7 @@ def _multi_tensor_adamax(
     eps: float,
     eps_form: str,
 ) -> None:
-    """As `_single_tensor_adamax`."""
+    """Step as `_single_tensor_adamax`."""
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     if any(l1s):

@@ -138,7 +138,7 @@ class AdamWDL(NamedOptimizer):
         return {name: self._ratios[param] for name, param in self.named_params().items()}
 
     def get_config(self) -> dict[str, Any]:
-        """As in `NamedOptimizer`; functions stand as they are, the default ratio function is left out."""
+        """Return the keywords as in `NamedOptimizer`; functions as they are, without the default ratio function."""
         config = super().get_config() | self._wide
         if config["set_param_lr_fun"] is layerwise_lr_decay:
             del config["set_param_lr_fun"]

@@ -141,7 +141,7 @@ def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
 
 
 def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
-    """Decay of the slow moment at a step: from b1 to b3 so that 1 / log b, and with it the half-life, moves straight.
+    """Move the slow moment's decay from b1 to b3 so that 1 / log b, and with it the half-life, moves straight.
 
     Args:
         step: From 1.
@@ -164,7 +164,7 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
 
 
 def ademamix(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_ademamix`."""
+    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_ademamix`."""
     update = _multi_tensor_ademamix if foreach else _single_tensor_ademamix
     update(params, *lists, **numbers)
 
@@ -185,7 +185,7 @@ def _single_tensor_ademamix(
     beta2: float,
     eps: float,
 ) -> None:
-    """The formula of `AdEMAMix`, one tensor after another.
+    """Compute the formula of `AdEMAMix`, one tensor after another.
 
     Args:
         params: Local pieces, float32 or float64, one device; updated in place.
@@ -230,7 +230,7 @@ def _multi_tensor_ademamix(
     beta2: float,
     eps: float,
 ) -> None:
-    """As `_single_tensor_ademamix`."""
+    """Step as `_single_tensor_ademamix`."""
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in beta3s])
     if any(keep != 1.0 for keep in keeps):

@@ -26,12 +26,12 @@ def _number(name: str, value: Any, expected: str) -> float:
 
 
 def finite(name: str, value: Any) -> float:
-    """Any finite number."""
+    """Check for any finite number."""
     return _number(name, value, "a finite number")
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A finite number of 0 or more."""
+    """Check for a finite number of 0 or more."""
     number = _number(name, value, "a finite number >= 0")
     if number < 0:
         raise ValueError(f"{name}={value!r}: expected a finite number >= 0.")
@@ -39,7 +39,7 @@ def not_negative(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number above 0."""
+    """Check for a finite number above 0."""
     number = _number(name, value, "a finite number > 0")
     if number <= 0:
         raise ValueError(f"{name}={value!r}: expected a finite number > 0.")
@@ -47,7 +47,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def optional_positive(name: str, value: Any) -> float | None:
-    """A finite number above 0, or None for "none"."""
+    """Check for a finite number above 0, or None for "none"."""
     return None if value is None else positive(name, value)
 
 
@@ -62,7 +62,7 @@ def in_order(low: str, least: float, high: str, most: float | None) -> None:
 
 
 def fraction(name: str, value: Any) -> float:
-    """A number in [0, 1)."""
+    """Check for a number in [0, 1)."""
     number = _number(name, value, "a number in [0, 1)")
     if not 0 <= number < 1:
         raise ValueError(f"{name}={value!r}: expected a number in [0, 1).")
@@ -70,12 +70,12 @@ def fraction(name: str, value: Any) -> float:
 
 
 def optional_fraction(name: str, value: Any) -> float | None:
-    """A number in [0, 1), or None."""
+    """Check for a number in [0, 1), or None."""
     return None if value is None else fraction(name, value)
 
 
 def betas(name: str, value: Any) -> tuple[float, float]:
-    """Two numbers, each in [0, 1).
+    """Check for two numbers, each in [0, 1).
 
     Example:
         >>> betas("betas", [0.9])
@@ -87,7 +87,7 @@ def betas(name: str, value: Any) -> tuple[float, float]:
 
 
 def three_betas(name: str, value: Any) -> tuple[float, float, float]:
-    """Three numbers, each in [0, 1)."""
+    """Check for three numbers, each in [0, 1)."""
     first, second, third = _fractions(name, value, "three", 3)
     return first, second, third
 
@@ -105,19 +105,19 @@ def _fractions(name: str, value: Any, word: str, count: int) -> list[float]:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, and nothing that merely counts as one."""
+    """Check for True or False, and nothing that merely counts as one."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r}: expected True or False, got {type(value).__name__}.")
     return value
 
 
 def optional_flag(name: str, value: Any) -> bool | None:
-    """True, False, or None for "you pick"."""
+    """Check for True, False, or None for "you pick"."""
     return None if value is None else flag(name, value)
 
 
 def whole_number(name: str, value: Any) -> int:
-    """A whole number of 0 or more."""
+    """Check for a whole number of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}={value!r}: expected a whole number >= 0, got {type(value).__name__}.")
     if value < 0:
@@ -126,7 +126,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number of 1 or more."""
+    """Check for a whole number of 1 or more."""
     number = whole_number(name, value)
     if number < 1:
         raise ValueError(f"{name}={value!r}: expected a whole number >= 1.")
@@ -134,12 +134,12 @@ def count(name: str, value: Any) -> int:
 
 
 def optional_count(name: str, value: Any) -> int | None:
-    """A whole number of 0 or more, or None."""
+    """Check for a whole number of 0 or more, or None."""
     return None if value is None else whole_number(name, value)
 
 
 def one_of(*words: str) -> Check:
-    """A checker for one word out of a few.
+    """Make a checker for one word out of a few.
 
     Example:
         >>> one_of("l1", "l2")("weight_decay_mode", "l3")
@@ -159,7 +159,7 @@ def one_of(*words: str) -> Check:
 
 
 def patterns(name: str, value: Any) -> list[str] | None:
-    """A list of regular expressions, or None; a bare string is refused, it would be taken letter by letter."""
+    """Check for a list of regular expressions, or None; a bare string would be taken letter by letter."""
     if value is None:
         return None
     if isinstance(value, str):

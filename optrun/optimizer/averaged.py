@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 
 def averages(optimizer: Optimizer) -> bool:
-    """Whether an optimizer has weights of its own for evaluation, put in place by `eval()` and taken back by `train()`.
+    """Tell whether an optimizer has weights of its own for evaluation, put in place by `eval()`.
 
     Example:
         >>> averages(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
@@ -22,19 +22,19 @@ def averages(optimizer: Optimizer) -> bool:
 
 
 def averaged_params(optimizer: Optimizer) -> set[Tensor]:
-    """The parameters for which `eval()` has other weights; of a `Composite`, those of the members that have it."""
+    """Collect the parameters for which `eval()` has other weights; of a `Composite`, those of such members."""
     return {param for one in _averaging(optimizer) for group in one.param_groups for param in group["params"]}
 
 
 def _averaging(optimizer: Optimizer) -> list[Any]:
-    """The optimizer, or the members of a `Composite`, with `eval()` and `train()`."""
+    """List the optimizer, or the members of a `Composite`, with `eval()` and `train()`."""
     each = getattr(optimizer, "members", {"": optimizer}).values()
     return [one for one in each if callable(getattr(one, "eval", None)) and callable(getattr(one, "train", None))]
 
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """The weights to evaluate, save and publish stand in the model for the time of the block.
+    """Put the weights to evaluate, save and publish into the model for the time of the block.
 
     Those of training come back bit for bit, and the state with them: `train()` computes them by the inverse of what
     `eval()` did, which rounds, so that training would depend on how often it was evaluated.
@@ -60,7 +60,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _switch(optimizer: Optimizer, change: Any) -> None:
-    """`eval()` or `train()`, for the parameters that have a state: SPlus fails over one that has not been stepped."""
+    """Call `eval()` or `train()` for the parameters that have a state: SPlus fails over one without."""
     whole = [group["params"] for group in optimizer.param_groups]
     try:
         for group, params in zip(optimizer.param_groups, whole, strict=True):

@@ -150,7 +150,7 @@ class NamedOptimizer(Optimizer):
                 )
 
     def named_params(self) -> dict[str, Tensor]:
-        """Every parameter by its name, in group order; unnamed ones by their position."""
+        """Map each name to its parameter, in group order; unnamed ones are named by their position."""
         return {
             name: param
             for index, group in enumerate(self.param_groups)
@@ -158,7 +158,7 @@ class NamedOptimizer(Optimizer):
         }
 
     def decays(self, param: Tensor) -> bool:
-        """Whether weight decay applies to a parameter: False where a rule of the optimizer's own exempts it.
+        """Tell whether weight decay applies to a parameter: False if a rule of the optimizer's own exempts it.
 
         Args:
             param: One of its parameters; what its group says of decay stands in the group.
@@ -166,7 +166,7 @@ class NamedOptimizer(Optimizer):
         return param not in self._undecayed
 
     def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[Tensor]:
-        """Parameters whose names the patterns under `option` match, group by group.
+        """Collect the parameters whose names the patterns under `option` match, group by group.
 
         A group with patterns of its own is searched with those; the optimizer's own patterns must each match somewhere
         in the groups that take them over.
@@ -202,7 +202,7 @@ class NamedOptimizer(Optimizer):
     # -- learning rate ------------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
-        """What writes the learning rate from step to step, or None where `set_lr` may."""
+        """Name what writes the learning rate from step to step; None if `set_lr` may."""
         if self._lr_driven_by is not None:
             return self._lr_driven_by
         if hasattr(self.step, "_wrapped_by_lr_sched"):
@@ -212,7 +212,7 @@ class NamedOptimizer(Optimizer):
         return None
 
     def get_lr(self) -> float:
-        """The base learning rate in force now, before any group's `lr_scale`."""
+        """Return the base learning rate in force now, before any group's `lr_scale`."""
         scaled = [group for group in self.param_groups if group.get("lr_scale")]
         for group in scaled:
             if group["lr_scale"] == 1.0:
@@ -244,7 +244,7 @@ class NamedOptimizer(Optimizer):
                 group["base_lr"] = base
 
     def _scheduler_outside(self) -> str | None:
-        """As `scheduler_over`; not looked for again where nothing has come to refer to this optimizer since."""
+        """Find the scheduler as `scheduler_over`, again only if something has come to refer to this optimizer since."""
         references = sys.getrefcount(self)
         if references == self._references:
             return None
@@ -255,7 +255,7 @@ class NamedOptimizer(Optimizer):
     # -- configuration ------------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The keywords that build this optimizer again, exclusion lists included.
+        """Return the keywords that build this optimizer again, exclusion lists included.
 
         Plain values that YAML and JSON can hold, except where the caller gave a function: then that function.
         """
@@ -281,12 +281,12 @@ class NamedOptimizer(Optimizer):
     # -- state --------------------------------------------------------------------------------------------------------
 
     def kept_state(self, param: Tensor, group: Mapping[str, Any]) -> set[str]:
-        """Keys of a parameter's state once it was stepped with a group's options; without `step` and master weight."""
+        """List the keys of a parameter's state after a step of its group; without `step` and master weight."""
         del param
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the name of the class that it is for under `optimizer`."""
+        """Return torch's state dict, with the name of the class that it is for under `optimizer`."""
         return {**super().state_dict(), "optimizer": type(self).__name__}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -310,7 +310,7 @@ class NamedOptimizer(Optimizer):
             post_hook(self)
 
     def _refuse_other_formula(self, state_dict: Mapping[str, Any]) -> None:
-        """What torch's classes keep in their groups would come along, though this class has no such option."""
+        """Refuse options that torch's classes keep in their groups and that this class does not have."""
         for key, own in (("maximize", False), ("decoupled_weight_decay", None)):
             now = self.defaults.get(key, own)
             if now is None or key in _keywords(type(self)) or "optimizer" in state_dict:
@@ -339,7 +339,7 @@ class NamedOptimizer(Optimizer):
 
 
 def _keywords(cls: type[Optimizer]) -> list[str]:
-    """Names of a constructor's keywords; of the torch class underneath where ours passes them on."""
+    """List a constructor's keywords; those of the torch class underneath if ours passes them on."""
     for base in cls.__mro__:
         if "__init__" not in base.__dict__ or base is NamedOptimizer:
             continue

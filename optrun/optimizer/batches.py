@@ -53,7 +53,7 @@ class Batch:
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which moments are kept and updates computed: float32 for 16-bit parameters, else their own."""
+    """Return the dtype of moments and updates: float32 for 16-bit parameters, else their own."""
     return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
@@ -65,7 +65,7 @@ def gather(
     per_tensor: Callable[[Mapping[str, Any], Tensor], dict[str, Any]],
     sparse: Callable[[Mapping[str, Any]], str] = lambda _: "refuse",
 ) -> list[Batch]:
-    """Everything that has a gradient, in batches; makes state that is not there yet and counts the step.
+    """Gather everything that has a gradient in batches; make state that is not there yet, and count the step.
 
     Args:
         optimizer: Its groups and state are read; the state is filled.
@@ -165,7 +165,7 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], sl
 
 
 def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], slots: Sequence[str]) -> None:
-    """Copies of the touched rows, to be written back: nothing here is as large as the table."""
+    """Append copies of the touched rows, to be written back: nothing here is as large as the table."""
     rows = grad.indices()[0]
     dtype = working_dtype(param.dtype)
     master = state.get("master_weight")

@@ -36,7 +36,7 @@ each factor, r x d, and not the update of the matrix, which is their product."""
 
 
 def choice_of(config: OptimizerConfig) -> str:
-    """The choice a configuration belongs to: `lamb`, `adamw`, ..., by its class.
+    """Name the choice a configuration belongs to: `lamb`, `adamw`, ..., by its class.
 
     Raises:
         ConfigError: For a class that is no choice.
@@ -45,7 +45,7 @@ def choice_of(config: OptimizerConfig) -> str:
 
 
 def options_of(config: OptimizerConfig) -> dict[str, Any]:
-    """The constructor's keywords in a configuration, words as strings; without `lr`, which stands at the top level.
+    """Return the constructor's keywords in a configuration, words as strings; without `lr`, a top-level key.
 
     A dialect is no keyword: what it means stands in the others already.
     """
@@ -151,7 +151,7 @@ def build_optimizer(
 def divided(
     choice: str, options: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Who steps what.
+    """Decide who steps what.
 
     Args:
         choice: The optimizer chosen for the run.
@@ -172,7 +172,7 @@ def divided(
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
-    """Whether Muon steps a parameter: 2-D, and a matrix by role or, where the role is not known, by shape.
+    """Tell whether Muon steps a parameter: 2-D, and a matrix by role or, if the role is not known, by shape.
 
     By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both are at least 8:
     tables of a vocabulary and heads of a few classes are longer.
@@ -193,7 +193,7 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def hidden_and_rest(group: Mapping[str, Any], *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """The parameters of a group that Muon steps, and the others; LoRA's factors are stepped where asked for."""
+    """Split a group into what Muon steps and the others; LoRA's factors are stepped if asked for."""
     hidden: list[Any] = []
     rest: list[Any] = []
     for pair in group["params"]:
@@ -209,7 +209,7 @@ def _role(group: Mapping[str, Any], name: str) -> str | None:
 
 
 def _split_for_muon(groups: Sequence[Mapping[str, Any]], asked: Sequence[bool], scale: float) -> list[dict[str, Any]]:
-    """Hidden matrices for Muon, the rest for its companion; LoRA's factors for Muon where their group asks for it."""
+    """Split hidden matrices for Muon from the rest for its companion; LoRA's factors as their group asks."""
     split: list[dict[str, Any]] = []
     factors: list[str] = []
     for group, by_name in zip(groups, asked, strict=True):

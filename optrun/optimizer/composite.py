@@ -52,7 +52,7 @@ class Composite(NamedOptimizer):
         self._build_members()
 
     def _register_hooks(self) -> None:
-        """None: every member counts its own steps and sets its own functions of them."""
+        """Register nothing: every member counts its own steps and sets its own functions of them."""
 
     @property
     def _lr_driven_by(self) -> str | None:
@@ -88,7 +88,7 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _build_members(self) -> None:
-        """Each with all of its groups at once: name patterns and a `name_dict` are held against all of their names."""
+        """Build each member with all of its groups at once: patterns and a `name_dict` see all names."""
         pairs = [given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)]
         refuse_repeats(chain.from_iterable(pairs))
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -128,7 +128,7 @@ class Composite(NamedOptimizer):
         self.members[name] = member
 
     def _take(self, name: str, place: int) -> None:
-        """A member's group comes next among all groups."""
+        """Take a member's next group at its place among all groups."""
         member = self.members[name]
         group = member.param_groups[place]
         group["optimizer"] = name
@@ -148,7 +148,7 @@ class Composite(NamedOptimizer):
         return loss
 
     def set_lr(self, value: float) -> None:
-        """As in `NamedOptimizer`, for every member."""
+        """Set the learning rate as in `NamedOptimizer`, for every member."""
         super().set_lr(value)
         for member in self.members.values():
             member.defaults["lr"] = arguments.not_negative("lr", value)
@@ -163,7 +163,7 @@ class Composite(NamedOptimizer):
         }
 
     def get_config(self) -> dict[str, Any]:
-        """`lr` and, by member, the keywords it was built with."""
+        """Return `lr` and, by member, the keywords it was built with."""
         config = super().get_config()
         config["members"] = {
             name: {key: value for key, value in member.get_config().items() if key != "lr"}

@@ -12,7 +12,7 @@ _OF_PEAK = ("scheduled", "corrected")
 
 
 def decay_scale(group: Mapping[str, Any]) -> float:
-    """What a group's weight decay is multiplied with in a step.
+    """Return what a group's weight decay is multiplied with in a step.
 
     Args:
         group: With `lr`, `weight_decay_mode`, `initial_lr` if a schedule drives it, and `base_lr` for "corrected".

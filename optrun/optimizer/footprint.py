@@ -19,7 +19,7 @@ _SIDE = 3
 
 
 def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
-    """Bytes of optimizer state by parameter name, once every parameter has had a gradient.
+    """Count the bytes of optimizer state by parameter name, once every parameter has had a gradient.
 
     Args:
         optimizer: Over parameters with names, on any device, meta too; it is left as it is.
@@ -61,7 +61,7 @@ def _small(param: Tensor) -> Tensor:
 
 
 def _twin(optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]) -> tuple[Optimizer, dict[Tensor, Tensor]]:
-    """A copy with no state and no hooks of others, over other parameters."""
+    """Copy an optimizer with no state and no hooks of others, over other parameters."""
     params: dict[Tensor, Tensor] = {}
     twin: Optimizer = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): twin, id(optimizer.state): (state := _empty())}
@@ -95,7 +95,7 @@ def _nbytes(value: Tensor, _param: Tensor) -> int:
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
-    """With every side of the stand-in replaced by the parameter's; None for a side that is none of these."""
+    """Count bytes with every side of the stand-in replaced by the parameter's; None for an unknown side."""
     count = value.itemsize
     for side in value.shape:
         if side != 1 and not 0 <= side - _SIDE < param.dim():

@@ -26,7 +26,7 @@ _COMPANION = frozenset({"betas", "eps"})
 
 
 def library_class(name: str) -> Any:
-    """The class behind `optimizer.name`, if it can be offered.
+    """Find the class behind `optimizer.name`, if it can be offered.
 
     Raises:
         ConfigError: The library is not installed or has no such name, or what it has cannot do here what its name says.
@@ -113,14 +113,14 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _keywords(cls: type[Optimizer]) -> set[str]:
-    """What a constructor takes, by its signature and by the switches that it reads of its `**kwargs`."""
+    """Collect what a constructor takes, by its signature and by the switches that it reads of its `**kwargs`."""
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if base.__module__.startswith(f"{LIBRARY}.opt"))
     switches = {key for key in SWITCHES if f"'{key}'" in source}
     return (set(inspect.signature(cls).parameters) | switches) - {"params", "kwargs"}
 
 
 def _own_keys(kind: str) -> frozenset[str]:
-    """Keys of a group that its constructor does not have."""
+    """Collect the keys of a group that its constructor does not have."""
     flag = FLAGS.get(kind)
     keys = {flag, *_COMPANION} if flag == "use_muon" else {flag, MARKED.get(kind)}
     return frozenset({key for key in keys if key} | set(PROJECTED.get(kind, ())))
@@ -163,7 +163,7 @@ def _divided(
     lr: float,
     divide: Divide,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Hidden matrices apart from the rest, each with the keys that the optimizer knows them by."""
+    """Separate hidden matrices from the rest, each with the keys that the optimizer knows them by."""
     kind = name.lower()
     flag, projection = FLAGS.get(kind), {key: options[key] for key in PROJECTED.get(kind, ()) if key in options}
     others = {key: value for key, value in options.items() if key not in projection}
@@ -192,7 +192,7 @@ def _divided(
 
 
 def _scale(group: dict[str, Any], factor: float) -> None:
-    """Another base lr; an absolute one stays."""
+    """Scale the base lr of a group; an absolute one stays."""
     if "lr_scale" in group or "lr" not in group:
         group["lr_scale"] = group.get("lr_scale", 1.0) * factor
     if "lr_scale" in group and "lr" in group:

@@ -30,12 +30,12 @@ COUNTER_KEYS = frozenset({"step"})
 
 
 def unnamed(group_index: int, position: int) -> str:
-    """What a parameter without a name is called in messages and tables."""
+    """Name a parameter without a name, for messages and tables."""
     return f"group {group_index} parameter {position}"
 
 
 def names_of(group: Mapping[str, Any], group_index: int) -> list[str]:
-    """Names of a group's parameters, in order; made up from the position where torch was given none.
+    """List the names of a group's parameters, in order; made up from the position if torch was given none.
 
     Example:
         >>> names_of({"params": [1, 2], "param_names": ["a", "b"]}, 0), names_of({"params": [1]}, 3)
@@ -48,7 +48,7 @@ def names_of(group: Mapping[str, Any], group_index: int) -> list[str]:
 
 
 def given_names(params: Iterable[Any], group_index: int) -> list[tuple[str, Any]]:
-    """(name, parameter) pairs of a group's `params` as they were given, named or not."""
+    """Return (name, parameter) pairs of a group's `params` as they were given, named or not."""
     return [
         entry if isinstance(entry, tuple) and len(entry) == 2 else (unnamed(group_index, position), entry)
         for position, entry in enumerate(params)
@@ -80,7 +80,7 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def listed_params(params: Any) -> list[Any]:
-    """The `params` argument of an optimizer as a list, whatever iterable it came as.
+    """Return the `params` argument of an optimizer as a list, whatever iterable it came as.
 
     Raises:
         TypeError: For None, one bare tensor, a mapping, a set, or anything that cannot be walked.
@@ -98,7 +98,7 @@ def listed_params(params: Any) -> list[Any]:
 
 
 def folded(group: Mapping[str, Any], *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
-    """A group as the optimizer keeps it: `lr` is already multiplied by `lr_scale`.
+    """Fold a group's `lr_scale` into its `lr`, as the optimizer keeps it.
 
     `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an `lr_scale` alone is
     relative to the base; neither means the base. Groups that know their scale follow `set_lr`, absolute ones do not.

@@ -198,7 +198,7 @@ class Lamb(NamedOptimizer):
         }
 
     def adapted(self, param: Tensor, group: Mapping[str, Any]) -> bool:
-        """Whether the trust ratio applies to a parameter of a group."""
+        """Tell whether the trust ratio applies to a parameter of a group."""
         decayed = group["weight_decay"] > 0 and self.decays(param)
         return param not in self._unadapted and (decayed or group["always_adapt"])
 
@@ -257,7 +257,7 @@ class Lamb(NamedOptimizer):
 
 
 def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
-    """Kernels that compute a dialect, the preferred one first; foreach computes every one.
+    """Return the kernels that compute a dialect, the preferred one first; foreach computes every one.
 
     Args:
         rule: The dialect.
@@ -278,7 +278,7 @@ def lamb(
     rule: LambRule,
     **numbers: Any,
 ) -> Tensor:
-    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_lamb`."""
+    """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_lamb`."""
     whole = not any(sharding.groups for sharding in shardings)
     updates: dict[str, Update] = {
         "loop": _single_tensor_lamb,
@@ -312,7 +312,7 @@ def _single_tensor_lamb(
     eps: float,
     rule: LambRule,
 ) -> Tensor:
-    """The formula of `Lamb`, one tensor after another.
+    """Compute the formula of `Lamb`, one tensor after another.
 
     Args:
         params: Local pieces, float32 or float64, one device; updated in place.
@@ -393,7 +393,7 @@ def _multi_tensor_lamb(
     eps: float,
     rule: LambRule,
 ) -> Tensor:
-    """As `_single_tensor_lamb`; all norms of all tensors in one collective."""
+    """Step as `_single_tensor_lamb`; all norms of all tensors in one collective."""
     if rule.normalize_grad:
         grads = list(torch._foreach_div(grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())))
     if any(l2s):
@@ -451,5 +451,5 @@ def _multi_tensor_lamb(
 
 
 def _divisors(grad_norms: Tensor) -> Tensor:
-    """Norms to divide by: 1 for a gradient that is 0 everywhere."""
+    """Return the norms to divide by: 1 for a gradient that is 0 everywhere."""
     return torch.where(grad_norms > 0, grad_norms, torch.ones_like(grad_norms))

@@ -32,7 +32,7 @@ class LambRule:
     eps_in_trust: bool = False
 
     def corrections(self, beta1: float, beta2: float, step: int) -> tuple[float, float, float]:
-        """What a step divides the first and the second moment by, and what it multiplies the learning rate with.
+        """Return what a step divides both moments by, and what it multiplies the learning rate with.
 
         Args:
             beta1: Decay of the first moment.

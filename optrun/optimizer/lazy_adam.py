@@ -118,7 +118,7 @@ class LazyAdam(NamedOptimizer):
         super().__init__(listed, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in `NamedOptimizer`; a group given as such does not take over the default name rule."""
+        """Add a group as in `NamedOptimizer`; a group given as such does not take over the default name rule."""
         grouped = self._built or self._grouped
         if grouped and isinstance(param_group, dict) and self.defaults["exclude_from_weight_decay"] == list(NAME_RULE):
             param_group = {"exclude_from_weight_decay": None, **param_group}
@@ -218,7 +218,7 @@ def lazy_adam(
 
 
 def centred(grad: Tensor) -> Tensor:
-    """A gradient less its mean over all axes but the first; shape (n, ...) of two or more dimensions.
+    """Return a gradient less its mean over all axes but the first; shape (n, ...) of two or more dimensions.
 
     Example:
         >>> centred(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()

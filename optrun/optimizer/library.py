@@ -71,13 +71,13 @@ _HELPERS: Mapping[str, str] = {
 
 
 def is_helper(value: Any) -> bool:
-    """Whether a value of an optimizer's state is an object of the library's that can be saved by its attributes."""
+    """Tell whether a value of an optimizer's state is an object of the library's that can be saved."""
     module = _HELPERS.get(type(value).__name__)
     return module is not None and type(value).__module__ == f"{LIBRARY}.optimizer.utils.{module}"
 
 
 def new_helper(name: str, attributes: Mapping[str, Any]) -> Any:
-    """Such an object, with these attributes; a file names none but those listed here.
+    """Make such an object, with these attributes; a file names none but those listed here.
 
     Raises:
         ValueError: Another name.

@@ -95,7 +95,7 @@ class Lion(NamedOptimizer):
 
 
 def lion(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_lion`."""
+    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_lion`."""
     update = _multi_tensor_lion if foreach else _single_tensor_lion
     update(params, *lists, **numbers)
 
@@ -110,7 +110,7 @@ def _single_tensor_lion(
     beta1: float,
     beta2: float,
 ) -> None:
-    """The formula of `Lion`, one tensor after another.
+    """Compute the formula of `Lion`, one tensor after another.
 
     Args:
         params: Local pieces, float32 or float64, one device; updated in place.
@@ -138,7 +138,7 @@ def _multi_tensor_lion(
     beta1: float,
     beta2: float,
 ) -> None:
-    """As `_single_tensor_lion`."""
+    """Step as `_single_tensor_lion`."""
     if any(keep != 1.0 for keep in keeps):
         torch._foreach_mul_(params, keeps)
     updates = torch._foreach_lerp(exp_avgs, grads, 1 - beta1)

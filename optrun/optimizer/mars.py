@@ -132,7 +132,7 @@ class Mars(NamedOptimizer):
 
 
 def _waves(batch: Batch, indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Tensors of a batch whose corrected gradients are there at once: all with foreach, few without."""
+    """Yield tensors of a batch whose corrected gradients are there at once: all with foreach, few without."""
     wave: list[int] = []
     total = 0
     for i in indices:
@@ -146,7 +146,7 @@ def _waves(batch: Batch, indices: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _step_some(batch: Batch, indices: Sequence[int], *, corrected: bool) -> None:
-    """AdamW's step of some tensors of a batch, on corrected gradients or on their own."""
+    """Step some tensors of a batch as AdamW, on corrected gradients or on their own."""
 
     def some(values: Sequence[Any]) -> list[Any]:
         return [values[i] for i in indices]
@@ -181,7 +181,7 @@ def corrected_grads(
     shardings: list[Sharding],
     strengths: list[float],
 ) -> list[Tensor]:
-    """Gradients with less variance, of norm 1 at most.
+    """Correct gradients for less variance, to norm 1 at most.
 
     Args:
         grads: Local pieces, float32 or float64, one device.

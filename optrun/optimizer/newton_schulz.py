@@ -11,7 +11,7 @@ _SMALL = 4096
 
 
 def orthogonalised(update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """The matrix with its singular values brought near to 1, as `torch.optim.Muon` does it (Jordan 2024).
+    """Bring the singular values of a matrix near to 1, as `torch.optim.Muon` does it (Jordan 2024).
 
     With X_0 = update / |update|, in bfloat16, `steps` times: A = X X', X = a X + (b A + c A A) X.
 
@@ -35,7 +35,7 @@ def orthogonalised(update: Tensor, coefficients: tuple[float, float, float], ste
 
 
 def by_float32(update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """As `orthogonalised`, each product in float32 and then rounded to bfloat16."""
+    """Orthogonalise as `orthogonalised`, each product in float32 and then rounded to bfloat16."""
     a, b, c = coefficients
     tall = update.size(0) > update.size(1)
     x = update.T if tall else update

@@ -27,7 +27,7 @@ class Sharding:
 
 
 def sharding_of(tensor: Tensor) -> Sharding:
-    """Where the rest of a tensor is.
+    """Tell where the rest of a tensor is.
 
     Raises:
         ValueError: For a DTensor that holds pending partial sums: its norm is not the norm of anything yet.
@@ -45,12 +45,12 @@ def sharding_of(tensor: Tensor) -> Sharding:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's piece: the same storage, so that an update in place reaches the whole."""
+    """Return this process's piece: the same storage, so that an update in place reaches the whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def has_own_numbers(tensor: Tensor) -> bool:
-    """Whether a real tensor's numbers are the bytes that its strides lead to: nothing is lazy, no subclass holds them.
+    """Tell whether a real tensor's numbers are the bytes that its strides lead to: nothing lazy, no subclass.
 
     Example:
         >>> has_own_numbers(torch.ones(2)), has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)
@@ -60,7 +60,7 @@ def has_own_numbers(tensor: Tensor) -> bool:
 
 
 def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False) -> Tensor:
-    """L2 norms of whole tensors, of which this process may hold a piece.
+    """Compute L2 norms of whole tensors, of which this process may hold a piece.
 
     Squares of the local norms are summed in float64 over the processes, all tensors of one sharding in one all-reduce.
 
@@ -95,7 +95,7 @@ def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: 
 
 
 def bias_correction(beta: float, step: int) -> float:
-    """What a moment that began at 0 still lacks: 1 - beta ** step.
+    """Return what a moment that began at 0 still lacks: 1 - beta ** step.
 
     Args:
         beta: Decay of the moment, in [0, 1).
@@ -111,7 +111,7 @@ def bias_correction(beta: float, step: int) -> float:
 
 
 def first_moment_(exp_avg: Tensor, grad: Tensor, beta: float) -> Tensor:
-    """exp_avg = beta * exp_avg + (1 - beta) * grad, in place.
+    """Update exp_avg = beta * exp_avg + (1 - beta) * grad, in place.
 
     Example:
         >>> first_moment_(torch.tensor([1.0]), torch.tensor([3.0]), beta=0.5)
@@ -121,7 +121,7 @@ def first_moment_(exp_avg: Tensor, grad: Tensor, beta: float) -> Tensor:
 
 
 def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
-    """exp_avg_sq = beta * exp_avg_sq + (1 - beta) * grad ** 2, in place.
+    """Update exp_avg_sq = beta * exp_avg_sq + (1 - beta) * grad ** 2, in place.
 
     Example:
         >>> second_moment_(torch.tensor([1.0]), torch.tensor([3.0]), beta=0.5)
@@ -133,14 +133,14 @@ def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
 def moments_(
     exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], grads: list[Tensor], *, beta1: float, beta2: float
 ) -> None:
-    """`first_moment_` and `second_moment_` of many tensors by fused kernels."""
+    """Update `first_moment_` and `second_moment_` of many tensors by fused kernels."""
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
 
 
 def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """Layer-wise step scale of LAMB.
+    """Compute the layer-wise step scale of LAMB.
 
     Args:
         param_norm: L2 norms of parameter tensors; any shape.

@@ -24,7 +24,7 @@ def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:
 
 
 def matching(option: str, patterns: Sequence[str], names: Sequence[str], *, must_match: bool = True) -> set[str]:
-    """Names in which at least one pattern is found (`re.search`, case-sensitive).
+    """Find names in which at least one pattern is found (`re.search`, case-sensitive).
 
     Args:
         option: The argument the patterns came from, for the message.

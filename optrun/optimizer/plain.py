@@ -107,7 +107,7 @@ def _reason(error: Exception) -> str:
 
 
 def without_no_decay(options: Mapping[str, Any], keywords: Set[str]) -> dict[str, Any]:
-    """Options without a weight decay of 0 for an optimizer that has none; any other is left, to be refused."""
+    """Drop a weight decay of 0 for an optimizer that has none; any other is left, to be refused."""
     none = "weight_decay" not in keywords and options.get("weight_decay") == 0
     return {key: value for key, value in options.items() if not (none and key == "weight_decay")}
 

@@ -77,7 +77,7 @@ class _Trial:
 
 
 def one_step(optimizer: Optimizer, loss: float) -> None:
-    """`step()`, with the loss for an optimizer that follows it."""
+    """Step once, with the loss for an optimizer that follows it."""
     if getattr(optimizer, "takes_loss", False):
         optimizer.step(lambda: loss)
     else:
@@ -164,7 +164,7 @@ def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
 
 
 def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
+    """Choose one group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
     found: dict[Any, Mapping[str, Any]] = {}
     for group in groups:
         pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
@@ -186,7 +186,7 @@ def _small(group: Mapping[str, Any], index: int, dtype: torch.dtype | None, shar
 
 
 def _resumed(build: Build, kinds: Sequence[Mapping[str, Any]]) -> _Trial:
-    """Stopped half-way, saved as a checkpoint is, and gone on with by another."""
+    """Stop half-way, save as a checkpoint does, and go on with another."""
     first = _Trial(build, kinds)
     first.steps(0, _HALF)
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -216,14 +216,14 @@ def _first_difference(one: _Trial, other: _Trial) -> str | None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """To the last bit, NaN included."""
+    """Compare to the last bit, NaN included."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
 def _same_weights(build: Build, kinds: Sequence[Mapping[str, Any]], scale: float = 1.0, decay: float = 1.0) -> bool:
-    """Whether another lr, or another decay, leads to the same weights; in float64, where nothing small is rounded away.
+    """Tell whether another lr, or another decay, leads to the same weights; in float64, to round nothing away.
 
     One that does not step float64 is judged in its own dtype.
     """
@@ -243,7 +243,7 @@ def _same_weights(build: Build, kinds: Sequence[Mapping[str, Any]], scale: float
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Nothing of what is tried is noticed outside: no random number drawn, no warning."""
+    """Hide what is tried from outside: no random number drawn, no warning."""
     before = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():

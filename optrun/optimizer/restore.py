@@ -25,7 +25,7 @@ _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_m
 
 
 def canonical(name: str) -> str:
-    """A parameter name without what torch.compile, checkpointing and data parallel wrappers put into it.
+    """Strip from a parameter name what torch.compile, checkpointing and data parallel wrappers put into it.
 
     Example:
         >>> canonical("module._orig_mod.fc.weight")
@@ -142,7 +142,7 @@ def restored_state(
 
 
 def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any:
-    """A copy of one state value where its parameter lives, in its own dtype and with the parameter's sharding.
+    """Copy one state value to where its parameter lives, in its own dtype and with the parameter's sharding.
 
     `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
     """
@@ -224,7 +224,7 @@ def restored(
 
 
 def _restored_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved options over the optimizer's own, which has keys that torch's optimizers know nothing of."""
+    """Merge the saved options over the optimizer's own, which has keys that torch's optimizers know nothing of."""
     kept = dict(own)
     if "step" in saved:
         kept.pop("lr_scale", None)  # a group of ours without a scale has an absolute lr
@@ -235,7 +235,7 @@ def _restored_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
 def _sources(
     optimizer: Optimizer, own_names: list[list[str]], saved_groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[int, Any]]:
-    """From each own parameter's name to its saved group and its key in the saved state."""
+    """Map each own parameter's name to its saved group and its key in the saved state."""
     saved_names = _saved_names(saved_groups)
     flat_own = [name for names in own_names for name in names]
     if saved_names is None or not all("param_names" in group for group in optimizer.param_groups):
@@ -257,7 +257,7 @@ def _sources(
 
 
 def _saved_names(groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
-    """Names of the saved parameters by group, or None where the state dict carries none."""
+    """List the names of the saved parameters by group; None if the state dict carries none."""
     named = []
     for group in groups:
         ids = list(group["params"])

@@ -16,7 +16,7 @@ from optrun.optimizer.numerics import bias_correction, local, second_moment_
 
 
 def _betas(name: str, value: Any) -> tuple[float, float]:
-    """As `arguments.betas`; the first above 0, for the weights to evaluate are found by dividing by it."""
+    """Check as `arguments.betas`; the first must be above 0, since the weights to evaluate divide by it."""
     beta1, beta2 = arguments.betas(name, value)
     if beta1 == 0:
         raise ValueError(f"{name}={value!r}: expected two numbers, each in [0, 1), the first above 0.")
@@ -107,7 +107,7 @@ class ScheduleFreeAdamW(NamedOptimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in `NamedOptimizer`; the group begins with its parameters as weights to train."""
+        """Add a group as in `NamedOptimizer`; it begins with its parameters as weights to train."""
         super().add_param_group(param_group)
         self.param_groups[-1]["train_mode"] = True
 
@@ -138,7 +138,7 @@ class ScheduleFreeAdamW(NamedOptimizer):
                     own.copy_(own.to(z.dtype).lerp(z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])))
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
-        """Takes the step's weight into the average of one parameter, whose `step` was counted already."""
+        """Take the step's weight into the average of one parameter, whose `step` was counted already."""
         state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
         if state["step"] == 1:
             state["z"].copy_(state.get("master_weight", param))
@@ -186,7 +186,7 @@ class ScheduleFreeAdamW(NamedOptimizer):
 
 
 def schedule_free(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_schedule_free`."""
+    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_schedule_free`."""
     update = _multi_tensor_schedule_free if foreach else _single_tensor_schedule_free
     update(params, *lists, **numbers)
 
@@ -205,7 +205,7 @@ def _single_tensor_schedule_free(
     beta2: float,
     eps: float,
 ) -> None:
-    """The formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
+    """Compute the formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
 
         y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
         z = z - lr d
@@ -248,7 +248,7 @@ def _multi_tensor_schedule_free(
     beta2: float,
     eps: float,
 ) -> None:
-    """As `_single_tensor_schedule_free`."""
+    """Step as `_single_tensor_schedule_free`."""
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     denoms = torch._foreach_div(exp_avg_sqs, [bias_correction(beta2, step) for step in steps])

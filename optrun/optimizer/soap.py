@@ -141,7 +141,7 @@ class Soap(NamedOptimizer):
 
 
 def _zeros(like: Tensor, longest: int, vectors: bool) -> Bases:
-    """Where gradients have been summed of no gradient yet."""
+    """Make the sums of gradients and bases as they are before the first gradient."""
     if like.dim() < 2 and not vectors:
         return [None] * like.dim()
     return [like.new_zeros(side, side) if side <= longest else None for side in like.shape]
@@ -164,7 +164,7 @@ def soap(
     eps: float,
     frequency: int,
 ) -> None:
-    """The formula of `Soap`, one tensor after another.
+    """Compute the formula of `Soap`, one tensor after another.
 
     Args:
         params: Whole tensors, float32 or float64, one device; updated in place.
@@ -207,7 +207,7 @@ def soap(
 
 
 def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
-    """A tensor in other coordinates, a new one: each dimension by its basis.
+    """Project a tensor to other coordinates, a new one: each dimension by its basis.
 
     Example:
         >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
@@ -226,7 +226,7 @@ def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """Of a symmetric matrix, one a column, that of the largest eigenvalue first.
+    """Compute the eigenvectors of a symmetric matrix, one a column, that of the largest eigenvalue first.
 
     LAPACK gives up on some float32 matrices that are nearly empty, as an embedding's after its first gradient; float64
     takes them, as in the authors' code.
@@ -239,7 +239,7 @@ def eigenvectors(matrix: Tensor) -> Tensor:
 
 
 def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """One power iteration from the basis before, made orthogonal.
+    """Iterate once from the basis before, and make the result orthogonal.
 
     Args:
         matrix: Symmetric, (n, n).
@@ -257,7 +257,7 @@ def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _completed(basis: Tensor, weights: Tensor) -> Tensor:
-    """A basis whose columns without weight are made anew from the others.
+    """Complete a basis: columns without weight are made anew from the others.
 
     Few gradients leave most of a preconditioner empty. Which vectors a factorisation names there hangs on the last bit
     of the gradients, and the steps to come hang on these vectors: one process and two ranks would go apart.

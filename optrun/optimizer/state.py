@@ -31,7 +31,7 @@ _NOT_OPTIONS = DESCRIPTIVE_KEYS | {"params"}
 
 
 def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything an optimizer has learnt, by parameter name.
+    """Return everything an optimizer has learnt, by parameter name.
 
     Args:
         optimizer: Built with named parameters.
@@ -148,7 +148,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
 
 
 def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str]:
-    """What the groups were saved with and are not built with now, one sentence each.
+    """Describe what the groups were saved with and are not built with now, one sentence each.
 
     Args:
         optimizer: As built from the configuration in force.
@@ -189,7 +189,7 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
-    """Keys of a group that its builder gave, as against what the optimizer counts there."""
+    """List the keys of a group that its builder gave, as against what the optimizer counts there."""
     if isinstance(optimizer, NamedOptimizer):
         given = set(optimizer.defaults).union(
             *(member.defaults for member in getattr(optimizer, "members", {}).values())
@@ -200,7 +200,7 @@ def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
 
 
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Numbers, and objects with a state, that optimizers of other libraries keep on themselves and were not given."""
+    """Collect numbers, and objects with a state, that optimizers of other libraries keep on themselves."""
     if isinstance(optimizer, NamedOptimizer):
         return {}
     given = inspect.signature(type(optimizer)).parameters
@@ -214,7 +214,7 @@ def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]) -> Tensor:
-    """The weights to go on training from, where the model was saved with those to evaluate."""
+    """Return the weights to go on training from if the model was saved with those to evaluate."""
     key = f"{name}/{TRAINED}"
     packed = {"tensor": [key, list(param.shape)]}
     value: Tensor = _unpacked(packed, tensors, unused)
@@ -224,7 +224,7 @@ def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: se
 def _counters(
     optimizer: Optimizer, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], unused: set[str]
 ) -> list[dict[str, Any]]:
-    """What each group counts besides its options: for ours, the steps."""
+    """Return what each group counts besides its options: for ours, the steps."""
     saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
     known = {"optimizer", *_NOT_OPTIONS}.union(*(_options(optimizer, group) for group in optimizer.param_groups))
     unpacked = [
@@ -288,7 +288,7 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _order(value: Tensor) -> list[list[int]]:
-    """How the dimensions lie in memory, where it is not as in a file; products round otherwise over another order."""
+    """Describe how the dimensions lie in memory if not as in a file: over another order products round otherwise."""
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda place: -strides[place])
     return [order] if not value.is_contiguous() and value.permute(order).is_contiguous() else []
@@ -300,7 +300,7 @@ def _in_order(value: Tensor, order: list[int]) -> Tensor:
 
 
 def _described(value: Any) -> Any:
-    """A group's option for comparison: what no file can hold, by its text."""
+    """Describe a group's option for comparison: what no file can hold, by its text."""
     try:
         return _packed(value, "", {})
     except TypeError:

@@ -14,7 +14,7 @@ LIBRARY_CHOICE = "pytorch_optimizer"
 
 
 def class_of(name: str) -> type[Optimizer]:
-    """The class behind `optimizer=NAME`.
+    """Find the class behind `optimizer=NAME`.
 
     Raises:
         ConfigError: There is none, or what was registered under the name is no torch optimizer.
@@ -34,7 +34,7 @@ def class_of(name: str) -> type[Optimizer]:
 
 
 def member_class(name: str) -> type[NamedOptimizer]:
-    """The class behind a name that a parameter group gives, beside other optimizers.
+    """Find the class behind a name that a parameter group gives, beside other optimizers.
 
     Raises:
         ConfigError: As `class_of`; or it is a plain torch optimizer, which cannot share state and steps.
@@ -49,6 +49,6 @@ def member_class(name: str) -> type[NamedOptimizer]:
 
 
 def is_own(name: str) -> bool:
-    """Whether a choice is optrun's own, and so held by its tests."""
+    """Tell whether a choice is optrun's own, and so held by its tests."""
     row = registry.choices("optimizer").get(name)
     return row is not None and row.origin is None

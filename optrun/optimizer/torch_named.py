@@ -42,7 +42,7 @@ _ADAM: Mapping[str, Check] = {
 
 
 def fusable(params: list[Any]) -> bool:
-    """Whether torch's fused kernels take all of these parameters: real, dense, on a device that has them."""
+    """Tell whether torch's fused kernels take all of these parameters: real, dense, on a device that has them."""
     tensors: list[Any] = []
     for entry in params:
         inner = entry["params"] if isinstance(entry, dict) else [entry]
@@ -54,7 +54,7 @@ def fusable(params: list[Any]) -> bool:
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Whether a parameter fills its memory, each place once; of shards their own process knows."""
+    """Tell whether a parameter fills its memory, each place once; of shards their own process knows."""
     if isinstance(param, DTensor) or param.is_contiguous():
         return not param.is_neg()
     return not param.is_neg() and torch.empty_like(param, device="meta").stride() == param.stride()
@@ -87,7 +87,7 @@ class _OneLayout(Optimizer):
 
 
 def _all_flat(tensors: list[Any]) -> bool:
-    """Whether all tensors are contiguous and plain: one look from C at each, since every step asks."""
+    """Tell whether all tensors are contiguous and plain: one look from C at each, since every step asks."""
     return (
         set(map(type, tensors)) <= {Tensor, Parameter}
         and all(map(Tensor.is_contiguous, tensors))
@@ -97,7 +97,7 @@ def _all_flat(tensors: list[Any]) -> bool:
 
 
 def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
-    """A tensor with the strides of a parameter: itself or a copy."""
+    """Return a tensor with the strides of a parameter: itself or a copy."""
     if tensor.is_sparse or (tensor.stride() == param.stride() and has_own_numbers(tensor)):
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
@@ -179,7 +179,7 @@ class AdamW(_OneLayout, NamedOptimizer, torch.optim.AdamW):
 
 
 def _decay_of_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Before a step: torch multiplies the decay with lr, so it is given what makes that the mode's own."""
+    """Set the decay for a step: torch multiplies it with lr, so it is given what makes that the mode's own."""
     for group in optimizer.param_groups:
         decay = group.pop("given_weight_decay", group["weight_decay"])  # left there by a step that failed
         group["weight_decay"] = decay
@@ -190,7 +190,7 @@ def _decay_of_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _decay_of_group(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """After a step: the group says again what it was given."""
+    """Set the decay back after a step: the group says again what it was given."""
     for group in optimizer.param_groups:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
 
@@ -298,7 +298,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
     TAKES_SHARDS: ClassVar[bool] = False
 
     def kept_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> set[str]:
-        """As in `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
+        """List state keys as `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
         del group
         return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
 
@@ -356,7 +356,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             own.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
 
     def _momentum(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
-        """This process's piece of the update before it is orthogonalised, which torch does in bfloat16."""
+        """Compute this process's piece of the update before it is orthogonalised, which torch does in bfloat16."""
         grad, state = param.grad, self.state[param]
         assert grad is not None
         if torch.is_complex(param) or grad.is_sparse:

@@ -68,7 +68,7 @@ class _Cut:
         self.index, self.piece, self.shape, self.axis = index, piece, shape, axis
 
     def shapes(self, ranks: int) -> list[list[int]]:
-        """Shape of each rank's piece; the last ones may be short or empty."""
+        """Return the shape of each rank's piece; the last ones may be short or empty."""
         length = self.shape[self.axis]
         most = -(-length // ranks)
         lengths = [max(0, min(most, length - rank * most)) for rank in range(ranks)]
@@ -104,7 +104,7 @@ def _exchanged(function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, d
 
 
 def _owned(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Which matrices each rank works on: the largest first, each to the rank that has least to do.
+    """Assign matrices to ranks: the largest first, each to the rank that has least to do.
 
     Example:
         >>> _owned([10, 40, 20, 30], 2)

@@ -143,7 +143,7 @@ def _refuse_no_number(key: str, value: Any) -> None:
 def _read(
     source: ModelOrParameters,
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
-    """Parameters by first name, their roles, and the further names of tied ones."""
+    """Read parameters by first name, their roles, and the further names of tied ones."""
     if isinstance(source, nn.Module):
         params: dict[str, Tensor] = dict(source.named_parameters())
         first = {id(param): name for name, param in params.items()}
@@ -216,7 +216,7 @@ def _layers(
 
 
 def _structured(name: str, place: Place, deepest: int) -> str:
-    """The name that PaddleNLP would have given; towers of less depth count their top block alike."""
+    """Name a parameter as PaddleNLP would have; towers of less depth count their top block alike."""
     if place.layer_id > place.n_layers:
         return "head"
     if place.layer_id == 0:
@@ -231,7 +231,7 @@ def _undecayed(role: str, config: ParamGroupsConfig) -> bool:
 
 
 def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Mapping[str, Any]) -> dict[str, Any]:
-    """What the optimizer reads; a rule's own overrides come last."""
+    """Collect what the optimizer reads; a rule's own overrides come last."""
     group: dict[str, Any] = {"params": []}
     if "lr" not in rule:
         group["lr_scale"] = scale
@@ -243,7 +243,7 @@ def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule:
 
 
 def _reason(config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Mapping[str, Any]) -> str:
-    """What claimed the parameters, in a few words."""
+    """Explain what claimed the parameters, in a few words."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"
     return config.name if place is None else place.why

@@ -44,7 +44,7 @@ class Place:
 
 
 def scale_of(place: Place, decay_rate: float, dialect: str) -> float:
-    """Factor on the learning rate at a place.
+    """Return the factor on the learning rate at a place.
 
     Source: paddle, beit, timm: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022, arXiv:2106.08254.
     electra: Clark et al. 2020, arXiv:2003.10555, where the head counts one layer more. xlnet: Yang et al. 2019,
@@ -90,7 +90,7 @@ def places_of_tree(
     n_layers: int | None = None,
     uses: Uses = MappingProxyType({}),
 ) -> dict[str, Place]:
-    """The place of every parameter: blocks are read from the module tree, the sides of them from the order of use.
+    """Map every parameter to its place: blocks are read from the module tree, their sides from the order of use.
 
     Args:
         params: Every parameter by name.
@@ -155,7 +155,7 @@ def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> di
 
 
 def as_begun(place: Place, layer_id: int, label: str) -> Place:
-    """The place that a run was started with, where another version or batch says another one.
+    """Restore the place that a run was started with, if another version or batch says another one.
 
     Example:
         >>> as_begun(Place(0, 2, "embeddings", BELOW), 3, "head")
@@ -172,7 +172,7 @@ def heads_of(
     model: nn.Module | None,
     uses: Uses = MappingProxyType({}),
 ) -> set[str]:
-    """Names of the matrices above the blocks; where no blocks are found, of the output layer the model names itself."""
+    """Name the matrices above the blocks; without blocks, those of the output layer that the model names itself."""
     root = tree_of(params, roles, model)
     stacks = find_stacks(root)
     matrices = [name for name in params if roles[name] == MATRIX]
@@ -203,7 +203,7 @@ def _places(
 def _sides_by_use(
     places: Mapping[str, Place], roles: Mapping[str, str], towers: list[_Tower], uses: Uses
 ) -> dict[str, Place]:
-    """Where a forward pass says another side of the blocks: used before the first of them, or after all have begun.
+    """Correct places by a forward pass: used before the first block, or after all have begun.
 
     What is used in between, such as a projection from one tower into the next, keeps its place; and so does what is
     used on both sides, unless it is a table, which embeds.
@@ -254,7 +254,7 @@ def _towers(stacks: list[Stack]) -> list[_Tower]:
 
 
 def _tower_names(paths: list[str]) -> list[str]:
-    """The shortest piece of each path that tells it from the others; empty for a single one.
+    """Shorten each path to the piece that tells it from the others; empty for a single one.
 
     Example:
         >>> _tower_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
@@ -279,7 +279,7 @@ def _inside(path: str, above: str) -> bool:
 
 
 def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
-    """Identities of the output layer's and the input embeddings' parameters, where the model says so itself."""
+    """Collect the identities of the output layer's and the input embeddings' parameters, if the model names them."""
     ends: list[set[int]] = []
     for method in ("get_output_embeddings", "get_input_embeddings"):
         ask = getattr(model, method, None)
@@ -317,7 +317,7 @@ def _place(name: str, root: Node, towers: list[_Tower], role: str, is_output: bo
 
 
 def _place_in_tower(path: str, leaf: str, root: Node, tower: _Tower, role: str) -> Place:
-    """A parameter of a tower that lies beside its blocks: below them or above them."""
+    """Place a parameter of a tower that lies beside its blocks: below them or above them."""
     trunk = tower.stack.path.split(".")
     pieces = path.split(".") if path else []
     shared = 0
@@ -339,12 +339,12 @@ def _place_in_tower(path: str, leaf: str, root: Node, tower: _Tower, role: str) 
 
 
 def _own_tower(path: str, towers: list[_Tower]) -> list[_Tower]:
-    """The tower that a module lies in; empty where it lies beside several."""
+    """Find the tower that a module lies in; empty if it lies beside several."""
     return [tower for tower in towers if _inside(path, tower.root)][:1]
 
 
 def _embeds(root: Node, path: str, *, at_least: str) -> bool:
-    """Whether a module on the way down to `path`, below `at_least`, embeds.
+    """Tell whether a module on the way down to `path`, below `at_least`, embeds.
 
     Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known of its class.
     """
@@ -360,7 +360,7 @@ def _embeds(root: Node, path: str, *, at_least: str) -> bool:
 
 
 def _towers_near(path: str, towers: list[_Tower]) -> list[_Tower]:
-    """The towers below the closest module that holds both them and `path`."""
+    """Find the towers below the closest module that holds both them and `path`."""
     pieces = path.split(".") if path else []
     for end in range(len(pieces), -1, -1):
         above = ".".join(pieces[:end])
@@ -371,7 +371,7 @@ def _towers_near(path: str, towers: list[_Tower]) -> list[_Tower]:
 
 
 def _embedding_place(towers: list[_Tower]) -> Place:
-    """Below the deepest of the towers it feeds."""
+    """Place an embedding below the deepest of the towers it feeds."""
     deepest = max(towers, key=lambda tower: tower.stack.depth)
     depth = deepest.stack.depth
     return Place(0, depth, label_of(0, depth, deepest.name if len(towers) == 1 else ""), BELOW)
@@ -383,6 +383,6 @@ def _head_place(towers: list[_Tower]) -> Place:
 
 
 def block_paths(model: nn.Module) -> list[str]:
-    """Dotted names of the modules that are a model's blocks, in its order; none where it has no stack of them."""
+    """List dotted names of the modules that are a model's blocks, in its order; none without a stack of them."""
     stacks = find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
     return [path for stack in stacks for path in stack.blocks]

@@ -17,7 +17,7 @@ _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 
 
 def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any]) -> dict[str, str]:
-    r"""What the user calls each parameter, brackets filled in.
+    r"""Map each parameter to the user's name for it, brackets filled in.
 
     Args:
         params: Every parameter by name.
@@ -67,7 +67,7 @@ def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any])
 def places_of_names(
     params: Mapping[str, Tensor], name_dict: Mapping[str, Any], *, n_layers: int | None = None
 ) -> dict[str, Place]:
-    """The place of every parameter as the user says; what is not said belongs to the head.
+    """Map every parameter to its place as the user says; what is not said belongs to the head.
 
     Args:
         params: Every parameter by name.
@@ -112,7 +112,7 @@ def places_of_names(
 
 
 def _parse(value: str) -> tuple[str, int | None]:
-    """(tower, block), or (head or embeddings, None)."""
+    """Parse to (tower, block), or (head or embeddings, None)."""
     if value.isdigit():
         return "", int(value)
     if value in (HEAD, EMBEDDINGS):

@@ -40,7 +40,7 @@ _EMBEDDING_NAME = re.compile(r"embed|(^|_)emb(_|$)|(^|_)(rel|abs)?_?pos(_|$)|(^|
 
 
 def roles_of(model: nn.Module) -> dict[str, str]:
-    """Role of every parameter of a model, by name.
+    """Map every parameter of a model to its role.
 
     Example:
         >>> roles_of(nn.Sequential(nn.Embedding(4, 2), nn.LayerNorm(2), nn.Linear(2, 1)))
@@ -55,7 +55,7 @@ def roles_of(model: nn.Module) -> dict[str, str]:
 
 
 def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """The same where only names and shapes are known: a table of two dimensions may then pass for a matrix."""
+    """Find roles by names and shapes alone: a table of two dimensions may then pass for a matrix."""
     return {
         name: LORA if is_lora(name) else role_of(name.rpartition(".")[2], param, None)
         for name, param in named_parameters
@@ -63,7 +63,7 @@ def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, 
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter is one of the two factors of a low-rank adapter, by the names of peft, loralib and torchtune.
+    """Tell whether a parameter is one of the two factors of a low-rank adapter, by peft, loralib and torchtune's names.
 
     Example:
         >>> is_lora("layers.0.q_proj.lora_A.default.weight"), is_lora("layers.0.q_proj.base_layer.weight")
@@ -73,7 +73,7 @@ def is_lora(name: str) -> bool:
 
 
 def is_lora_b(name: str) -> bool:
-    """Whether a parameter is the second factor of a pair, the one that starts at zero.
+    """Tell whether a parameter is the second factor of a pair, the one that starts at zero.
 
     Example:
         >>> is_lora_b("layers.0.q_proj.lora_B.default.weight"), is_lora_b("layers.0.q_proj.lora_A.default.weight")
@@ -84,7 +84,7 @@ def is_lora_b(name: str) -> bool:
 
 
 def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
-    """Role of one parameter.
+    """Find the role of one parameter.
 
     Args:
         leaf: Its name within the module.
@@ -124,7 +124,7 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalisation layer: a torch one, or one whose class, or a class it comes from, says so.
+    """Tell whether a module is a normalisation layer: torch's, or one whose class, or a base of it, says so.
 
     Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and call the attribute
     whatever they like (`ln_1`, `q_a`): so the type is asked and not the parameter's name.
@@ -142,7 +142,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _is_weight_norm_magnitude(leaf: str, module: nn.Module) -> bool:
-    """The length that `torch.nn.utils.parametrizations.weight_norm` splits from a weight."""
+    """Recognise the length that `torch.nn.utils.parametrizations.weight_norm` splits from a weight."""
     if leaf != "original0" or not isinstance(module, torch.nn.utils.parametrize.ParametrizationList):
         return False
     return any(type(part).__name__ == "_WeightNorm" for part in module)

@@ -16,7 +16,7 @@ EVERYTHING = (".*",)
 
 
 def claims(rules: Sequence[Mapping[str, Any]], params: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, int]:
-    """Which rule takes which trainable parameter.
+    """Decide which rule takes which trainable parameter.
 
     Args:
         rules: In order; each with a `pattern`.
@@ -54,7 +54,7 @@ def claims(rules: Sequence[Mapping[str, Any]], params: Mapping[str, Tensor], tie
 
 
 def overrides(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
+    """Return a rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
 
     `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they stand for.
 

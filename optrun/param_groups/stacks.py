@@ -51,7 +51,7 @@ class Stack:
 
 
 def find_stacks(root: Node) -> list[Stack]:
-    """The towers of a model, in its order; none where it has no list of blocks."""
+    """Find the towers of a model, in its order; none if it has no list of blocks."""
     found: list[tuple[Stack, Node]] = []
     _collect(root, found)
     merged = _merge_siblings(found)
@@ -69,7 +69,7 @@ def find_stacks(root: Node) -> list[Stack]:
 
 
 def _collect(node: Node, found: list[tuple[Stack, Node]]) -> None:
-    """Outermost lists, in order."""
+    """Collect outermost lists, in order."""
     for child in node.children.values():
         if child.numbered and _repeats(child):
             found.append((_stack(child), node))
@@ -78,7 +78,7 @@ def _collect(node: Node, found: list[tuple[Stack, Node]]) -> None:
 
 
 def _repeats(node: Node) -> bool:
-    """Whether a list has elements made of modules, most of them of a kind."""
+    """Tell whether a list has elements made of modules, most of them of a kind."""
     elements = list(node.children.values())
     composite = [element for element in elements if element.children]
     if not composite or 2 * len(composite) < len(elements):
@@ -119,7 +119,7 @@ def _stack(node: Node) -> Stack:
 
 
 def _stages(node: Node) -> list[Node | None] | None:
-    """Of a list of stages, the list of blocks in each (None: the element is a block itself); None for no such list.
+    """Find in each stage its list of blocks (None: the element is a block itself); None if these are no stages.
 
     Elements that are all built alike are blocks, whatever lists they hold.
     """
@@ -138,7 +138,7 @@ def _stages(node: Node) -> list[Node | None] | None:
 
 
 def _inner_list(stage: Node) -> Node | None:
-    """The list that makes up most of a stage, of elements made of modules; the stage itself where it is one."""
+    """Find the list that makes up most of a stage, of elements made of modules; the stage itself if it is one."""
     for node in (stage, *stage.children.values()):
         if node.numbered and node.numel > STAGE_SHARE * stage.numel:
             blocks = list(node.children.values())
@@ -191,7 +191,7 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
 
 
 def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
-    """Whether the typical element is a block: strictly, three matrices and a norm (it may be frozen); else two."""
+    """Tell whether the typical element is a block: strictly, three matrices and a norm (it may be frozen); else two."""
     per_block: dict[int, list[Node]] = {}
     for path, block in stack.blocks.items():
         if path not in stack.edges:
@@ -205,7 +205,7 @@ def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
 
 
 def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
-    """Whether a stack is a tower beside the largest: a model of its own where their paths part, or large, or deep."""
+    """Tell whether a stack is a tower beside the largest: a model of its own, or large, or deep."""
     if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
         return True
     mine, other = stack.path.split("."), largest.path.split(".")

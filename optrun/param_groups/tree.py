@@ -42,20 +42,20 @@ class Node:
         return bool(self.children) and not self.own and all(name.isdigit() for name in self.children)
 
     def walk(self) -> Iterator[Node]:
-        """Itself, then everything below, in order."""
+        """Yield the node itself, then everything below, in order."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
     def at(self, path: str) -> Node:
-        """The node at a dotted name below this one."""
+        """Return the node at a dotted name below this one."""
         node = self
         for piece in path.split(".") if path else ():
             node = node.children[piece]
         return node
 
     def signature(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and shapes below it, relative to it: equal for layers that are built alike."""
+        """Return names and shapes below it, relative to it: equal for layers that are built alike."""
         cut = len(self.path) + 1 if self.path else 0
         return tuple(
             (f"{node.path}.{leaf}"[cut:] if node.path else leaf, shape)
@@ -65,7 +65,7 @@ class Node:
 
 
 def tree_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None) -> Node:
-    """The tree of a model, or of parameter names alone.
+    """Build the tree of a model, or of parameter names alone.
 
     Args:
         params: Every parameter by name, in the order of the model.
@@ -106,7 +106,7 @@ def _grow(root: Node, path: str) -> Node:
 
 
 def _prune(node: Node) -> None:
-    """Modules that hold only what an earlier one holds (tied tensors) or nothing at all are no part of the tree."""
+    """Remove modules that hold nothing, or only what an earlier one holds (tied tensors)."""
     node.children = {name: child for name, child in node.children.items() if child.numel or _has_params(child)}
     for child in node.children.values():
         _prune(child)
@@ -117,5 +117,5 @@ def _has_params(node: Node) -> bool:
 
 
 def _is_whole_model(module: nn.Module) -> bool:
-    """A transformers model, told without importing transformers."""
+    """Tell a transformers model, without importing transformers."""
     return hasattr(type(module), "base_model_prefix")

@@ -54,7 +54,7 @@ class Arm:
         return float(np.mean(list(self.scores.values()))) if self.scores else math.nan
 
     def cost(self, mode: str) -> float:
-        """Mean score, less is better; infinite without one."""
+        """Return the mean score, less is better; infinite without one."""
         return (self.mean if mode == "min" else -self.mean) if self.scores else math.inf
 
     @property

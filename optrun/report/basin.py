@@ -137,7 +137,7 @@ def basin(contender: Contender, mode: str, level: float) -> Basin:
 
 
 def _is_open(arms: Sequence[Arm], best: BasinPoint | None, mode: str) -> bool:
-    """Whether runs that did not finish hide how good a learning rate is: nothing is known, or too little of it.
+    """Tell whether runs that did not finish hide how good a learning rate is.
 
     Fewer seeds than the best one has tell enough where their mean is worse, as it is wherever a failed run is rare.
     """

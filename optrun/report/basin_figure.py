@@ -35,7 +35,7 @@ def basin_data(rows: Sequence[Row], metric: str) -> Data:
 
 
 def draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
-    """Metric against lr, lr logarithmic."""
+    """Draw the metric against lr, lr logarithmic."""
     figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
     ax.margins(x=0.05)

@@ -63,7 +63,7 @@ class Run:
     """Keys whose path another run spells otherwise, and that spelling; see `paths.respell`."""
 
     def setting(self, key: str) -> Any:
-        """What the run is compared by: the value of a key, a path as all runs spell it; None where there is none."""
+        """Return what the run is compared by: the value of a key, a path as all runs spell it; None: none."""
         return self.respelt.get(key, self.config.get(key))
 
     def settings(self, keys: Iterable[str]) -> tuple[object, ...]:
@@ -111,19 +111,19 @@ class Run:
         return self.status == "finished"
 
     def series(self, name: str) -> tuple[Array, Array]:
-        """Steps and values of one metric, by rising step; shapes (n,) and (n,)."""
+        """Return steps and values of one metric, by rising step; shapes (n,) and (n,)."""
         steps, values = self.log.series(name)
         return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
 
     def line(self, name: str, axis: str) -> tuple[Array, Array]:
-        """Finite values of one metric against `step`, `epoch` or `time`; shapes (n,) and (n,)."""
+        """Return finite values of one metric against `step`, `epoch` or `time`; shapes (n,) and (n,)."""
         steps, values = self.series(name)
         x = steps if axis == "step" else self.between(axis, steps)
         known = np.isfinite(x) & np.isfinite(values)
         return x[known], values[known]
 
     def before_training(self, name: str) -> float | None:
-        """The finite value of a metric before the first step; None where there is none."""
+        """Return the finite value of a metric before the first step; None if there is none."""
         steps, values = self.series(name)
         return float(values[0]) if len(steps) and steps[0] == 0 and math.isfinite(values[0]) else None
 
@@ -134,7 +134,7 @@ class Run:
         return (max if mode == "min" else min)(finite, default=None) if before is None else before
 
     def elapsed(self, steps: Array) -> Array:
-        """Seconds since the start of the run at given logged steps; see `between`."""
+        """Return seconds since the start of the run at given logged steps; see `between`."""
         return self.between("time", steps)
 
     def between(self, name: str, steps: Array) -> Array:
@@ -143,12 +143,12 @@ class Run:
         return np.interp(steps, logged, values, left=np.nan, right=np.nan) if len(logged) else steps * np.nan
 
     def last(self, name: str) -> float | None:
-        """The last value of a metric, NaN included; None where it was never logged."""
+        """Return the last value of a metric, NaN included; None if it was never logged."""
         value = number(self.at("metrics", "last", name))
         return next(reversed(self.log.series(name)[1]), None) if value is None else value
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
-        """Best finite value of a metric and its step."""
+        """Find the best finite value of a metric and its step."""
         step, values = best_evaluation(self.log, name, mode), dict(zip(*self.log.series(name), strict=True))
         return None if step is None else (values[step], step)
 
@@ -170,14 +170,14 @@ class Run:
         return ""
 
     def score(self, metric: str) -> float | None:
-        """The metric's last value if the run finished and it is finite; its arm says what a diverged run counts as."""
+        """Return the metric's last value if the run finished and it is finite; its arm scores a diverged run."""
         if not self.finished or self.diverged:
             return None
         value = self.last(metric)
         return value if value is not None and math.isfinite(value) else None
 
     def perf(self, name: str) -> float | None:
-        """A number of the section `perf` of the summary."""
+        """Return a number of the section `perf` of the summary."""
         value = number(self.at("perf", name))
         return value if value is not None and math.isfinite(value) else None
 

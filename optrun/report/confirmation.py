@@ -56,7 +56,7 @@ class Confirmation:
     """Standard deviation between seeds that the sweep showed."""
 
     def points(self) -> list[list[str]]:
-        """The overrides of each run: each contender on each seed."""
+        """Return the overrides of each run: each contender on each seed."""
         return [[*overrides, f"seed={seed}"] for overrides in self.contenders.values() for seed in self.seeds]
 
     def write(self, folder: Path) -> None:
@@ -207,7 +207,7 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
 
 
 def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
-    """What was typed for a run, without what a confirmation says by itself.
+    """Return what was typed for a run, without what a confirmation says by itself.
 
     Raises:
         ConfigError: It is an option, or lets code run: that a person says, and no file of a run directory.

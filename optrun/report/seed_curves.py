@@ -150,7 +150,7 @@ def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
 
 
 def _counted(row: Row) -> list[Run]:
-    """The runs of a contender's best configuration; where some are finished, these alone."""
+    """Select the runs of a contender's best configuration; if some are finished, these alone."""
     runs = row.arm.counted
     return [run for run in runs if run.finished] or runs
 
@@ -165,13 +165,13 @@ def _against_time(runs: Sequence[Run], steps: Array, values: Array) -> tuple[Arr
 
 
 def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:
-    """One seed, without the values that are not finite."""
+    """Return one seed, without the values that are not finite."""
     x, values = branches.joined(run, metric, axis, run.line(metric, axis))
     return x, _smoothing(metric)(values)
 
 
 def _smoothing(metric: str) -> Callable[[Array], Array]:
-    """What is done to a line: a training loss is smoothed, an evaluation is not."""
+    """Choose what is done to a line: a training loss is smoothed, an evaluation is not."""
     return (lambda values: smooth(values, max(1.0, len(values) / 50))) if metric.startswith("train/") else np.asarray
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def adapter_facts(model: Any) -> dict[str, Any] | None:
-    """What checkpoints say of an adapter, which hold no base; None for a model that trains whole."""
+    """Describe an adapter for checkpoints, which hold no base; None for a model that trains whole."""
     adapter = injected(model)
     if adapter is None:
         return None

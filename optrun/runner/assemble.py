@@ -230,7 +230,7 @@ def _refuse_without_evaluation(config: RunConfig) -> None:
 
 
 def _no_evaluation(asked: str, instead: str) -> ConfigError:
-    """Refusal of what needs an evaluation where there is none."""
+    """Make the refusal of what needs an evaluation if there is none."""
     return ConfigError(
         f"{asked}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give evaluation rows "
         f"(data.eval, data.eval_fraction), or {instead}."
@@ -283,7 +283,7 @@ def _train_step(
     world: World,
     started: Sequence[Mapping[str, Any]],
 ) -> tuple[TrainStep, list[str]]:
-    """What steps, and notes on where its parameters were placed; `started`: groups of the checkpoint to go on from."""
+    """Make what steps, and notes on its placement; `started`: groups of the checkpoint to go on from."""
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -336,7 +336,7 @@ def _train_step(
 
 
 def eval_prefixes(task: Task) -> list[str]:
-    """What the metrics of each evaluation set begin with, such as `eval/` or `eval/dev/`."""
+    """List what the metrics of each evaluation set begin with, such as `eval/` or `eval/dev/`."""
     return [f"eval/{name}/" if name else "eval/" for name in task.eval_sets]
 
 

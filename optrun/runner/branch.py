@@ -61,7 +61,7 @@ class Branch:
     """Where the schedule stands, in words."""
 
     def metadata(self) -> dict[str, Any]:
-        """What every checkpoint of the branch says of it."""
+        """Return what every checkpoint of the branch says of it."""
         return {
             "folder": str(self.trunk.folder),
             "digest": self.trunk.digest,
@@ -72,7 +72,7 @@ class Branch:
         }
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says of it."""
+        """Return what `summary.json` says of it."""
         return {
             **self.metadata(),
             "optimizer_state": self.optimizer_state,
@@ -81,7 +81,7 @@ class Branch:
         }
 
     def notes(self) -> list[str]:
-        """What the user is told before the first step."""
+        """List what the user is told before the first step."""
         place = f"branch: {self.trunk.folder}, step {self.step:,}: its weights, generators and place in the data"
         return [place, f"optimizer state: {self.optimizer_state}", f"schedule: {self.schedule}"]
 
@@ -134,7 +134,7 @@ def _kind(saved: CheckpointMetadata) -> str:
 
 
 def _follows(key: str, changes: Changes) -> bool:
-    """Whether a key only says what another choice of its group brings along."""
+    """Tell whether a key only says what another choice of its group brings along."""
     name = f"{key.partition('.')[0]}.name"
     return key != name and name in changes
 

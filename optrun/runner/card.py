@@ -262,7 +262,7 @@ def _hub_dataset(config: Mapping[str, Any]) -> str:
 
 
 def relative_names(command: str) -> str:
-    """A command whose absolute paths are their last piece: where files lay on one machine means nothing to others.
+    """Shorten absolute paths of a command to their last piece: folders of one machine mean nothing elsewhere.
 
     Example:
         >>> relative_names("optrun data.train=/home/me/train.csv 'data.eval={dev: ~/data/dev.tsv}' lr=1e-3")
@@ -286,7 +286,7 @@ def _dataset(config: Mapping[str, Any]) -> str:
 
 
 def _evaluation(summary: Mapping[str, Any], *, finite: bool = True) -> dict[str, float]:
-    """Last evaluation metrics, bookkeeping left out."""
+    """Return the last evaluation metrics, bookkeeping left out."""
     last = _get(summary, "metrics", "last")
     found: dict[str, float] = {}
     for key, number in last.items() if isinstance(last, Mapping) else ():

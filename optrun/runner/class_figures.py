@@ -14,7 +14,7 @@ MOST_ROWS = 30
 
 
 def tables_of(summary: Mapping[str, Any], *, most: int = MOST_ROWS) -> Iterator[tuple[str, Table]]:
-    """The figures of each class of every evaluation set, where they are those of the weights that the summary is of.
+    """Yield each evaluation set's figures by class, if they are of the weights that the summary is of.
 
     Args:
         summary: As in `summary.json`; what is missing, or no figures, is left out.
@@ -32,7 +32,7 @@ def tables_of(summary: Mapping[str, Any], *, most: int = MOST_ROWS) -> Iterator[
 
 
 def figures_of(values: Mapping[str, Any]) -> Table:
-    """A row for each class, then the means.
+    """Tabulate a row for each class, then the means.
 
     Args:
         values: `classes` and `means`, lists of figures by name, of which the first is the class.

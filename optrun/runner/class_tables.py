@@ -24,12 +24,12 @@ MOST_SHOWN = 12
 
 
 def figures_table(found: ClassTable) -> Table:
-    """A row for each class, then the means."""
+    """Tabulate a row for each class, then the means."""
     return figures_of(as_values(found))
 
 
 def confusion_table(found: ClassTable) -> Table | None:
-    """True classes in rows, predicted ones in columns; None: there is no such matrix, or it is too wide."""
+    """Tabulate true classes in rows, predicted ones in columns; None: there is no matrix, or it is too wide."""
     if found.confusion is None or len(found.labels) > MOST_SHOWN:
         return None
     table = Table(["true \\ predicted", *found.labels], [False, *([True] * len(found.labels))])
@@ -40,7 +40,7 @@ def confusion_table(found: ClassTable) -> Table | None:
 
 
 def as_values(found: ClassTable, most: int | None = None) -> dict[str, Any]:
-    """Everything that is in a table, for JSON.
+    """Convert everything that is in a table, for JSON.
 
     Args:
         found: The table.

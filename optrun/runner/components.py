@@ -163,7 +163,7 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
 
 
 def _nothing() -> None:
-    """A rank that writes no lines has none to flush."""
+    """Do nothing: a rank that writes no lines has none to flush."""
 
 
 def _writers(
@@ -172,7 +172,7 @@ def _writers(
     metrics_log: MetricsLogger,
     answers: Callable[[Any], Iterable[Answer]] | None,
 ) -> list[Callback]:
-    """What writes or shows each line; a line is on the disk before anybody else hears of it."""
+    """List what writes or shows each line; a line is on the disk before anybody else hears of it."""
     config, note = session.config, session.display.note
     tracker = build_tracker(
         config.tracking,

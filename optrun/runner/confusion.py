@@ -20,7 +20,7 @@ _DARK = 0.55
 
 
 def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme: Theme, *, subtitle: str) -> Chart:
-    """A cell for each pair of classes: its colour the share of the true class, its text share and count.
+    """Draw a cell for each pair of classes: its colour the share of the true class, its text share and count.
 
     Args:
         labels: Names of the classes.
@@ -56,7 +56,7 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme
 def _cell(
     ax: Axes, theme: Theme, row: int, column: int, number: int, share: float, *, size: int, numbered: bool
 ) -> None:
-    """One pair of classes: right ones in the first colour, wrong ones in the second."""
+    """Draw one pair of classes: right ones in the first colour, wrong ones in the second."""
     colour = theme.series[0 if row == column else 1]
     ax.add_patch(Rectangle((column, row), 1, 1, facecolor="none", edgecolor=theme.grid, linewidth=0.6))
     if share:
@@ -77,7 +77,7 @@ def _cell(
 
 
 def _name_sides(ax: Axes, theme: Theme, names: list[str], totals: list[int]) -> None:
-    """Classes at both sides: true ones with how many there are, predicted ones below."""
+    """Draw the classes at both sides: true ones with how many there are, predicted ones below."""
     size = len(names)
     every = max(1, -(-size // 60))
     places = [place + 0.5 for place in range(0, size, every)]

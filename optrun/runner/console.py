@@ -47,7 +47,7 @@ class _Lines(logging.Formatter):
         self._values = values
 
     def format(self, record: logging.LogRecord) -> str:
-        """As everywhere, without control characters."""
+        """Format as everywhere, without control characters."""
         return printable(without_secrets(super().format(record), self._values))
 
 
@@ -55,12 +55,12 @@ class _LogFile(logging.FileHandler):
     """Log file of a run; a disk that refuses a line neither ends the run nor hides why it ended."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
-        """No traceback for each line where it is the disk."""
+        """Print no traceback for each line if it is the disk."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        """What is still to be written may be refused, too."""
+        """Close; what is still to be written may be refused, too."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -153,7 +153,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
 
 
 def _prolonging(summary: dict[str, Any]) -> str:
-    """What a finished run goes on with."""
+    """Explain what a finished run goes on with."""
     if summary.get("stopped"):  # a patience of one's own, or the key of a callback
         return f"{summary['stopped']['by']}=..."
     return f"training.max_steps={2 * int(summary['max_steps'])}"

@@ -46,7 +46,7 @@ class Evaluated:
 
 
 def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
-    """Metrics of a checkpoint on the evaluation split of a configuration.
+    """Evaluate a checkpoint on the evaluation split of a configuration.
 
     What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
     that was trained for them is that of the run, the classes are those of the checkpoint.

@@ -34,7 +34,7 @@ def write_model(
     config: Mapping[str, Any],
     sample: tuple[str, str] | None = None,
 ) -> None:
-    """`save_pretrained` form: configuration, safetensors, tokenizer, model card; of an adapter, that of peft.
+    """Write `save_pretrained` form: configuration, safetensors, tokenizer, model card; of an adapter, peft's.
 
     An adapter beside weights that were made from a seed is merged into them: nobody could load it otherwise.
 
@@ -88,7 +88,7 @@ def write_adapter(folder: Path, model: Any) -> None:
 
 
 def task_card(config: Mapping[str, Any]) -> TaskCard | None:
-    """What the task's schema says for the card; None where the task is not known here."""
+    """Return what the task's schema says for the card; None if the task is not known here."""
     task = config.get("task")
     try:
         schema = TASKS[saved_kind("task", TASKS, task)] if isinstance(task, Mapping) and "name" in task else None
@@ -107,7 +107,7 @@ def task_card(config: Mapping[str, Any]) -> TaskCard | None:
 
 
 def _fenced(text: str) -> str:
-    """A block of text as it stands, whatever back-ticks it holds."""
+    """Write a block of text as it stands, whatever back-ticks it holds."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"
@@ -142,7 +142,7 @@ def publish(
 
 @contextmanager
 def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
-    """Inside, a folder of a run is written aside; then it replaces the one that is there."""
+    """Write a folder of a run aside; then it replaces the one that is there."""
     aside = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         with storing(folder), manifest.rewriting(f"{folder.name}/*"):
@@ -157,7 +157,7 @@ def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
 
 
 def _told_of_a_quantised_base(asked: Mapping[str, Any], *, merged: bool) -> str:
-    """What others need to know of a base that was quantised, to compute the same."""
+    """Explain what others need to know of a base that was quantised, to compute the same."""
     if merged:
         return f"the factors were trained beside a base in {asked['quantization']}: these are its weights dequantised"
     options = ", ".join(

@@ -152,7 +152,7 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
 
 
 def options_of(config: RunConfig) -> Mapping[str, Any]:
-    """Keys of its own that the predictor of a task takes, with their defaults.
+    """Return the keys of its own that the predictor of a task takes, with their defaults.
 
     Raises:
         ConfigError: The task has no predictor.
@@ -162,7 +162,7 @@ def options_of(config: RunConfig) -> Mapping[str, Any]:
 
 
 def _named(columns: ColumnsConfig) -> dict[str, Any]:
-    """Keys of columns to their names."""
+    """Map keys of columns to their names."""
     return {
         one.name: getattr(columns, one.name)
         for one in fields(ColumnsConfig)
@@ -171,7 +171,7 @@ def _named(columns: ColumnsConfig) -> dict[str, Any]:
 
 
 def _columns(config: RunConfig, given: Mapping[str, str | None]) -> ColumnsConfig:
-    """The columns of the run, and those that are named now in place of what held the text there."""
+    """Return the columns of the run, with those that are named now in place of what held the text there."""
     own = _named(config.data) if isinstance(config.data, ColumnsConfig) else {}
     if "text_column" in given:
         own["eval_text_column"] = own["messages_column"] = None
@@ -205,7 +205,7 @@ def _refuse_strange(kind: type[Predictor], config: RunConfig, asked: Asked) -> N
 
 
 def _tokenizer(config: RunConfig, run: RunDir) -> Any:
-    """What prepares the inputs, as it was in use when the run was trained.
+    """Load what prepares the inputs, as it was in use when the run was trained.
 
     Raises:
         CheckpointError: The run has none.
@@ -284,5 +284,5 @@ def predict_window(
 
 
 def _tensors(batch: list[Inputs]) -> Batch:
-    """Arrays of the longest row, for the message of what takes too much."""
+    """Collect the arrays of the longest row, for the message of what takes too much."""
     return {name: torch.from_numpy(value) for name, value in batch[0].items() if isinstance(value, np.ndarray)}

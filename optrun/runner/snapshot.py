@@ -49,7 +49,7 @@ class Copier:
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory on the CPU for a copy; for a divided tensor, for what this rank holds of it."""
+    """Allocate memory on the CPU for a copy; for a divided tensor, for what this rank holds of it."""
     if isinstance(tensor, DTensor):
         return torch.empty_like(tensor.detach(), device="cpu", memory_format=torch.contiguous_format)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -42,7 +42,7 @@ _TAKEN_UP = (
 
 
 def now() -> str:
-    """The time as ISO 8601, UTC."""
+    """Return the time as ISO 8601, UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -110,7 +110,7 @@ class Summary:
         self.finished_before = before.get("status") == "finished"
 
     def flat_config(self) -> dict[str, Any]:
-        """Dotted names to values."""
+        """Map dotted names to values."""
         return flat(self.config_values)
 
     def begin(self, setup: TrainingSetup, facts: DataFacts, *, fingerprint: str) -> None:
@@ -183,7 +183,7 @@ class Summary:
         self.values["classes"] = {"step": step, "sets": {**sets, name: as_values(table, MOST_CONFUSED)}}
 
     def present(self) -> dict[str, Any]:
-        """All values as they stand now, to be written or shown; each reader of a run in progress takes them here."""
+        """Return all values as they stand now; each reader of a run in progress takes them here."""
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
             return values
@@ -219,7 +219,7 @@ class Summary:
         self.write()
 
     def finished(self, stop: StopRequest | None) -> dict[str, Any]:
-        """All values as a good end leaves them: what the model card is made of, and then the file.
+        """Return all values as a good end leaves them: what the model card is made of, and then the file.
 
         Args:
             stop: What ended training early; None: all steps are done.
@@ -241,7 +241,7 @@ class Summary:
         write_summary(self.run.summary, self.values)
 
     def as_callback(self, refused: Refused) -> Callback:
-        """The component of the loop that brings the file up to date with its lines of metrics.
+        """Make the component of the loop that brings the file up to date with its lines of metrics.
 
         Args:
             refused: Called with what the disk said.
@@ -278,7 +278,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _device(device: torch.device) -> dict[str, str]:
-    """Which device it was; `hardware` says of which kind, which is what runs are compared by."""
+    """Name the device; `hardware` says of which kind, which is what runs are compared by."""
     found = {"type": device.type}
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         found["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]

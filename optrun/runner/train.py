@@ -230,7 +230,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
 
 
 def _answers(prepared: Prepared, display: Display) -> Callable[[Any], Iterator[Answer]] | None:
-    """What asks the model at each evaluation; None where the task wants no samples, or no rank has the whole model."""
+    """Make what asks the model at each evaluation; None if the task wants no samples, or no rank has it whole."""
     if not getattr(prepared.task.config, "samples", 0):
         return None
     if is_sharded(prepared.model):

@@ -27,7 +27,7 @@ def build_scheduler(
     num_training_steps: int,
     **options: Any,
 ) -> Scheduler:
-    """A scheduler that sets every group's learning rate from step to step.
+    """Build a scheduler that sets every group's learning rate from step to step.
 
     A group may carry `schedule`, the name of a choice or a mapping with `name` and its keys, and then follows that.
 
@@ -76,7 +76,7 @@ def _own_function(_group: Mapping[str, Any], *, curve: Curve) -> GroupSchedule:
 def _schedule_of_group(
     group: Mapping[str, Any], *, config: SchedulerConfig, num_training_steps: int, base_lr: float
 ) -> GroupSchedule:
-    """What a group follows, by its own key `schedule` or by the run's configuration."""
+    """Build what a group follows, by its own key `schedule` or by the run's configuration."""
     own = config_of_group(group, config)
     return GroupSchedule(
         lr=build_curve(own, num_training_steps=num_training_steps, lr=base_lr),
@@ -99,7 +99,7 @@ def _check_arguments(optimizer: Any, num_training_steps: Any) -> None:
 
 
 def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) -> Curve:
-    """The multiplier of a configuration, warm-up and floor included.
+    """Build the multiplier of a configuration, warm-up and floor included.
 
     Args:
         config: Any scheduler configuration; the curve of `plateau` is its warm-up.
@@ -125,7 +125,7 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
 
 
 def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
-    """A sentence where the run ends on the climb: the lr that was asked for is never reached; else None.
+    """Warn if the run ends on the climb: the lr that was asked for is never reached; else None.
 
     Example:
         >>> config = choice("scheduler", SCHEMAS, "cosine", {"num_warmup_steps": 10})
@@ -164,14 +164,14 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
 
 
 def _base_lr(groups: list[dict[str, Any]]) -> float:
-    """Peak of a group of scale 1, as far as the groups tell."""
+    """Find the peak of a group of scale 1, as far as the groups tell."""
     peaks = [(float(group.get("initial_lr", group["lr"])), group.get("lr_scale")) for group in groups]
     scaled = [peak / float(scale) for peak, scale in peaks if scale]
     return max(scaled or [peak for peak, _ in peaks])
 
 
 def _final(config: SchedulerConfig, lr: float) -> float:
-    """`min_lr` as a multiplier."""
+    """Convert `min_lr` to a multiplier."""
     if not isinstance(config, FloorConfig) or config.min_lr == 0:
         return 0.0
     if config.min_lr > lr:
@@ -180,7 +180,7 @@ def _final(config: SchedulerConfig, lr: float) -> float:
 
 
 def config_of_group(group: Mapping[str, Any], default: SchedulerConfig) -> SchedulerConfig:
-    """What a group follows: a schedule of its own, or the run's.
+    """Return what a group follows: a schedule of its own, or the run's.
 
     Raises:
         ConfigError: A schedule that is none.

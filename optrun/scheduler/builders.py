@@ -21,7 +21,7 @@ DEFAULT_RATIO = 0.1
 
 
 def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
-    """Length of the climb in steps, whichever way it was given.
+    """Count the steps of the climb, whichever way it was given.
 
     Example:
         >>> from optrun.config.choice import choice
@@ -43,18 +43,18 @@ _TRIED = 100
 
 
 def constant(config: SchedulerConfig, total: int, _unused: float) -> Curve:
-    """The curve of `scheduler=constant`."""
+    """Build the curve of `scheduler=constant`."""
     return curves.after_warmup(curves.constant, num_warmup_steps_of(config, total))
 
 
 def linear(config: configs.LinearConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=linear`."""
+    """Build the curve of `scheduler=linear`."""
     climb = num_warmup_steps_of(config, total)
     return curves.after_warmup(partial(curves.linear, decay_steps=_rest(total, climb), final=final), climb)
 
 
 def cosine(config: configs.CosineConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=cosine`."""
+    """Build the curve of `scheduler=cosine`."""
     climb = num_warmup_steps_of(config, total)
     body = partial(
         curves.cosine,
@@ -69,7 +69,7 @@ def cosine(config: configs.CosineConfig, total: int, final: float) -> Curve:
 
 
 def polynomial(config: configs.PolynomialConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=polynomial`."""
+    """Build the curve of `scheduler=polynomial`."""
     climb = num_warmup_steps_of(config, total)
     body = partial(
         curves.polynomial,
@@ -82,19 +82,19 @@ def polynomial(config: configs.PolynomialConfig, total: int, final: float) -> Cu
 
 
 def inverse_sqrt(config: configs.InverseSqrtConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=inverse_sqrt`."""
+    """Build the curve of `scheduler=inverse_sqrt`."""
     climb = num_warmup_steps_of(config, total)
     return curves.floored(partial(curves.inverse_sqrt, num_warmup_steps=climb), final, since=climb)
 
 
 def noam(config: configs.NoamConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=noam`."""
+    """Build the curve of `scheduler=noam`."""
     climb = num_warmup_steps_of(config, total)
     return curves.floored(partial(curves.noam, num_warmup_steps=climb, d_model=config.d_model), final, since=climb)
 
 
 def wsd(config: configs.WsdConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=wsd`."""
+    """Build the curve of `scheduler=wsd`."""
     climb = num_warmup_steps_of(config, total)
     decay = config.num_decay_steps
     if decay is None:
@@ -110,13 +110,13 @@ def wsd(config: configs.WsdConfig, total: int, final: float) -> Curve:
 
 
 def step(config: configs.StepConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=step`."""
+    """Build the curve of `scheduler=step`."""
     body = partial(curves.step, step_size=config.step_size, gamma=config.gamma)
     return curves.after_warmup(curves.floored(body, final), num_warmup_steps_of(config, total))
 
 
 def multistep(config: configs.MultistepConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=multistep`."""
+    """Build the curve of `scheduler=multistep`."""
     climb = num_warmup_steps_of(config, total)
     milestones = config.milestones
     if milestones is None:
@@ -127,7 +127,7 @@ def multistep(config: configs.MultistepConfig, total: int, final: float) -> Curv
 
 
 def piecewise(config: configs.PiecewiseConfig, total: int, _unused: float) -> Curve:
-    """The curve of `scheduler=piecewise`."""
+    """Build the curve of `scheduler=piecewise`."""
     climb = num_warmup_steps_of(config, total)
     if config.boundaries is not None:
         _not_in_warmup("scheduler.boundaries", config.boundaries, climb)
@@ -141,12 +141,12 @@ def piecewise(config: configs.PiecewiseConfig, total: int, _unused: float) -> Cu
 
 
 def exponential(config: configs.ExponentialConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=exponential`."""
+    """Build the curve of `scheduler=exponential`."""
     return _over_decay_steps(curves.exponential, config, total, final)
 
 
 def inverse_time(config: configs.InverseTimeConfig, total: int, final: float) -> Curve:
-    """The curve of `scheduler=inverse_time`."""
+    """Build the curve of `scheduler=inverse_time`."""
     return _over_decay_steps(curves.inverse_time, config, total, final)
 
 
@@ -164,7 +164,7 @@ def _over_decay_steps(
 
 
 def _rest(total: int, climb: int) -> int:
-    """Steps of the run that lie behind the warm-up; 1 in a run that ends within it, so that the climb has its peak."""
+    """Count the steps behind the warm-up; 1 in a run that ends within it, so that the climb has its peak."""
     return max(total - climb, 1)
 
 
@@ -175,7 +175,7 @@ def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
 
 
 def registered(function: Callable[..., float], config: SchedulerConfig, total: int, final: float) -> Curve:
-    """The curve of a function that was registered, between the warm-up and `min_lr`.
+    """Build the curve of a function that was registered, between the warm-up and `min_lr`.
 
     Args:
         function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps from the end of the warm-up.

@@ -18,7 +18,7 @@ Curve: TypeAlias = Callable[[int], float]
 
 
 def constant(global_step: int) -> float:
-    """The peak, at every step.
+    """Keep the peak at every step.
 
     Example:
         >>> constant(1000)
@@ -29,7 +29,7 @@ def constant(global_step: int) -> float:
 
 
 def warmup(global_step: int, num_warmup_steps: int) -> float:
-    """Linear climb: 0 at step 0, 1 from step `num_warmup_steps` on. MindSpore's WarmUpLR.
+    """Climb linearly: 0 at step 0, 1 from step `num_warmup_steps` on. MindSpore's WarmUpLR.
 
     Example:
         >>> [warmup(step, 4) for step in range(6)]
@@ -39,7 +39,7 @@ def warmup(global_step: int, num_warmup_steps: int) -> float:
 
 
 def linear(global_step: int, *, decay_steps: int, final: float = 0.0) -> float:
-    """Straight line from 1 to `final`.
+    """Go straight from 1 to `final`.
 
     Args:
         global_step: Step, from 0.
@@ -56,7 +56,7 @@ def linear(global_step: int, *, decay_steps: int, final: float = 0.0) -> float:
 def polynomial(
     global_step: int, *, decay_steps: int, final: float = 0.0, power: float = 1.0, cycle: bool = False
 ) -> float:
-    """(1 - final) * (1 - step / decay_steps) ** power + final. Keras PolynomialDecay, MindSpore PolynomialDecayLR.
+    """Compute (1 - final) * (1 - step / decay_steps) ** power + final, as Keras and MindSpore PolynomialDecay.
 
     Args:
         global_step: Step, from 0.
@@ -86,7 +86,7 @@ def cosine(
     cycle_mult: float = 1.0,
     cycle_decay: float = 1.0,
 ) -> float:
-    """A half cosine, final + (1 - final) * (1 + cos(pi * progress)) / 2, once or several times.
+    """Compute a half cosine, final + (1 - final) * (1 + cos(pi * progress)) / 2, once or several times.
 
     Args:
         global_step: Step, from 0.
@@ -123,7 +123,7 @@ def cosine(
 
 
 def inverse_sqrt(global_step: int, num_warmup_steps: float) -> float:
-    """Linear climb to 1 at `num_warmup_steps`, then sqrt(num_warmup_steps) / sqrt(step).
+    """Climb linearly to 1 at `num_warmup_steps`, then follow sqrt(num_warmup_steps) / sqrt(step).
 
     The value at step 0 is exactly 0: the first optimizer step moves moments and no weights.
 
@@ -148,7 +148,7 @@ def inverse_sqrt(global_step: int, num_warmup_steps: float) -> float:
 
 
 def noam(global_step: int, *, num_warmup_steps: float, d_model: int | None = None) -> float:
-    """d_model ** -0.5 * min(step ** -0.5, step * num_warmup_steps ** -1.5); 0 at step 0.
+    """Compute d_model ** -0.5 * min(step ** -0.5, step * num_warmup_steps ** -1.5); 0 at step 0.
 
     Args:
         global_step: Step, from 0.
@@ -181,7 +181,7 @@ def wsd(
     final: float = 0.0,
     shape: str = "one_minus_sqrt",
 ) -> float:
-    """The peak for `num_stable_steps`, then down to `final` within `num_decay_steps`.
+    """Keep the peak for `num_stable_steps`, then go down to `final` within `num_decay_steps`.
 
     With x from 0 to 1 over the decay, the curve goes along `1 - x` (linear), `(1 + cos(pi x)) / 2` (cosine),
     `1 - sqrt(x)` (one_minus_sqrt), `1 - x**2` (square), or in equal factors, `final ** x` (exponential).
@@ -219,7 +219,7 @@ def wsd(
 
 
 def step(global_step: int, *, step_size: int, gamma: float = 0.1) -> float:
-    """Times gamma every `step_size` steps. Paddle's StepDecay.
+    """Multiply by gamma every `step_size` steps, as Paddle's StepDecay.
 
     Example:
         >>> [step(at, step_size=2, gamma=0.5) for at in range(5)]
@@ -229,7 +229,7 @@ def step(global_step: int, *, step_size: int, gamma: float = 0.1) -> float:
 
 
 def multistep(global_step: int, *, milestones: Sequence[int], gamma: float = 0.1, boundary: str = "paddle") -> float:
-    """Gamma to the power of the milestones passed.
+    """Raise gamma to the power of the milestones passed.
 
     Args:
         global_step: Step, from 0.
@@ -250,7 +250,7 @@ def multistep(global_step: int, *, milestones: Sequence[int], gamma: float = 0.1
 def piecewise(
     global_step: int, *, values: Sequence[float], boundaries: Sequence[int] | None = None, boundary: str = "paddle"
 ) -> float:
-    """A list of multipliers: one per stretch between boundaries, or one per step.
+    """Choose from a list of multipliers: one per stretch between boundaries, or one per step.
 
     Args:
         global_step: Step, from 0.
@@ -275,7 +275,7 @@ def piecewise(
 
 
 def exponential(global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False) -> float:
-    """decay_rate ** (step / decay_steps). Keras ExponentialDecay, MindSpore ExponentialDecayLR.
+    """Compute decay_rate ** (step / decay_steps), as Keras ExponentialDecay and MindSpore ExponentialDecayLR.
 
     Args:
         global_step: Step, from 0.
@@ -291,7 +291,7 @@ def exponential(global_step: int, *, decay_rate: float, decay_steps: int, stairc
 
 
 def inverse_time(global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False) -> float:
-    """1 / (1 + decay_rate * step / decay_steps). Keras InverseTimeDecay, and the `decay` of its optimizers.
+    """Compute 1 / (1 + decay_rate * step / decay_steps), as Keras InverseTimeDecay and the `decay` of its optimizers.
 
     Args:
         global_step: Step, from 0.
@@ -307,7 +307,7 @@ def inverse_time(global_step: int, *, decay_rate: float, decay_steps: int, stair
 
 
 def product(*curves: Curve) -> Curve:
-    """The curve that multiplies its parts.
+    """Multiply curves.
 
     Example:
         >>> product(lambda step: 0.5, lambda step: step)(4)
@@ -317,7 +317,7 @@ def product(*curves: Curve) -> Curve:
 
 
 def floored(curve: Curve, final: float, *, since: int = 0) -> Curve:
-    """The curve, but never below `final` from step `since` on.
+    """Bound the curve by `final` from below, from step `since` on.
 
     Example:
         >>> floored(lambda step: 1 / (1 + step), 0.25)(100)
@@ -327,7 +327,7 @@ def floored(curve: Curve, final: float, *, since: int = 0) -> Curve:
 
 
 def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
-    """Linear climb to the first value of the curve, which then counts its own steps from 0.
+    """Climb linearly to the first value of the curve, which then counts its own steps from 0.
 
     Example:
         >>> late = after_warmup(lambda step: 1 / (1 + step), 2)
@@ -338,7 +338,7 @@ def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
 
 
 def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
-    """The curve times the climb; steps count from the start of the run.
+    """Multiply the curve by the climb; steps count from the start of the run.
 
     Example:
         >>> early = during_warmup(lambda step: 0.5, 2)

@@ -75,12 +75,12 @@ class Plateau:
         return gain > self.threshold
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from evaluation to evaluation, and which direction that was seen in; JSON-able."""
+        """Return what changes from evaluation to evaluation, and in which direction; JSON-able."""
         counted = {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
         return {**counted, "mode": self.mode}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`."""
+        """Continue from `state_dict()`."""
         self.multiplier = float(state["multiplier"])
         self.best = None if state["best"] is None else float(state["best"])
         self.num_bad = int(state["num_bad"])

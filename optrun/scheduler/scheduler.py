@@ -33,11 +33,11 @@ class GroupSchedule:
     plateau: Plateau | None = None
 
     def multiplier(self, global_step: int) -> float:
-        """What the lr is multiplied by at a step, as far as it is known now."""
+        """Return what the lr is multiplied by at a step, as far as it is known now."""
         return self.lr(global_step) * (1.0 if self.plateau is None else self.plateau.multiplier)
 
     def decay_multiplier(self, global_step: int) -> float | None:
-        """What the weight decay is multiplied by; None where it is left alone."""
+        """Return what the weight decay is multiplied by; None if it is left alone."""
         if self.weight_decay is None:
             return None
         return self.multiplier(global_step) if isinstance(self.weight_decay, str) else self.weight_decay(global_step)
@@ -102,7 +102,7 @@ class Scheduler(LRScheduler):
             group["initial_lr"] = value
 
     def step(self, metric: float | None = None) -> None:
-        """One optimizer step was made: set the values for the next.
+        """Set the values for the next step, after one optimizer step was made.
 
         Args:
             metric: The watched metric, where it was evaluated at this step; as `observe`.
@@ -125,22 +125,22 @@ class Scheduler(LRScheduler):
         self._apply()
 
     def multiplier(self, global_step: int, group_index: int = 0) -> float:
-        """What the lr of a group is multiplied by at a step, as far as it is known now."""
+        """Return what the lr of a group is multiplied by at a step, as far as it is known now."""
         self._catch_up()
         return self._schedules[group_index].multiplier(global_step)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Learning rate of each group at the current step, by base and curve."""
+        """Compute the learning rate of each group at the current step, by base and curve."""
         pairs = zip(self.base_lrs, self._schedules, strict=True)
         return [base * schedule.multiplier(self.last_epoch) for base, schedule in pairs]
 
     def get_last_lr(self) -> list[float | Tensor]:
-        """Learning rate of each group for the step that comes next."""
+        """Return the learning rate of each group for the step that comes next."""
         self._catch_up()
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands; JSON-able. The curves are configuration and not in it."""
+        """Return where the schedule stands; JSON-able. The curves are configuration and not in it."""
         last_lr = self.get_last_lr()
         plateaus = [schedule.plateau for schedule in self._schedules]
         return {
@@ -152,7 +152,7 @@ class Scheduler(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict()`: the lr follows from the step and the curves given here.
+        """Continue from `state_dict()`: the lr follows from the step and the curves given here.
 
         Raises:
             ValueError: It is no such state, or belongs to another number of groups.
@@ -186,7 +186,7 @@ class Scheduler(LRScheduler):
                 schedule.plateau.observe(float(metric))
 
     def _update_lr(self, epoch: int | None = None) -> None:
-        """Go to the next step, or to `epoch`: torch's SequentialLR starts a schedule with 0."""
+        """Set the lr for the next step, or for `epoch`: torch's SequentialLR starts a schedule with 0."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
@@ -237,13 +237,13 @@ class Scheduler(LRScheduler):
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps: accelerate's `prepare` puts one around it, which has no hooks."""
+    """Return the optimizer that steps: accelerate's `prepare` puts one around it, which has no hooks."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def _set(group: dict[str, Any], key: str, value: float | Tensor) -> None:
-    """In place where the optimizer keeps a tensor, as compiled and captured steps want it."""
+    """Set in place if the optimizer keeps a tensor, as compiled and captured steps want it."""
     if isinstance(group[key], Tensor):
         with torch.no_grad():
             group[key].fill_(value)
@@ -252,7 +252,7 @@ def _set(group: dict[str, Any], key: str, value: float | Tensor) -> None:
 
 
 def _refuse_functions(optimizer: Optimizer, name: str, *, weight_decay: bool) -> None:
-    """An lr that is a function of the step already would be overwritten here."""
+    """Refuse an lr that is a function of the step already, since it would be overwritten here."""
     functions = getattr(_unwrapped(optimizer), "_functions", [])
     for key in ("lr", "weight_decay") if weight_decay else ("lr",):
         if any(key in of_group for of_group in functions):

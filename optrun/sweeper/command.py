@@ -35,7 +35,7 @@ class SweepCommand(CommandLine):
         return [token for token in self.overrides if is_hydra(token)]
 
     def job_argv(self, overrides: Sequence[str]) -> list[str]:
-        """Arguments after `optrun` that make one job alone.
+        """Return the arguments after `optrun` that make one job alone.
 
         Example:
             >>> SweepCommand(config_name="mine", config_dir="conf").job_argv(["lr=0.1"])
@@ -65,7 +65,7 @@ class Launch:
 
 
 def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:
-    """Whether a recipe, or an override, says that this is a sweep without `-m`."""
+    """Tell whether a recipe, or an override, says that this is a sweep without `-m`."""
     mode = [token for token in command_line.overrides if token.startswith("hydra.mode=")]
     if command_line.config_name == DEFAULT_CONFIG and not mode:
         return False

@@ -124,7 +124,7 @@ class ContenderStudy:
             raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
 
     def placements(self) -> Iterator[Job]:
-        """Jobs that may never be: the example, and one for each way of taking devices that is searched over."""
+        """Yield jobs that may never be: the example, and one for each searched way of taking devices."""
         yield self.example
         for key in _OF_PLACEMENT & self.space.keys():
             other = {name: any_value(kind) for name, kind in self.space.items()}
@@ -169,7 +169,7 @@ class ContenderStudy:
         }
 
     def mode(self) -> str:
-        """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
+        """Tell which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
         saving = self.example.values["checkpoint"]
         if saving["mode"] is not None:
             return str(saving["mode"])

@@ -124,7 +124,7 @@ class Driver:
         self.view.update(self.board)
 
     def _wanted(self, goal: Goal) -> bool:
-        """Whether a job is to be worked on in this start, to get where it is wanted."""
+        """Tell whether a job is to be worked on in this start, to get where it is wanted."""
         row, record = self.board.row(goal.job), self.sweep.read_record(goal.job.name)
         if row.state.status == "finished" or row.out_of_time:
             return False
@@ -133,7 +133,7 @@ class Driver:
         return goal.stop_at is None or str(goal.stop_at) not in record.rungs
 
     def is_short_of(self, goal: Goal) -> bool:
-        """Whether a job is still to get where it is wanted, in this start or, if its time is up, in the next one."""
+        """Tell whether a job is still to get where it is wanted, in this start or, if its time is up, the next."""
         return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
     # What is done ---------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Driver:
         return False
 
     def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
-        """Jobs of one launch each; those that other processes hold may be left behind, so they are looked at again."""
+        """Yield jobs of one launch each; those that other processes hold may be left behind, so they come again."""
         free = (
             goal
             for goal in goals
@@ -398,7 +398,7 @@ class Driver:
     # How it ended ---------------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
-        """0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75: stopped, and saved."""
+        """Return 0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75: stopped, saved."""
         states = [row.state for row in self.board.rows.values() if not row.resting]
         if self.stop.refused:
             return EXIT_STORAGE

@@ -63,7 +63,7 @@ class JobState:
         return self.status in ("finished", "failed")
 
     def better(self, value: float, other: float) -> bool:
-        """Whether a value of its metric beats another; NaN beats nothing and is beaten by all."""
+        """Tell whether a value of its metric beats another; NaN beats nothing and is beaten by all."""
         if other != other:
             return value == value
         return value < other if self.mode == "min" else value > other
@@ -99,11 +99,11 @@ class SweepDir:
         return RunDir(self.path / name)
 
     def lock(self, name: str) -> Path:
-        """Held by the process that works on a job."""
+        """Return the lock that the process which works on a job holds."""
         return self.hidden / "jobs" / f"{name}.lock"
 
     def stop(self, token: str) -> Path:
-        """There once a sweep process wants its workers to save and end."""
+        """Return the file that exists once a sweep process wants its workers to save and end."""
         return self.hidden / f"stop-{token}"
 
     def spec(self, token: str) -> Path:
@@ -135,7 +135,7 @@ class SweepDir:
             yield self.read_record(name)
 
     def held(self, name: str) -> bool:
-        """Whether a process is at work on a job, be it outside of any sweep."""
+        """Tell whether a process is at work on a job, be it outside of any sweep."""
         return is_held(self.lock(name)) or is_held(self.run(name).lock)
 
     def state(self, name: str) -> JobState:

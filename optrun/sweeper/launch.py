@@ -96,7 +96,7 @@ class Server:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether there is no process."""
+        """Tell whether there is no process."""
         return self._process.poll() is not None
 
     def close(self, patience: float | None = None) -> None:
@@ -176,7 +176,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
 
 
 def _follow(stop: Path) -> threading.Event:
-    """When the sweep is gone, however it went, its workers save and end."""
+    """Watch the sweep: when it is gone, however it went, its workers save and end."""
     parent, over = os.getppid(), threading.Event()
 
     def look() -> None:

@@ -140,7 +140,7 @@ class DevicePool:
             self._not_before.update(dict.fromkeys(lease.devices, self.clock() + _STEP_BACK_SECONDS))
 
     def is_awaited(self, lease: Lease) -> bool:
-        """Whether a process that has no device waits for one of these."""
+        """Tell whether a process that has no device waits for one of these."""
         for device in lease.devices:
             descriptor = _lock(self._path(device, "waiting"))
             if descriptor is None:
@@ -251,7 +251,7 @@ def _refused(path: Path, error: OSError) -> StorageError:
 
 
 def _sign(descriptor: int) -> None:
-    """Who holds it: for people who wait, nothing depends on it."""
+    """Sign who holds it: for people who wait, nothing depends on it."""
     with contextlib.suppress(OSError):
         holder = {"pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S"), "folder": str(Path.cwd())}
         os.ftruncate(descriptor, 0)

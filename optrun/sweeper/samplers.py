@@ -28,7 +28,7 @@ _OF_EACH_TRIAL: dict[Sampler, Callable[[int], Any]] = {
 
 
 def is_hashed(study: Any) -> bool:
-    """Whether the trials of a study are seeded by a hash; a study without trials begins so.
+    """Tell whether the trials of a study are seeded by a hash; a study without trials begins so.
 
     Studies of before were seeded by the sum of seed and number, so that neighbouring seeds proposed the same trials.
     They go on as they began.

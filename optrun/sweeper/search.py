@@ -83,15 +83,15 @@ class Search:
         return bool(self.studies[0].name)
 
     def placements(self) -> list[Job]:
-        """Jobs that may never be, of every way of taking devices that is searched over."""
+        """List jobs that may never be, of every way of taking devices that is searched over."""
         return [job for study in self.studies for job in study.placements()]
 
     def tuned(self) -> list[str]:
-        """Keys and groups that are searched, and tell no contenders apart."""
+        """List keys and groups that are searched, and tell no contenders apart."""
         return sorted({key for study in self.studies for key in study.searched} - {"optimizer"})
 
     def seeds(self) -> list[int]:
-        """Seeds that take part in the choice."""
+        """List the seeds that take part in the choice."""
         return [int(seed) for study in self.studies for seed in study.seeds or [study.example.values["seed"]]]
 
     @property
@@ -131,7 +131,7 @@ class Search:
             )
 
     def _know_before(self, driver: Driver) -> list[Trial]:
-        """Trials that ended in earlier starts, with their jobs.
+        """Collect trials that ended in earlier starts, with their jobs.
 
         Raises:
             ConfigError: They ended in another sweep directory.
@@ -249,7 +249,7 @@ class Search:
         return left, goals
 
     def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
-        """Whether one more trial stays within the steps of a study."""
+        """Tell whether one more trial stays within the steps of a study."""
         if self.steps is None:
             return True
         open_jobs = {job.name: job for trial in under_way if trial.study is study for job in trial.jobs}
@@ -259,7 +259,7 @@ class Search:
         return spent + self._length(study.example) * study.jobs_of_trial <= self.steps
 
     def _length(self, job: Job) -> int:
-        """Optimizer steps of a job.
+        """Count the optimizer steps of a job.
 
         Raises:
             ConfigError: Its configuration counts in epochs.
@@ -275,7 +275,7 @@ class Search:
 
 @contextlib.contextmanager
 def _asking(sweep: SweepDir) -> Iterator[None]:
-    """One process at a time proposes, so that there are never more trials than asked for."""
+    """Let one process at a time propose, so that there are never more trials than asked for."""
     patience = time.monotonic() + _ASK_SECONDS
     while True:
         try:

@@ -40,7 +40,7 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, Any]:
 
 
 def _is_whole(override: Override, found: Any, before: Any, after: Any) -> bool:
-    """Whether a key takes whole numbers.
+    """Tell whether a key takes whole numbers.
 
     A schema makes the low end what the key takes. An open mapping keeps what it is given: there the value counts that
     stands without the override, and where there is none, whether both ends were written as whole numbers.
@@ -104,14 +104,14 @@ def _grid(value: RangeSweep) -> Any:
 
 
 def any_value(found: Any) -> Any:
-    """Any value of a distribution, to see what a trial resolves to; whole where it can be, which every number takes."""
+    """Pick any value of a distribution, to see what a trial resolves to; whole if it can be."""
     if isinstance(found, CategoricalDistribution):
         return found.choices[0]
     return int(found.low) if found.low == int(found.low) else found.low
 
 
 def ends(space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Few points that visit the ends of every range and each of the choices.
+    """List few points that visit the ends of every range and each of the choices.
 
     Example:
         >>> ends({"lr": FloatDistribution(0.5, 2.0), "x": CategoricalDistribution(["a", "b", "c"])})

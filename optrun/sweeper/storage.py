@@ -128,7 +128,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _is_record(line: bytes) -> bool:
-    """Whether a line, perhaps cut, is one of a journal."""
+    """Tell whether a line, perhaps cut, is one of a journal."""
     return line.startswith(_RECORD) or _RECORD.startswith(line)
 
 

@@ -59,7 +59,7 @@ def refuse_mixed(storage: Any, where: str, apart: bool) -> None:
 
 
 def whole(trial: FrozenTrial, space: Mapping[str, Any]) -> bool:
-    """Whether a trial has all its parameters; a process that was killed while asking leaves one that has not."""
+    """Tell whether a trial has all its parameters; a process killed while asking leaves one that has not."""
     return set(trial.params) == set(space)
 
 

@@ -177,7 +177,7 @@ class SweepTask:
 
 
 def _saved_before(run: RunDir, values: dict[str, Any]) -> bool:
-    """Whether a job that was begun saved checkpoints then; its configuration is the sweep's, whatever its file says."""
+    """Tell whether a begun job saved checkpoints; its configuration is the sweep's, whatever its file says."""
     try:
         return bool(saved.read_config(run.config)["checkpoint"]["enabled"])
     except (ConfigError, KeyError, TypeError):
@@ -290,5 +290,5 @@ def _release_memory() -> None:
 
 
 def _in_joblib_pool() -> bool:
-    """Whether this is a process of joblib's pool, and not the sweep's own, whose parent, a shell, may come and go."""
+    """Tell whether this is a process of joblib's pool, and not the sweep's own, whose parent may come and go."""
     return multiprocessing.current_process().name.startswith("LokyProcess")

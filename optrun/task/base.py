@@ -137,14 +137,14 @@ class Task(ABC):
         del others  # most tasks need nothing
 
     def eval_fingerprint(self) -> str:
-        """A digest of the evaluation examples; of several sets with their names."""
+        """Digest the evaluation examples; of several sets with their names."""
         if list(self.eval_sets) == [""]:
             return self.eval.fingerprint()[:16]
         return digest(*(f"{name} {examples.fingerprint()}" for name, examples in self.eval_sets.items()))[:16]
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """The training texts that a tokenizer made for this task learns from.
+        """Yield the training texts that a tokenizer made for this task learns from.
 
         Raises:
             ConfigError: A missing column.
@@ -153,7 +153,7 @@ class Task(ABC):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """The columns that an example is made of, without what it is to predict: rows that agree in them are equal.
+        """List the columns that an example is made of, without its target: rows that agree in them are equal.
 
         Raises:
             ConfigError: A missing column.
@@ -183,7 +183,7 @@ class Task(ABC):
         """
 
     def needs(self) -> ModelNeeds:
-        """What the data asks of the model."""
+        """Return what the data asks of the model."""
         return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
     def collate(self, examples: list[Example]) -> Batch:
@@ -201,22 +201,22 @@ class Task(ABC):
     # Loss ---------------------------------------------------------------------------------------------------------
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        """The labels that a loss is over; `IGNORED` where there is none."""
+        """Return the labels that a loss is over; `IGNORED` marks positions without one."""
         return batch["labels"][:, 1:] if self.shift else batch["labels"]
 
     def count(self, batch: Batch) -> int:
-        """How many targets a batch has: what the model's own mean loss is over."""
+        """Count the targets of a batch: what the model's own mean loss is over."""
         return int((self.targets(batch) != IGNORED).sum())
 
     def weight(self, batch: Batch) -> float:
-        """What the mean of `loss` is over: how many targets, or the sum of their class weights."""
+        """Return what the mean of `loss` is over: the number of targets, or the sum of their class weights."""
         if self.class_weights is None:
             return self.count(batch)
         targets = self.targets(batch)
         return float(self.class_weights.double()[targets[targets != IGNORED]].sum())
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """The training loss of a batch, a mean over `weight(batch)`; shape ().
+        """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
 
         The model's own; with label smoothing or class weights torch's cross-entropy, which is what the `LabelSmoother`
         of transformers computes. `eval/loss` is the model's own where it returns one, so that runs compare.
@@ -247,7 +247,7 @@ class Task(ABC):
         )
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of the losses over each example's targets, and how many these are; shape (batch,) each.
+        """Sum the losses over each example's targets, and count these; shape (batch,) each.
 
         Plain cross-entropy, whatever the training loss is made of.
         """
@@ -262,49 +262,49 @@ class Task(ABC):
     # Evaluation ---------------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and true classes of a batch for the registered metrics; shape (targets,) each."""
+        """Return predicted and true classes of a batch for the registered metrics; shape (targets,) each."""
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         targets = self.targets(batch)
         known = targets != IGNORED
         return logits.argmax(-1)[known].cpu().numpy(), targets[known].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
-        """Empty metrics that are counted batch by batch, whatever `task.metrics` says; the mean loss by default."""
+        """Make empty metrics that count batch by batch, whatever `task.metrics` says; the mean loss by default."""
         return MeanLoss(self.count)
 
     def evaluation(self) -> MetricAccumulator:
-        """Empty metrics: those counted batch by batch, then the registered ones over the whole evaluation set."""
+        """Make empty metrics: those counted batch by batch, then the registered ones over the whole set."""
         classes = len(self.labels)
         return EvaluationMetrics(
             self.running_metrics(), self.metrics, self.predictions, classes, self.labels, self.loss
         )
 
     def metric_names(self) -> list[str]:
-        """What `evaluation().compute()` will report."""
+        """List what `evaluation().compute()` will report."""
         return self.evaluation().names
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Tokens (without padding) and examples of a batch, for throughput."""
+        """Count tokens (without padding) and examples of a batch, for throughput."""
         if "attention_mask" in batch:
             return int(batch["attention_mask"].sum()), int(batch["attention_mask"].shape[0])
         first = next(iter(batch.values()))
         return (first.numel() if "input_ids" in batch else 0), int(first.shape[0])
 
     def sample(self, model: PreTrainedModel, tokenizer: Any, *, seed: int) -> tuple[str, str] | None:  # noqa: ARG002
-        """A prompt and its continuation, which show a person what was learnt; None: there is no such thing."""
+        """Sample a prompt and its continuation, to show what was learnt; None: the task has no such thing."""
         return None
 
     def answers(self, model: PreTrainedModel, tokenizer: Any) -> Iterator[Answer]:  # noqa: ARG002
-        """What a model makes of some evaluation rows, without chance; random states are left as they were."""
+        """Yield what a model makes of some evaluation rows, without chance; random states stay as they were."""
         return iter(())
 
     def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002
-        """A training example as a person reads it, its targets marked; None: there is nothing to read."""
+        """Show a training example as a person reads it, its targets marked; None: there is nothing to read."""
         return None
 
 
 def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
-    """Rows of unequal length in one tensor; shape (rows, longest), int64."""
+    """Pad rows of unequal length to one tensor of shape (rows, longest), int64."""
     rows = list(rows)
     out = np.full((len(rows), max(len(row) for row in rows)), value, dtype=np.int64)
     for target, row in zip(out, rows, strict=True):
@@ -313,13 +313,13 @@ def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
 
 
 def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
-    """Rows one behind another, without what they were padded with; shape (1, tokens)."""
+    """Join rows one behind another, without their padding; shape (1, tokens)."""
     inside = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
     return {name: values[inside][None] for name, values in batch.items()}
 
 
 def pad_inputs(examples: list[Example], padding: int) -> Batch:
-    """`input_ids`, `attention_mask` and, where the tokenizer makes them, `token_type_ids` of shape (batch, longest)."""
+    """Pad `input_ids`, `attention_mask` and, if the tokenizer makes them, `token_type_ids` to (batch, longest)."""
     rows = [example["input_ids"] for example in examples]
     batch = {"input_ids": pad(rows, padding), "attention_mask": pad((np.ones_like(row) for row in rows), 0)}
     if "token_type_ids" in examples[0]:

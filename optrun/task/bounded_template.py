@@ -155,7 +155,7 @@ def _size(value: Any) -> int:
 
 
 def _weight(value: Any) -> int:
-    """Characters in all of a nested value, four for each value that is no text; counted as far as the bound."""
+    """Count the characters in a nested value, four for each value that is no text, as far as the bound."""
     total, nodes, left = 0, 0, [value]
     while left:
         nodes += 1
@@ -309,7 +309,7 @@ def render(**arguments: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _library() -> Callable[..., Any]:
-    """The function of transformers, which compiles by ours."""
+    """Return transformers' function, made to compile with the bounded environment."""
     theirs = chat_template_utils.render_jinja_template
     known = {**theirs.__globals__, "_compile_jinja_template": _compiled}
     return types.FunctionType(theirs.__code__, known, argdefs=theirs.__defaults__)

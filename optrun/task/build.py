@@ -19,7 +19,7 @@ from optrun.task.base import Task
 
 
 def task_class(config: TaskConfig) -> type[Task]:
-    """The class of a task, before any data is read.
+    """Return the class of a task, before any data is read.
 
     Raises:
         ConfigError: A configuration that is no task's.
@@ -29,7 +29,7 @@ def task_class(config: TaskConfig) -> type[Task]:
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """The class that predicts rows for a task: its `predictor`, an `optrun.runner.prediction.base.Predictor`.
+    """Return the class that predicts rows for a task: its `predictor`, an `optrun.plugin.Predictor`.
 
     Raises:
         ConfigError: It names none, or one that cannot be imported.
@@ -75,7 +75,7 @@ def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: 
 
 
 def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task:
-    """The task of the first source, with the examples of all.
+    """Make the task of the first source, with the examples of all.
 
     Raises:
         ConfigError: Sources with different classes, or one without an example.
@@ -103,7 +103,7 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
 
 
 def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
-    """The training texts that a tokenizer learns from; of several sources by turns.
+    """Yield the training texts that a tokenizer learns from; of several sources by turns.
 
     Raises:
         ConfigError: A missing column.

@@ -47,7 +47,7 @@ class CausalLm(LanguageModel):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """As `LanguageModel.read`; rows of token ids are the examples themselves.
+        """Read examples as `LanguageModel.read`; rows of token ids are the examples themselves.
 
         Raises:
             ConfigError: Also for ids that the tokenizer does not have.
@@ -65,7 +65,7 @@ class CausalLm(LanguageModel):
         return limited(rows, limit, seed=seed)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded.
+        """Collate `input_ids` and `labels` of shape (batch, longest); `attention_mask` only if something is padded.
 
         With `document_masking` also `position_ids` that begin anew with each document, by which models of transformers
         keep documents apart, and no label at its first token, which nothing is before; what is padded is then a
@@ -97,18 +97,18 @@ class CausalLm(LanguageModel):
         return in_one_row(batch, map(len, rows))
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Tokens and blocks; of blocks in one row all but the last of the data are full."""
+        """Count tokens and blocks; of blocks in one row all but the last of the data are full."""
         tokens, rows = super().sizes(batch)
         return tokens, -(-tokens // self.max_length) if self.one_row and "position_ids" in batch else rows
 
     def running_metrics(self) -> MetricAccumulator:
-        """Loss, perplexity, accuracy over tokens with a token before them."""
+        """Make loss, perplexity and accuracy over tokens that have a token before them."""
         return TokenMetrics(shift=True)
 
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int
     ) -> tuple[str, str] | None:
-        """The prompt, where there is one, and what the model makes of it."""
+        """Sample the prompt, if there is one, and what the model makes of it."""
         if not self.prompt or not self.config.sample_tokens:
             return None
         return self.prompt, continue_text(model, tokenizer, self.prompt, self.config.sample_tokens, seed=seed)

@@ -48,7 +48,7 @@ class ChatEncoder:
         self.max_length = max_length
 
     def key(self) -> str:
-        """A digest of tokenizer, template and settings."""
+        """Digest the tokenizer, the template and the settings."""
         config, template = self.config, self.template
         settings = f"{config.assistant_only_loss} {config.completion_only_loss} {self.tokenizer.eos_token}"
         written = "" if template is None else template.key()
@@ -106,7 +106,7 @@ class ChatEncoder:
         return found
 
     def _told_apart(self, texts: list[str], spans: list[list[Span]]) -> tuple[list[list[int]], list[np.ndarray]]:
-        """Ids, and 1 where a token has a character of a span."""
+        """Return ids, and 1 for each token that has a character of a span."""
         if not self.tokenizer.is_fast:
             raise ConfigError(
                 f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where in a text its "
@@ -131,18 +131,18 @@ class ChatEncoder:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Count how many tokens two sequences share at their beginning."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def unwritten(template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed) -> ConfigError:
-    """The refusal of a row that the template cannot write, or not so that its answers are found."""
+    """Make the refusal of a row that the template cannot write, or whose answers cannot be found in its text."""
     way = written_by(template, row, marks=error.lacks_marks)
     return ConfigError(f"{template.origin}: {place(split, row)} {error}. {way}")
 
 
 def written_by(template: ChatTemplate, row: Chat, *, marks: bool = False) -> str:
-    """What writes a row that a template does not: each of those that come with optrun is tried."""
+    """Name what writes a row that a template does not: each of those that come with optrun is tried."""
     names = writers(template.tokenizer, row.turns, row.tools)
     if not names:
         return (
@@ -154,5 +154,5 @@ def written_by(template: ChatTemplate, row: Chat, *, marks: bool = False) -> str
 
 
 def place(split: Split, row: Chat | Plain) -> str:
-    """A row for a person who looks for it; of a stream its place is said by whoever read it."""
+    """Name a row for a person who looks for it; for a stream the reader says the place."""
     return "this row" if row.row is None else f"row {split.number(row.row)} of {split.key}"

@@ -73,11 +73,11 @@ class ChatTemplate:
         return ROLES | frozenset(_QUOTED.findall(self._of(None)))
 
     def key(self) -> str:
-        """A digest of everything that decides the text of a conversation."""
+        """Digest everything that decides the text of a conversation."""
         return digest(self.source, json.dumps({key: str(token) for key, token in self._tokens().items()}))
 
     def unknown_tokens(self) -> list[str]:
-        """Control tokens of its text that the tokenizer takes apart."""
+        """List the control tokens of its text that the tokenizer takes apart."""
         vocabulary = self.tokenizer.get_vocab()
         found = dict.fromkeys(_CONTROL.findall(self._of(None)))
         return [token for token in found if token not in vocabulary]
@@ -120,7 +120,7 @@ class ChatTemplate:
         return whole, spans
 
     def knows(self, turns: Sequence[Message], tools: Any, role: str) -> bool:
-        """Whether what a role says in a conversation stands in its text."""
+        """Tell whether what a role says in a conversation stands in its text."""
         own = ("instruction", "input")  # of Alpaca's rows, where a template writes them in place of the content
         plain = [{key: value for key, value in turn.items() if key not in own} for turn in turns]
         probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
@@ -187,7 +187,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
 
 
 def writers(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Any = None) -> list[str]:
-    """Names of the templates that come with optrun and write a conversation, with what each of its roles says."""
+    """List the templates that come with optrun and write a conversation, with what each of its roles says."""
     return [name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)]
 
 
@@ -212,7 +212,7 @@ def _read(wanted: str) -> str:
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None) -> list[int]:
-    """Tokens that end an answer: that of the tokenizer, and the one that the template writes behind an answer."""
+    """List the tokens that end an answer: the tokenizer's, and the one that the template writes behind it."""
     ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if template is None:
         return ends
@@ -226,7 +226,7 @@ def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None
 
 
 def no_template(why: str) -> ConfigError:
-    """The refusal of conversations where nothing says how to write them as one text."""
+    """Make the refusal of conversations if nothing says how to write them as one text."""
     return ConfigError(
         f"{_KEY}=null: {why}, and the tokenizer has no chat template. Name one: {_KEY}={'|'.join(NAMES)}, or a jinja "
         f"file: {_KEY}=FILE.jinja."

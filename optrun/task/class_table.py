@@ -42,7 +42,7 @@ class ClassTable:
 
 
 def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
-    """Each example, or word, is of one class.
+    """Tabulate counts if each example, or word, is of one class.
 
     Args:
         labels: Names by number.
@@ -55,7 +55,7 @@ def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
 
 
 def table_of_labels(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
-    """Each example has any number of labels, so that none is taken for another.
+    """Tabulate counts if each example has any number of labels, so that none is taken for another.
 
     Args:
         labels: Names by number.
@@ -65,7 +65,7 @@ def table_of_labels(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
 
 
 def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
-    """Whole entities by type; right where type and both borders are.
+    """Tabulate whole entities by type; right if type and both borders are.
 
     Args:
         counts: Right, predicted and true ones of each type.
@@ -80,7 +80,7 @@ def _counted(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
 
 
 def _figures(name: str, right: int, predicted: int, there: int) -> ClassFigures:
-    """Precision, recall and f1 of counts; 0/0 is 0, as in scikit-learn."""
+    """Compute precision, recall and f1 of counts; 0/0 is 0, as in scikit-learn."""
     return ClassFigures(
         name,
         precision=right / predicted if predicted else 0.0,
@@ -91,7 +91,7 @@ def _figures(name: str, right: int, predicted: int, there: int) -> ClassFigures:
 
 
 def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
-    """The plain mean over classes, and the one weighted by support."""
+    """Compute the plain mean over classes, and the one weighted by support."""
     total = sum(row.support for row in rows)
 
     def mean(name: str, weights: Sequence[float]) -> ClassFigures:

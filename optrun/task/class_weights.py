@@ -13,7 +13,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 def class_weights(
     given: Any, labels: Sequence[str], counts: Mapping[str, int], examples: int | None = None
 ) -> torch.Tensor | None:
-    """Weights by class number.
+    """Return weights by class number.
 
     Args:
         given: As configured: `balanced`, a list, or a mapping from label to weight.

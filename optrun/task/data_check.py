@@ -18,7 +18,7 @@ MOST_LETTERS = 24
 
 
 def data_check(facts: DataFacts) -> list[str]:
-    """A line for each split, and one for what a person should look at before it trains."""
+    """Write a line for each split, and one for what a person should look at before it trains."""
     evals = {f"eval/{name}" if name else "eval": split for name, split in facts.eval_sets.items()}
     sources = {f"train/{name}": split for name, split in facts.sources.items()}
     every = {"train": facts.train, **sources, **evals}
@@ -44,7 +44,7 @@ def data_check(facts: DataFacts) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """A share for people; a small one is never nothing.
+    """Format a share for people; a small one is never shown as nothing.
 
     Example:
         >>> percent(0.5578), percent(0.00001), percent(0)

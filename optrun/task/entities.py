@@ -38,7 +38,7 @@ def scheme_of(labels: Sequence[str]) -> str | None:
 
 
 def continuations(labels: Sequence[str]) -> list[int]:
-    """The class that later pieces of a word carry: that of the word, but `I-...` for `B-...` where there is one.
+    """Map each class to the one that later pieces of a word carry: itself, but `I-...` for `B-...` if there is one.
 
     Example:
         >>> continuations(["B-LOC", "I-LOC", "O"])
@@ -52,7 +52,7 @@ def continuations(labels: Sequence[str]) -> list[int]:
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-    """The entities of one text.
+    """Find the entities of one text.
 
     Args:
         labels: One for each word, of any of `SCHEMES`.

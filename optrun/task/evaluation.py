@@ -55,14 +55,14 @@ class MetricAccumulator(ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Names without prefix, such as `loss`, to their values over all batches."""
+        """Compute names without prefix, such as `loss`, and their values over all batches."""
 
     def table(self) -> ClassTable | None:
-        """Figures of each class over all batches; None: there are no classes."""
+        """Return the figures of each class over all batches; None: there are no classes."""
         return None
 
     def partial(self) -> Any:
-        """What was counted so far, as `merge` takes it from other ranks."""
+        """Return what was counted so far, as `merge` takes it from other ranks."""
         raise NotImplementedError
 
     def merge(self, partials: Sequence[Any]) -> None:
@@ -75,7 +75,7 @@ class MetricAccumulator(ABC):
 
 
 def _scalar(loss: Any) -> Any:
-    """A loss that a task computed, if it is one number.
+    """Refuse a loss that a task computed unless it is one number.
 
     Raises:
         OptrunError: It is none.
@@ -117,7 +117,7 @@ class MeanLoss(MetricAccumulator):
         self.loss, self.counted = sum(loss for loss, _ in partials), sum(count for _, count in partials)
 
     def compute(self) -> dict[str, float]:
-        """The mean over all targets; NaN where there was none."""
+        """Compute the mean over all targets; NaN if there was none."""
         return {"loss": self.loss / self.counted if self.counted else math.nan}
 
 
@@ -161,7 +161,7 @@ class TokenMetrics(MetricAccumulator):
         self.loss, self.right, self.count = sum(losses), sum(rights), sum(counts)
 
     def compute(self) -> dict[str, float]:
-        """Means over all target tokens; NaN where there was none."""
+        """Compute means over all target tokens; NaN if there was none."""
         if self.count == 0:
             return dict.fromkeys(self.names, math.nan)
         loss = self.loss / self.count
@@ -212,7 +212,7 @@ class EvaluationMetrics(MetricAccumulator):
         return self.running.mergeable
 
     def partial(self) -> tuple[Any, list[tuple[np.ndarray, np.ndarray]]]:
-        """What was counted, and the predictions of each batch."""
+        """Return what was counted, and the predictions of each batch."""
         return self.running.partial(), self.kept
 
     def merge(self, partials: Sequence[tuple[Any, list[tuple[np.ndarray, np.ndarray]]]]) -> None:
@@ -222,7 +222,7 @@ class EvaluationMetrics(MetricAccumulator):
         self.kept = [batch for together in rounds for batch in together if batch is not None]
 
     def compute(self) -> dict[str, float]:
-        """Over the whole set; a registered metric of no target at all is NaN.
+        """Compute the metrics over the whole set; a registered metric of no target at all is NaN.
 
         Raises:
             OptrunError: A registered metric fails, or gives no number.
@@ -238,20 +238,20 @@ class EvaluationMetrics(MetricAccumulator):
         return values
 
     def table(self) -> ClassTable | None:
-        """What the metrics counted by class, else what the kept predictions say."""
+        """Return what the metrics counted by class, else what the kept predictions say."""
         own = self.running.table()
         if own is not None or not self.labels or not self.kept:
             return own
         return table_of_classes(self.labels, confusion(*self._all(), len(self.labels)))
 
     def _all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Predictions and labels of all batches."""
+        """Join predictions and labels of all batches."""
         predictions, labels = (np.concatenate(side) for side in zip(*self.kept, strict=True))
         return predictions, labels
 
 
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
-    """The registered metrics of a task by name: those it always reports, then those of `task.metrics`.
+    """Collect the registered metrics of a task: those it always reports, then those of `task.metrics`.
 
     Raises:
         ConfigError: No such metric, or one that is not for this task.

@@ -106,7 +106,7 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
 
 
 def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: Any) -> DataFacts:
-    """Of each source, and of an epoch that is drawn from them."""
+    """Describe each source, and an epoch that is drawn from them."""
     assert isinstance(source, MixedSource)
     sources = {
         name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
@@ -162,7 +162,7 @@ def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: A
 
 
 def _in_both(examples: Any, trained: Any) -> int | None:
-    """How many texts stand among those that were trained on, too, remembered by both; None where that is not known."""
+    """Count texts that stand among those trained on, too, remembered by both; None if that is not known."""
     hashes, others = (getattr(each, "hashes", None) for each in (examples, trained))
     if hashes is None or others is None:
         return None
@@ -181,7 +181,7 @@ def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
 
 
 def _flat(examples: Any, name: str) -> np.ndarray | None:
-    """The flat array of a name, of all examples where some of them are selected; None where there is none."""
+    """Return the flat array of a name, also if only some examples are selected; None if there is none."""
     while isinstance(examples, Selected):
         examples = examples.examples
     if isinstance(examples, Joined):
@@ -200,7 +200,7 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
 
 
 def _known_unknown(examples: Any, ids: np.ndarray, tokenizer: Any) -> float | None:
-    """As `_unknown`, remembered by the examples: to look through all of them takes as long as they are large."""
+    """Compute `_unknown` once for the same examples: to look through all takes as long as they are large."""
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
         return None  # as with GPT-2, which knows every byte
@@ -218,7 +218,7 @@ def _unknown(ids: np.ndarray, tokenizer: Any) -> float:
 
 
 def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, float, float] | None]:
-    """How often each label stands there, or the span of labels that are numbers."""
+    """Count how often each label occurs, or return the span of labels that are numbers."""
     classes = task.labels
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":

@@ -38,12 +38,12 @@ class ImageClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:  # noqa: ARG003
-        """No text."""
+        """Yield no text."""
         return iter(())
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:  # noqa: ARG003
-        """None: to compare images, every start would read them once more."""
+        """Return None: to compare images, every start would read them once more."""
         return []
 
     def inspect(self, source: Source, tokenizer: Any) -> None:
@@ -62,7 +62,7 @@ class ImageClassification(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """One example a row."""
+        """Read one example a row."""
         column = image_column(source, split)
         labels = self.numbers.pop(split)
         if isinstance(split.rows, StreamRows):
@@ -71,7 +71,7 @@ class ImageClassification(Task):
         return LabelledImages(Images(split.take(indices), column), labels if indices is None else labels[indices])
 
     def _streamed(self, rows: StreamRows, column: str, labels: np.ndarray) -> StreamedRows:
-        """Images that lie in the rows themselves, decoded and prepared when they are read.
+        """Stream images that lie in the rows themselves, decoded and prepared when they are read.
 
         Raises:
             ConfigError: They lie in other files, which the digest of a stream would not cover.
@@ -104,12 +104,12 @@ class ImageClassification(Task):
         return {"pixel_values": self.prepare(example["image"].decoded()), "labels": example["labels"]}
 
     def needs(self) -> ModelNeeds:
-        """A model with an image-classification head; of any length, as it has no text."""
+        """Require a model with an image-classification head; of any length, as it has no text."""
         own = {**label_config(self.labels), "problem_type": "single_label_classification"}
         return ModelNeeds({**own, **self.config.model_values()})
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`pixel_values` of shape (batch, channels, height, width), float32; `labels` of shape (batch,), int64."""
+        """Collate `pixel_values` (batch, channels, height, width), float32, and `labels` (batch,), int64."""
         return {
             "pixel_values": torch.from_numpy(np.stack([example["pixel_values"] for example in examples])),
             "labels": torch.tensor([int(example["labels"]) for example in examples]),

@@ -62,7 +62,7 @@ def _alike(labels: Iterable[str]) -> list[list[str]]:
 
 
 def _looks_like_text(task: Task, source: Source, name: str, met: Sequence[str]) -> list[str]:
-    """Doubt a label column with more different values than there are texts, or with another one in every second row."""
+    """Warn of a label column with more different values than texts, or with another one in every second row."""
     rows, hashes = len(source.train.rows), getattr(task.train, "hashes", None)
     texts = len(met) if hashes is None else len(np.unique(hashes[: max(1000, 10 * len(met))]))
     if texts >= len(met) and (2 * len(met) <= rows or len(met) < _FEWEST):

@@ -29,7 +29,7 @@ _YES, _NO = (True, 1, 1.0, "1", "1.0", "true", "True"), (False, 0, 0.0, "0", "0.
 
 
 def label_columns(source: Source, split: Split) -> list[str]:
-    """The columns of labels of a split: those of `data.label_columns`, else the single one.
+    """List the columns of labels of a split: those of `data.label_columns`, else the single one.
 
     Raises:
         ConfigError: One is not there, or both keys are given.
@@ -50,7 +50,7 @@ def label_columns(source: Source, split: Split) -> list[str]:
 
 
 def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Labels, and which of them each row of every split has.
+    """Return the labels, and which of them each row of every split has.
 
     Returns:
         Names by number; 0 or 1 by split, shape (rows, labels), float32.
@@ -93,7 +93,7 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def _indicator(split: Split, name: str) -> np.ndarray:
-    """1 where a row has the label of a column, else 0; shape (rows,), float32."""
+    """Return 1 for each row that has the label of a column, else 0; shape (rows,), float32."""
 
     def find() -> dict[str, np.ndarray]:
         expect_values(split, name)
@@ -140,7 +140,7 @@ class LabelSetMetrics(MetricAccumulator):
         self.counts += np.stack([(made * there).sum(0), made.sum(0), there.sum(0)])
 
     def partial(self) -> tuple[float, int, int, np.ndarray]:
-        """Sums."""
+        """Return the sums."""
         return self.loss, self.examples, self.exact, self.counts
 
     def merge(self, partials: Sequence[tuple[float, int, int, np.ndarray]]) -> None:
@@ -150,11 +150,11 @@ class LabelSetMetrics(MetricAccumulator):
         self.counts = sum(counts, np.zeros_like(self.counts))
 
     def table(self) -> ClassTable:
-        """By label."""
+        """Return figures by label."""
         return table_of_labels(self.labels, self.counts)
 
     def compute(self) -> dict[str, float]:
-        """Over all examples."""
+        """Compute metrics over all examples."""
         examples = max(self.examples, 1)
         return {
             "loss": self.loss / examples,
@@ -165,12 +165,12 @@ class LabelSetMetrics(MetricAccumulator):
 
 
 def _f1(counts: np.ndarray) -> np.ndarray:
-    """F1 of each column of right, predicted and true counts; 0 where it is 0/0."""
+    """Compute F1 of each column of right, predicted and true counts; 0/0 is 0."""
     right, total = 2 * counts[0].astype(np.float64), (counts[1] + counts[2]).astype(np.float64)
     found: np.ndarray = np.divide(right, total, out=np.zeros_like(right), where=total > 0)
     return found
 
 
 def label_sets(outputs: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and true labels of a batch, 0 or 1; shape (examples, labels) each."""
+    """Return predicted and true labels of a batch, 0 or 1; shape (examples, labels) each."""
     return (outputs.logits > 0).long().cpu().numpy(), batch["labels"].long().cpu().numpy()

@@ -23,7 +23,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def column(split: Split, name: str) -> list[Any]:
-    """Values of a column, none of them missing.
+    """Return the values of a column, none of them missing.
 
     Raises:
         ConfigError: As `expect_values`.
@@ -45,13 +45,13 @@ def expect_values(split: Split, name: str) -> None:
 
 
 def declared_names(feature: Any) -> list[str]:
-    """The class names that a `ClassLabel` feature, or a list of them, brings; empty where there are none."""
+    """List the class names of a `ClassLabel` feature, or a list of them; empty if it has none."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return [str(label) for label in names] if names else []
 
 
 def labels_of(split: Split, name: str) -> list[str]:
-    """The label of each row, by name.
+    """List the label of each row, by name.
 
     Raises:
         ConfigError: As `row_labels`.
@@ -61,7 +61,7 @@ def labels_of(split: Split, name: str) -> list[str]:
 
 
 def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
-    """The label of each row, found once for the same rows, and a few rows in memory at a time.
+    """Find the label of each row, once for the same rows, with a few rows in memory at a time.
 
     Returns:
         The labels by name, each once, in the order in which rows first have them; and for each row which of them it
@@ -87,7 +87,7 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
 
 
 def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
-    """A csv file may say NA where it has no label: among numbers that is no class of its own."""
+    """Refuse a missing label: a csv file may say NA, which among numbers is no class of its own."""
     missing = [label for label in labels if label.strip().lower() in _MISSING]
     others = [label for label in labels if label not in missing]
     if missing and others and all(_number(label) is not None for label in others):
@@ -99,7 +99,7 @@ def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.n
 
 
 def label_lists_of(split: Split, name: str) -> list[list[str]]:
-    """The labels of each row's words, by name.
+    """List the labels of each row's words, by name.
 
     Raises:
         ConfigError: As `row_label_lists`.
@@ -124,7 +124,7 @@ class LabelLists(NamedTuple):
 
 
 def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
-    """The labels of each row, found once for the same rows.
+    """Find the labels of each row, once for the same rows.
 
     Args:
         split: The rows.
@@ -157,7 +157,7 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
 
 
 def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row: int) -> str:
-    """The name of a label as text; 1.0 is `1`, a class number is its declared name.
+    """Name a label as text; 1.0 is `1`, a class number is its declared name.
 
     Raises:
         ConfigError: It is missing, no class of a `ClassLabel`, or a list.
@@ -166,7 +166,7 @@ def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row
 
 
 def named_label(value: Any, declared: Sequence[str], name: str, where: str) -> str:
-    """The same; `where` is what has the label, for the message."""
+    """Name a label as `label_name` does; `where` says what has it, for the message."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise ConfigError(f"{where} has no value in column {name}.")
     if declared and isinstance(value, int):
@@ -184,7 +184,7 @@ def named_label(value: Any, declared: Sequence[str], name: str, where: str) -> s
 
 
 def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable[str] = ()) -> list[str]:
-    """The classes of a label column, in the order of their numbers.
+    """List the classes of a label column, in the order of their numbers.
 
     Those of a trained model are what they are. Otherwise a `ClassLabel` feature brings its own order; labels that are
     all numbers are ordered as numbers, others as text.
@@ -252,7 +252,7 @@ class ClassNumbers:
         return self.of(label, f"{split.key}: row {split.number(row)}")
 
     def of(self, label: str, where: str) -> int:
-        """The same; `where` is what has the label, for the message."""
+        """Return the number of a label; `where` says what has it, for the message."""
         number = self._find(label)
         if number is not None:
             return number
@@ -272,7 +272,7 @@ class ClassNumbers:
     def table(
         self, split: Split, labels: Sequence[str], places: np.ndarray, borders: np.ndarray | None = None
     ) -> np.ndarray:
-        """The numbers of labels, which every row has some of; shape (labels,), int64.
+        """Number the labels, of which every row has some; shape (labels,), int64.
 
         Args:
             split: The rows.
@@ -294,12 +294,12 @@ class ClassNumbers:
         return found
 
     def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:
-        """The number of each row's label; shape (rows,), int64."""
+        """Return the number of each row's label; shape (rows,), int64."""
         return np.array([self(split, row, label) for row, label in enumerate(labels)], dtype=np.int64)
 
 
 def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Classes, and the class number of each row of every split.
+    """Return the classes, and the class number of each row of every split.
 
     Returns:
         Names by number; numbers by split, shape (rows,), int64.
@@ -315,7 +315,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def numbers(split: Split, name: str) -> np.ndarray:
-    """A column of numbers.
+    """Read a column of numbers.
 
     Returns:
         Shape (rows,), float32.
@@ -345,7 +345,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
 
 
 def label_config(names: Iterable[str]) -> dict[str, Any]:
-    """`id2label` and `label2id` for a transformers configuration."""
+    """Return `id2label` and `label2id` for a transformers configuration."""
     listed = list(names)
     return {
         "num_labels": len(listed),

@@ -35,7 +35,7 @@ class LanguageModel(Task):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """Examples with `input_ids` alone: blocks, or one text each.
+        """Read examples with `input_ids` alone: blocks, or one text each.
 
         Raises:
             ConfigError: A split without a single token to predict.
@@ -52,7 +52,7 @@ class LanguageModel(Task):
 
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that a tokenizer puts before a text, such as Llama's `<s>`; GPT-2's puts none.
+    """List the ids that a tokenizer puts before a text, such as Llama's `<s>`; GPT-2's puts none.
 
     A model that has never seen a text without them predicts badly where they are missing.
     """
@@ -63,7 +63,7 @@ def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The ids before and after a text."""
+    """List the ids before and after a text."""
     whole: list[int] = tokenizer("a")["input_ids"]
     plain, before = tokenizer("a", add_special_tokens=False)["input_ids"], opening(tokenizer)
     return before, whole[len(before) + len(plain) :]
@@ -77,7 +77,7 @@ def _whole_rows(
     *,
     special: bool,
 ) -> list[Any]:
-    """Ids of texts of which none is cut: of long ones in pieces if they are those of the whole, of the others together.
+    """Encode texts of which none is cut: long ones in pieces if the pieces are the whole, others together.
 
     Args:
         texts: Of any length.
@@ -108,7 +108,7 @@ def _whole_rows(
 def _encoder(
     tokenizer: PreTrainedTokenizerBase, notes: list[str], *, length: int, packing: bool, separator: int | None
 ) -> tuple[Encoder, str]:
-    """What makes ids of texts, and a digest of what they depend on besides the texts."""
+    """Return what makes ids of texts, and a digest of what they depend on besides the texts."""
     special = separator is None
     longest = None if packing else length
     start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
@@ -143,7 +143,7 @@ def _streamed(
     packing: bool,
     separator: int | None,
 ) -> StreamedRows | StreamedBlocks:
-    """The examples of a stream: a text that has no token, or one, is an example without a target."""
+    """Stream examples: a text of no token, or of one, is an example without a target."""
     column = text_column(source, split)
     encoder, key = _encoder(tokenizer, source.notes, length=length, packing=packing, separator=separator)
     rows: Any = split.rows.select_columns([column])

@@ -59,5 +59,5 @@ class MaskedLm(LanguageModel):
         return {"input_ids": ids, "labels": labels}
 
     def running_metrics(self) -> MetricAccumulator:
-        """Loss, perplexity and accuracy over chosen tokens."""
+        """Make loss, perplexity and accuracy over chosen tokens."""
         return TokenMetrics(shift=False)

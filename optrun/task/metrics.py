@@ -16,14 +16,14 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Counts; shape (classes, classes), int64, rows = labels, columns = predictions."""
+    """Count confusions; shape (classes, classes), int64, rows = labels, columns = predictions."""
     flat = np.bincount(labels.astype(np.int64) * classes + predictions.astype(np.int64), minlength=classes * classes)
     counts: np.ndarray = flat.reshape(classes, classes)
     return counts
 
 
 def f1_scores(counts: np.ndarray) -> np.ndarray:
-    """F1 of each class, 2 TP / (2 TP + FP + FN); 0 where a class neither occurs nor is predicted."""
+    """Compute F1 of each class, 2 TP / (2 TP + FP + FN); 0 for a class that neither occurs nor is predicted."""
     hits = np.diag(counts).astype(np.float64)
     total = counts.sum(axis=0) + counts.sum(axis=1)
     scores: np.ndarray = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
@@ -31,19 +31,19 @@ def f1_scores(counts: np.ndarray) -> np.ndarray:
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
-    """F1 of the second class where there are two, else the mean over the classes that occur or are predicted."""
+    """Compute F1 of the second of two classes, else the mean over classes that occur or are predicted."""
     counts = confusion(predictions, labels, num_labels or 1 + int(max(predictions.max(), labels.max())))
     return float(f1_scores(counts)[1]) if num_labels == 2 else mean_f1(counts)
 
 
 def mean_f1(counts: np.ndarray) -> float:
-    """Mean F1 over the classes that occur or are predicted."""
+    """Compute the mean F1 over the classes that occur or are predicted."""
     seen = (counts.sum(axis=0) + counts.sum(axis=1)) > 0
     return float(f1_scores(counts)[seen].mean()) if seen.any() else math.nan
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews correlation coefficient for any number of classes (Gorodkin 2004); 0 where it is 0/0."""
+    """Compute Matthews' correlation for any number of classes (Gorodkin 2004); 0/0 is 0."""
     classes = 1 + int(max(predictions.max(), labels.max()))
     predicted, actual = (np.bincount(side, minlength=classes).astype(np.float64) for side in (predictions, labels))
     total, hits = float(len(labels)), float((predictions == labels).sum())
@@ -53,23 +53,23 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def mean_squared_error(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the squared differences, in float64."""
+    """Compute the mean of the squared differences, in float64."""
     return float(((predictions.astype(np.float64) - labels.astype(np.float64)) ** 2).mean())
 
 
 def mean_absolute_error(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the absolute differences, in float64."""
+    """Compute the mean of the absolute differences, in float64."""
     return float(np.abs(predictions.astype(np.float64) - labels.astype(np.float64)).mean())
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Linear correlation; NaN where either side is constant, empty or not finite, as in scipy."""
+    """Compute the linear correlation; NaN if a side is constant, empty or not finite, as in scipy."""
     x, y = _centred(predictions), _centred(labels)
     return math.nan if x is None or y is None else min(max(float(x @ y), -1.0), 1.0)
 
 
 def _centred(values: np.ndarray) -> np.ndarray | None:
-    """Distances from the mean, in float64, scaled to length 1; None where that is 0/0 or not finite."""
+    """Subtract the mean in float64 and scale to length 1; None if that is 0/0 or not finite."""
     wide = values.astype(np.float64)
     if not wide.size or not np.isfinite(wide).all() or (wide == wide[0]).all():
         return None
@@ -80,7 +80,7 @@ def _centred(values: np.ndarray) -> np.ndarray | None:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of their ranks."""
+    """Rank values from 1; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean_rank: np.ndarray = (last - (counts - 1) / 2)[inverse]
@@ -88,12 +88,12 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Correlation of the ranks; NaN where either side is constant or has a NaN, as in scipy."""
+    """Compute the correlation of the ranks; NaN if a side is constant or has a NaN, as in scipy."""
     if np.isnan(predictions).any() or np.isnan(labels).any():
         return math.nan
     return pearson(ranks(predictions), ranks(labels))
 
 
 def perplexity(loss: float) -> float:
-    """The exponential of the mean negative log-likelihood in nats; infinite where that overflows."""
+    """Compute the exponential of the mean negative log-likelihood in nats; infinite if it overflows."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -46,7 +46,7 @@ class MultipleChoice(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Contexts, questions and choices."""
+        """Yield contexts, questions and choices."""
         split = source.train
         text, pair, choices = _columns(source, split)
         sides = [texts(split, text), *([] if pair is None else [texts(split, pair)])]
@@ -54,7 +54,7 @@ class MultipleChoice(Task):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """Context, question and choices."""
+        """List the columns of context, question and choices."""
         return [name for name in _columns(source, source.train) if name is not None]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
@@ -80,14 +80,14 @@ class MultipleChoice(Task):
             )
 
     def join(self, others: Sequence[Task]) -> None:
-        """Rows of two sources may differ where those of each do not."""
+        """Join sources: rows of two may differ in the number of choices even if those of each do not."""
         numbers = [one.fewest_and_most for one in others if isinstance(one, MultipleChoice)]
         self.unequal = len(set().union(*numbers)) > 1
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """One example a row."""
+        """Read one example a row."""
         text, pair, choices = _columns(source, split)
         key = digest(tokenizer_key(tokenizer), "choices", str(self.max_length), str(tokenizer.model_input_names))
         longest = self.max_length
@@ -108,7 +108,7 @@ class MultipleChoice(Task):
     def _streamed(
         self, rows: StreamRows, columns: tuple[str, str | None, str, str], encoder: Encoder, key: str
     ) -> StreamedRows:
-        """Rows whose choices are looked at, and tokenised, when they are read."""
+        """Stream rows whose choices are looked at, and tokenised, when they are read."""
         text, pair, choices, label = columns
 
         def example(row: Mapping[str, Any]) -> Example:
@@ -122,47 +122,47 @@ class MultipleChoice(Task):
         return StreamedRows(rows.select_columns([name for name in columns if name]), example, digest(key, str(columns)))
 
     def needs(self) -> ModelNeeds:
-        """A head with one output, which scores a choice."""
+        """Require a head with one output, which scores a choice."""
         return ModelNeeds({}, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Ids, masks (and token types) of shape (batch, choices, longest); `labels` of shape (batch,)."""
+        """Collate ids, masks (and token types) of shape (batch, choices, longest); `labels` of shape (batch,)."""
         labels = torch.tensor([int(example["labels"]) for example in examples])
         return {**pad_choices(examples, self.padding), "labels": labels}
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Tokens of all choices, and examples."""
+        """Count the tokens of all choices, and the examples."""
         filled = int(_filled(batch, self.padding).sum()) if self.unequal else 0
         return int(batch["attention_mask"].sum()) - filled, len(batch["labels"])
 
     # Rows of unequal choices --------------------------------------------------------------------------------------
 
     def logits(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Scores of the choices, shape (batch, choices); minus infinity where there is none."""
+        """Return the scores of the choices, shape (batch, choices); minus infinity marks a missing one."""
         found: torch.Tensor = outputs.logits
         return found.masked_fill(_filled(batch, self.padding), -torch.inf) if self.unequal else found
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """As every task's; over a row's own choices, the smoothing, too."""
+        """Compute every task's loss over a row's own choices; smoothing spreads over these, too."""
         if not self.unequal:
             return super().loss(outputs, batch)
         return self._losses(outputs, batch, self.label_smoothing).mean()
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """As every task's, over a row's own choices."""
+        """Sum every task's loss by example, over a row's own choices."""
         losses = self._losses(outputs, batch, 0.0)
         return losses, torch.ones_like(losses, dtype=torch.int64)
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the choices."""
+        """Return the numbers of the choices."""
         return self.logits(outputs, batch).argmax(-1).cpu().numpy(), batch["labels"].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
-        """The mean loss, over a row's own choices."""
+        """Make the mean loss, over a row's own choices."""
         return _ChoicesLoss(self) if self.unequal else super().running_metrics()
 
     def _losses(self, outputs: ModelOutput, batch: Batch, smoothing: float) -> torch.Tensor:
-        """Cross-entropy of each row, shape (batch,); a share `smoothing` of the target is spread over its choices."""
+        """Compute each row's cross-entropy, shape (batch,); `smoothing` of the target spreads over its choices."""
         logs = self.logits(outputs, batch)
         logs = (logs if logs.dtype is torch.float64 else logs.float()).log_softmax(-1)
         found = -logs.gather(1, batch["labels"][:, None]).squeeze(1)
@@ -231,7 +231,7 @@ class Choices:
 
 
 def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[Row]:
-    """Context and choice, for each choice of each row; a question stands before each choice."""
+    """Yield context and choice for each choice of each row; a question stands before each choice."""
     questions = iter(()) if pair is None else texts(split, pair)
     for context, listed in zip(texts(split, text), _lists(split, choices), strict=True):
         before = "" if pair is None else f"{next(questions)} "
@@ -240,7 +240,7 @@ def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[R
 
 
 def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[Row], longest: int | None) -> dict[str, list[list[int]]]:
-    """Ids of contexts with choices; of what is too long the longer side is cut first.
+    """Encode contexts with choices; if both are too long, the longer side is cut first.
 
     Args:
         tokenizer: Of the model.
@@ -259,7 +259,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[Row], longest: int |
 
 
 def pad_choices(examples: list[Example], padding: int) -> Batch:
-    """Ids, masks and, where the tokenizer makes them, token types; shape (batch, choices, longest).
+    """Pad ids, masks and, if the tokenizer makes them, token types; shape (batch, choices, longest).
 
     A place without a choice is the padding token alone, which the model reads: nothing to read would be 0/0.
     """
@@ -277,12 +277,12 @@ def pad_choices(examples: list[Example], padding: int) -> Batch:
 
 
 def _filled(batch: Batch, padding: int) -> torch.Tensor:
-    """True at places without a choice; shape (batch, choices)."""
+    """Mark places without a choice with True; shape (batch, choices)."""
     return (batch["attention_mask"].sum(-1) == 1) & (batch["input_ids"][..., 0] == padding)
 
 
 def count_choices(split: Split, column: str) -> np.ndarray:
-    """How many choices each row has; shape (rows,), int64.
+    """Count the choices of each row; shape (rows,), int64.
 
     Raises:
         ConfigError: The first row that has fewer than two, or a choice that is no text.
@@ -294,7 +294,7 @@ def count_choices(split: Split, column: str) -> np.ndarray:
 
 
 def _row_choices(split: Split, choices: str, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """How many choices each row has, and the number of the right one; found once for the same rows."""
+    """Count the choices of each row, and number the right one; found once for the same rows."""
 
     def find() -> dict[str, np.ndarray]:
         counts = count_choices(split, choices)
@@ -309,7 +309,7 @@ def _row_choices(split: Split, choices: str, label: str) -> tuple[np.ndarray, np
 
 
 def _expected(where: str, column: str, listed: Any, expected: int | None) -> int:
-    """How many choices a row has, which are as many as in the others, where a number is expected."""
+    """Count the choices of a row, which must be as many as in the others if a number is expected."""
     if listed is None or any(choice is None for choice in listed):
         raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")
     if len(listed) < 2:
@@ -323,7 +323,7 @@ def _expected(where: str, column: str, listed: Any, expected: int | None) -> int
 
 
 def _columns(source: Source, split: Split) -> tuple[str, str | None, str]:
-    """The columns of contexts, questions and choices."""
+    """Find the columns of contexts, questions and choices."""
     if not len(split.rows):
         split = source.train
     pair = named(source.columns, "text_pair_column", split)
@@ -336,7 +336,7 @@ def _lists(split: Split, column: str) -> Iterator[list[str]]:
 
 
 def right_choice(where: str, column: str, choices: list[str], value: Any) -> int:
-    """The number of the right choice, from 0.
+    """Return the number of the right choice, from 0.
 
     Raises:
         ConfigError: It is no index of one, and no text of exactly one.

@@ -38,13 +38,13 @@ class Seq2SeqLm(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Texts and targets in turn."""
+        """Yield texts and targets in turn."""
         text, target = _columns(source, source.train)
         return chain.from_iterable(zip(texts(source.train, text), texts(source.train, target), strict=True))
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """The text, whatever its target is."""
+        """List the column of the text, whatever its target is."""
         return [_columns(source, source.train)[0]]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -65,7 +65,7 @@ class Seq2SeqLm(Task):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """Texts and targets side by side."""
+        """Read texts and targets side by side."""
         text, target = _columns(source, split)
         if isinstance(split.rows, StreamRows):
             return self._streamed(split.rows, text, target, tokenizer)
@@ -90,7 +90,7 @@ class Seq2SeqLm(Task):
         )
 
     def _streamed(self, rows: StreamRows, text: str, target: str, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
-        """Pairs that are tokenised when they are read."""
+        """Stream pairs that are tokenised when they are read."""
 
         def example(row: Row) -> Example:
             found = {}
@@ -112,19 +112,19 @@ class Seq2SeqLm(Task):
         return StreamedRows(rows.select_columns([text, target]), example, key)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Tokens of texts and targets, and examples."""
+        """Count the tokens of texts and targets, and the examples."""
         tokens, examples = super().sizes(batch)
         return tokens + self.count(batch), examples
 
     def running_metrics(self) -> MetricAccumulator:
-        """Loss, perplexity, accuracy over target tokens."""
+        """Make loss, perplexity and accuracy over target tokens."""
         return TokenMetrics(shift=False)
 
 
 def _ids(
     tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, *, as_target: bool
 ) -> list[list[int]]:
-    """Ids of texts, or of targets; None: uncut."""
+    """Encode texts, or targets; None: uncut."""
     given: dict[str, Any] = {"text_target": batch} if as_target else {"text": batch}
     made: list[list[int]] = tokenizer(
         **given, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
@@ -133,7 +133,7 @@ def _ids(
 
 
 def _columns(source: Source, split: Split) -> tuple[str, str]:
-    """The columns of texts and of targets."""
+    """Find the columns of texts and of targets."""
     target = target_column(source, split)
     return text_column(source, split, taken=(target,)), target
 

@@ -44,7 +44,7 @@ class SequenceClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Both texts of each row."""
+        """Yield both texts of each row."""
         text, pair = _text_columns(source, source.train)
         if pair is None:
             return texts(source.train, text)
@@ -53,7 +53,7 @@ class SequenceClassification(Task):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """The text, and the second one where there is one."""
+        """List the columns of the text, and of the second one if there is one."""
         return [name for name in _text_columns(source, source.train) if name is not None]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
@@ -75,7 +75,7 @@ class SequenceClassification(Task):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """One example a row."""
+        """Read one example a row."""
         text, pair = _text_columns(source, split)
 
         def rows() -> Iterator[Any]:
@@ -119,7 +119,7 @@ class SequenceClassification(Task):
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
 
     def _streamed(self, split: Split, text: str, pair: str | None, encoder: Encoder, key: str) -> StreamedRows:
-        """Rows that are tokenised when they are read; their labels are known."""
+        """Stream rows that are tokenised when they are read; their labels are known."""
         rows: Any = split.rows.select_columns([text] if pair is None else [text, pair])
 
         def example(row: Row) -> Example:
@@ -135,12 +135,12 @@ class SequenceClassification(Task):
         return StreamedRows(rows, example, key, {"labels": self.numbers.pop(split)})
 
     def needs(self) -> ModelNeeds:
-        """A head with an output for each class, or one for the number."""
+        """Require a head with an output for each class, or one for the number."""
         config = {"num_labels": 1} if self.regression else label_config(self.labels)
         return ModelNeeds({**config, "problem_type": self.config.problem_type.value}, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` of shape (batch,).
+        """Collate `input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` (batch,).
 
         Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers' own loss takes them.
         """
@@ -152,26 +152,26 @@ class SequenceClassification(Task):
         return {**pad_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:
-        """Examples; -100 is a number like another."""
+        """Count the examples; -100 is a number like another."""
         return len(batch["labels"])
 
     def weight(self, batch: Batch) -> float:
-        """Of any number of labels examples, whatever weights they have: `pos_weight` is no mean's."""
+        """Count the examples if there is any number of labels: `pos_weight` changes no mean."""
         return self.count(batch) if self.several else super().weight(batch)
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Of any number of labels the binary cross-entropy, a mean over examples and labels; shape ()."""
+        """Compute the loss; for any number of labels the binary cross-entropy, a mean over examples and labels."""
         if not self.several or self.class_weights is None:
             return super().loss(outputs, batch)
         weights = self.class_weights.to(outputs.logits.device)
         return functional.binary_cross_entropy_with_logits(outputs.logits.float(), batch["labels"], pos_weight=weights)
 
     def running_metrics(self) -> MetricAccumulator:
-        """The loss; of any number of labels f1 and exact matches, too."""
+        """Make the loss; for any number of labels f1 and exact matches, too."""
         return LabelSetMetrics(self.labels) if self.several else super().running_metrics()
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Also of numbers: the square of each difference; of any number of labels the mean over these."""
+        """Compute losses by example: squares of differences for numbers, means over labels for any number of them."""
         if self.several:
             each = functional.binary_cross_entropy_with_logits(
                 outputs.logits.float(), batch["labels"], reduction="none"
@@ -183,14 +183,14 @@ class SequenceClassification(Task):
         return each, torch.ones_like(each)
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Classes, or numbers; shape (batch,) each."""
+        """Return classes, or numbers; shape (batch,) each."""
         if not self.regression:
             return super().predictions(outputs, batch)
         return outputs.logits.float().reshape(-1).cpu().numpy(), batch["labels"].cpu().numpy()
 
 
 def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
-    """Text and second text."""
+    """Find the columns of the text and the second text."""
     labels = label_columns(source, split)
     pair = named(source.columns, "text_pair_column", split)
     return text_column(source, split, taken=(*labels, pair)), pair

@@ -52,12 +52,12 @@ class Sft(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Everything that is said in the training rows."""
+        """Yield everything that is said in the training rows."""
         return strings(source, source.train)
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """All that is said."""
+        """List the columns of all that is said."""
         found = chat_columns(source, source.train, None)
         return [*found.names, *found.more]
 
@@ -115,7 +115,7 @@ class Sft(Task):
     # Examples -----------------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
-        """The chats of a split, all of one kind, of roles that the template knows."""
+        """Yield the chats of a split, all of one kind, of roles that the template knows."""
         first: Chat | Plain | None = None
         roles = ROLES if self.template is None else self.template.roles
         for number, row in enumerate(chats(split, self.places[split.key], roles)):
@@ -148,7 +148,7 @@ class Sft(Task):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """Examples with `input_ids` and `targets`: a row each, or several in a block."""
+        """Read examples with `input_ids` and `targets`: a row each, or several in a block."""
         if isinstance(split.rows, StreamRows):
             return self._streamed(split, split.rows, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
@@ -167,7 +167,7 @@ class Sft(Task):
         return Packed(learnt, self.max_length) if self.config.packing else learnt
 
     def _streamed(self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
-        """Rows that are looked at and written when they are read; what is wrong with one is told then."""
+        """Stream rows that are looked at and written when they are read; what is wrong with one is told then."""
         places, template = self.places[split.key], self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
         roles = ROLES if template is None else template.roles
@@ -263,7 +263,7 @@ class Sft(Task):
     # Batches ------------------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids` and `labels` of shape (batch, longest), with `attention_mask`; packed, with `position_ids`.
+        """Collate `input_ids` and `labels` (batch, longest), with `attention_mask`; packed, with `position_ids`.
 
         Positions begin anew with each document, by which models of transformers keep documents apart; a document's
         first token has no label, and what is padded is documents of one token.
@@ -280,7 +280,7 @@ class Sft(Task):
         return in_one_row(batch, map(len, rows)) if self.one_row else batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Tokens without padding, and rows; of blocks the documents in them, each of two tokens at least."""
+        """Count tokens without padding, and rows; of blocks the documents in them, each of two tokens at least."""
         if "position_ids" not in batch:
             return super().sizes(batch)
         places = batch["position_ids"]
@@ -288,7 +288,7 @@ class Sft(Task):
         return places.numel() - int((places == 0).sum()) + documents, documents
 
     def running_metrics(self) -> MetricAccumulator:
-        """Loss, perplexity, accuracy over target tokens."""
+        """Make loss, perplexity and accuracy over target tokens."""
         return TokenMetrics(shift=True)
 
     # For people ---------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Sft(Task):
     def _questions(
         self, split: Split, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[tuple[list[int], str, str | None]]:
-        """Ids, text and answer of some rows, spread evenly over a split."""
+        """Yield ids, text and answer of some rows, spread evenly over a split."""
         count = min(self.config.samples, len(split.rows))
         some = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
         for row in self._rows(some):
@@ -312,7 +312,7 @@ class Sft(Task):
             yield list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), text, answer
 
     def answers(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Answer]:
-        """The most probable continuation of the first `task.samples` rows that were chosen."""
+        """Yield the most probable continuation of the first `task.samples` rows that were chosen."""
         for ids, text, reference in self.asked:
             made = continued(
                 model, tokenizer, ids, self.config.sample_tokens, ends=ending_ids(tokenizer, self.template)
@@ -326,12 +326,12 @@ class Sft(Task):
         *,
         seed: int,  # noqa: ARG002
     ) -> tuple[str, str] | None:
-        """The first of the answers."""
+        """Return the first of the answers."""
         first = next(self.answers(model, tokenizer), None)
         return None if first is None else (first.prompt, first.generated)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """The first training row with its targets between « and »; of a mixture that of its first source."""
+        """Show the first training row with its targets between « and »; of a mixture that of its first source."""
         examples: Any = self.train
         if isinstance(examples, MixedExamples):
             examples = next(iter(examples.sources.values()))
@@ -352,12 +352,12 @@ class Sft(Task):
 
 
 def _why_bare(tokens: int) -> str:
-    """Why nothing of a row that is not cut carries loss."""
+    """Explain why nothing of a row that is not cut carries loss."""
     return "too short" if tokens < 2 else "the template writes nothing of its answer"
 
 
 def _more(count: int, rows: int) -> str:
-    """How many rows are like the one that is named; nothing where it is the only one."""
+    """Tell how many rows are like the one that is named; nothing if it is the only one."""
     if count == 1:
         return ""
     return f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in all."

@@ -25,7 +25,7 @@ _BATCH = 10_000
 
 
 def streamed_labels(source: Source, *, regression: bool = False) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Classes, and the class number (or the number) of each row of every split.
+    """Return the classes, and the class number (or the number) of each row of every split.
 
     Args:
         source: Its training rows are a stream.
@@ -59,7 +59,7 @@ def streamed_labels(source: Source, *, regression: bool = False) -> tuple[list[s
 
 
 def streamed_list_names(rows: StreamRows, name: str) -> tuple[list[str], int]:
-    """Every label of a column of lists of labels, once; and how many rows have an empty list.
+    """List every label of a column of lists of labels, once; and count the rows with an empty list.
 
     Raises:
         ConfigError: A row without a list, or with something else than labels in it.

@@ -62,7 +62,7 @@ class TokenClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """The words of each row, each on a line of its own, since each is encoded by itself."""
+        """Yield the words of each row, each on a line of its own, since each is encoded by itself."""
         split = source.train
         return (
             "\n".join(row) for row in _word_lists(split, words_column(source, split, _labels_column(source, split)))
@@ -70,7 +70,7 @@ class TokenClassification(Task):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """The words."""
+        """List the column of the words."""
         return [words_column(source, source.train, _labels_column(source, source.train))]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -121,7 +121,7 @@ class TokenClassification(Task):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """One example for each row with a word; of a stream for each row."""
+        """Read one example for each row with a word; of a stream for each row."""
         everywhere = self.config.label_all_pieces and split is source.train
         continued = entities.continuations(self.labels) if everywhere else None
         encoder, key = self._encoder(tokenizer, continued)
@@ -159,7 +159,7 @@ class TokenClassification(Task):
         return examples
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None) -> tuple[Encoder, str]:
-        """What makes ids and labels of words with numbers, and a digest of what decides them."""
+        """Return what makes ids and labels of words with numbers, and a digest of what decides them."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             encoded = tokenizer(
@@ -182,7 +182,7 @@ class TokenClassification(Task):
         return encoder, key
 
     def _streamed(self, source: Source, split: Split, encoder: Encoder, key: str) -> StreamedRows:
-        """Rows whose words are tokenised when they are read."""
+        """Stream rows whose words are tokenised when they are read."""
         labels = _labels_column(source, split)
         words = words_column(source, split, labels)
         rows: Any = split.rows
@@ -202,11 +202,11 @@ class TokenClassification(Task):
         return StreamedRows(rows.select_columns([words, labels]), example, digest(key, words, labels, *self.labels))
 
     def needs(self) -> ModelNeeds:
-        """A head with an output for each class."""
+        """Require a head with an output for each class."""
         return ModelNeeds(label_config(self.labels), self.max_length)
 
     def running_metrics(self) -> MetricAccumulator:
-        """Loss and accuracy over words; precision, recall and F1 of whole entities, or the mean F1 over labels."""
+        """Make loss and accuracy over words; F1 of whole entities, or the mean F1 over labels."""
         return WordMetrics(self.labels, whole_entities=self.scheme is not None)
 
 
@@ -253,14 +253,14 @@ class WordMetrics(MetricAccumulator):
         self.tally = sum(tallies, entities.Tally())
 
     def table(self) -> ClassTable | None:
-        """Whole entities by type, or words by label."""
+        """Return whole entities by type, or words by label."""
         if not self.whole_entities:
             return table_of_classes(self.labels, self.counts)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
         return table_of_entities({kind: self.tally.by_type.get(kind, (0, 0, 0)) for kind in types})
 
     def compute(self) -> dict[str, float]:
-        """Over all words."""
+        """Compute metrics over all words."""
         count = max(int(self.counts.sum()), 1)
         found = {"loss": self.loss / count, "accuracy": float(np.trace(self.counts)) / count}
         if self.whole_entities:
@@ -297,7 +297,7 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
 
 
 def _labelled(examples: Examples) -> int:
-    """How many pieces carry a label."""
+    """Count the pieces that carry a label."""
 
     def count() -> int:
         marks = examples.flat("labels")
@@ -308,7 +308,7 @@ def _labelled(examples: Examples) -> int:
 
 
 def _piece_labels(words: list[int | None], numbers: list[int], continued: list[int] | None) -> list[int]:
-    """The label of each piece.
+    """Return the label of each piece.
 
     Args:
         words: Which word each piece is of; None: of none.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Everything that decides which ids a tokenizer gives, as text."""
+    """Write everything that decides which ids a tokenizer gives, as text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # How long a text may be is set anew at each call; the last call is no part of what the tokenizer is.
@@ -20,5 +20,5 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id that a tokenizer gives."""
+    """Return one more than the largest id that a tokenizer gives."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)

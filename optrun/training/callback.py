@@ -28,12 +28,12 @@ class StopRequest:
     """Optimizer steps after which training ends."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         return cls(**values)
 
 
@@ -132,25 +132,25 @@ class Callback:
     """Configuration key that it is known by."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Every start of the run, resumed ones too; the state of the checkpoint has been loaded."""
+        """Handle every start of the run, resumed ones too; the state of the checkpoint has been loaded."""
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
-        """An optimizer step was done, or left out for numbers that were not finite."""
+        """Handle an optimizer step that was done, or left out for numbers that were not finite."""
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
-        """The evaluation split was evaluated; names such as `eval/loss`."""
+        """Handle an evaluation; names such as `eval/loss`."""
 
     def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:
-        """A line of `metrics.jsonl`: `step`, `epoch`, `time`, and flat names such as `train/loss`."""
+        """Handle a line of `metrics.jsonl`: `step`, `epoch`, `time`, and flat names such as `train/loss`."""
 
     def on_save(self, training: TrainingContext, checkpoint: Path) -> None:
-        """A checkpoint is on the disk, whole. It was written beside training, which may be some steps ahead."""
+        """Handle a checkpoint that is whole on the disk; training may be some steps ahead."""
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Training went back to a checkpoint (`training.on_nonfinite=rollback`); states have been loaded."""
+        """Handle a return to a checkpoint (`training.on_nonfinite=rollback`); states have been loaded."""
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:
-        """This start of the run is over: `finished`, `interrupted` or `failed`."""
+        """Handle the end of this start of the run: `finished`, `interrupted` or `failed`."""
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

@@ -88,11 +88,11 @@ class CheckpointManager:
         return self._writer.busy and not self._writer.ended
 
     def scheduled(self, step: int) -> bool:
-        """Whether `save_steps` asks for a checkpoint after this step."""
+        """Tell whether `save_steps` asks for a checkpoint after this step."""
         return self.config.save_steps is not None and step % self.config.save_steps == 0
 
     def last_scheduled(self, step: int) -> int:
-        """The last step up to this one whose checkpoint was scheduled; 0 is the start."""
+        """Find the last step up to this one whose checkpoint was scheduled; 0 is the start."""
         return step - step % self.config.save_steps if self.config.save_steps else 0
 
     def save(self, random: RandomStates | None = None) -> None:
@@ -122,7 +122,7 @@ class CheckpointManager:
         return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def among_best(self) -> bool:
-        """Whether the present state is among the best of those that are on the disk, or on their way there."""
+        """Tell whether the present state is among the best of those on the disk, or on their way there."""
         present = self.state.global_step
         there = {present, self._submitted, *map(retention.step_of, checkpoint_folders(self.run))}
         ranked = [step for step in self.ranking.best(self.state) if step in there]
@@ -175,7 +175,7 @@ class CheckpointManager:
             self._refused = None
 
     def wait(self) -> None:
-        """Until nothing is being written.
+        """Wait until nothing is being written.
 
         Raises:
             StorageError: As `poll`.
@@ -221,7 +221,7 @@ class CheckpointManager:
         )
 
     def metrics(self) -> dict[str, float]:
-        """What saving cost since the last call, as metrics."""
+        """Return what saving cost since the last call, as metrics."""
         values = {}
         if self._stall:
             values["perf/checkpoint_stall_seconds"] = self._stall
@@ -246,10 +246,10 @@ class Bystander(CheckpointManager):
         self.save(random)
 
     def poll(self, *, together: bool = False) -> None:
-        """Nothing is being written here."""
+        """Do nothing: nothing is being written here."""
 
     def wait(self) -> None:
-        """Nothing is being written here."""
+        """Do nothing: nothing is being written here."""
 
     def close(self) -> None:
-        """Nothing is being written here."""
+        """Do nothing: nothing is being written here."""

@@ -11,7 +11,7 @@ from optrun.base.errors import ConfigError
 
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:
-    """The device of `training.device`.
+    """Return the device of `training.device`.
 
     Args:
         name: `auto` (cuda, then mps, then cpu) or a torch device.
@@ -60,7 +60,7 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory used so far: of the GPU, else of the process."""
+    """Measure the most memory used so far: of the GPU, else of the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024

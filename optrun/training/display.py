@@ -87,17 +87,17 @@ class PlainDisplay:
         self.first = 0
 
     def start(self, step: int, total: int) -> None:
-        """Training begins after `step` of `total` steps."""
+        """Show that training begins after `step` of `total` steps."""
         self.total, self.first, self.begun = total, step, time.monotonic()
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing to say at each step."""
+        """Show nothing at each step."""
 
     def evaluating(self, done: int, total: int) -> None:
-        """Nothing to say at each batch."""
+        """Show nothing at each batch."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """One line with everything that was logged at a step."""
+        """Show one line with everything that was logged at a step."""
         line = plain_line(record, self.total)
         done = int(record["step"]) - self.first
         if done == 0:
@@ -112,7 +112,7 @@ class PlainDisplay:
         self._say(text)
 
     def stop(self) -> None:
-        """Nothing to put away."""
+        """Put nothing away."""
 
     def _say(self, line: str) -> None:
         log.info(line)
@@ -128,7 +128,7 @@ class PlainDisplay:
 
 
 def plain_line(record: Mapping[str, Any], total: int) -> str:
-    """A record as one line.
+    """Write a record as one line.
 
     Example:
         >>> plain_line({"step": 10, "epoch": 0.5, "train/loss": 2.5, "train/lr": 0.001}, 20)
@@ -173,12 +173,12 @@ class LiveDisplay:
         self.live.start()
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """New figures."""
+        """Show new figures."""
         self.values.update(values)
         self.progress.update(self.task, completed=step)
 
     def evaluating(self, done: int, total: int) -> None:
-        """A second bar while the model is evaluated; none of no batches takes it away."""
+        """Show a second bar while the model is evaluated; of no batches it goes away."""
         if done == 0:
             self.progress.reset(self.evaluation, total=total, visible=total > 0)
         self.progress.update(self.evaluation, completed=done)
@@ -223,7 +223,7 @@ class LiveDisplay:
 
 
 def _columns() -> list[ProgressColumn]:
-    """A bar's name, count, bar, share and times."""
+    """List a bar's name, count, bar, share and times."""
     return [
         TextColumn("[bold]{task.description}"),
         MofNCompleteColumn(),
@@ -238,7 +238,7 @@ def _columns() -> list[ProgressColumn]:
 def watched(
     items: Iterable[Item], total: int, *, console: Console | None = None, what: str = "evaluation"
 ) -> Iterator[Item]:
-    """Items as they come, with a bar on a terminal while they do.
+    """Yield items as they come, with a bar on a terminal while they do.
 
     Args:
         items: What is worked through, such as batches.
@@ -255,5 +255,5 @@ def watched(
 
 
 def make_display(console: Console, title: str) -> Display:
-    """Live on a terminal, plain elsewhere."""
+    """Make a display: live on a terminal, plain elsewhere."""
     return LiveDisplay(console, title) if console.is_terminal and console.is_interactive else PlainDisplay(console)

@@ -94,7 +94,7 @@ class Divergence:
         )
 
     def _of_all_ranks(self, micro_batches: list[Batch]) -> list[Batch]:
-        """The step's micro-batches in their order; under one process those that it was given."""
+        """Gather the step's micro-batches in their order; under one process those that it was given."""
         world = self.setup.train_step.world
         if world.size == 1:
             return micro_batches

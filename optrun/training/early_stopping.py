@@ -56,7 +56,7 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The counter, the best value, and which metric they are of."""
+        """Return the counter, the best value, and which metric they are of."""
         return {"metric": self.ranking.metric, "mode": self.ranking.mode, "best": self.best, "counter": self.counter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

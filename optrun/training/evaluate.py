@@ -109,7 +109,7 @@ def evaluate_sets(
 
 
 def _numbers(values: Mapping[str, Any], prefix: str) -> Mapping[str, float]:
-    """What metrics computed, if each is a number.
+    """Check that each of the metrics is a number.
 
     Raises:
         OptrunError: One is none.
@@ -144,7 +144,7 @@ class Evaluator:
         self.batch_size = setup.config.per_device_eval_batch_size
 
     def due(self) -> bool:
-        """Whether the configuration wants one after this step: every `training.eval_steps`, or at an epoch's end."""
+        """Tell whether an evaluation is due after this step: every `training.eval_steps`, or at an epoch's end."""
         setup, state = self.setup, self.setup.state
         if not len(setup.task.eval):
             return False

@@ -118,7 +118,7 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 
 
 def _death(error: BaseException | None) -> str | None:
-    """The message of torch's about a worker that ended; None where there is none. Of several, the one with the signal.
+    """Find torch's message about a worker that ended, of several the one with the signal; None: none.
 
     `DataLoader._try_get_data` catches the handler's error, and raises one that says less.
     """
@@ -132,7 +132,7 @@ def _death(error: BaseException | None) -> str | None:
 
 
 def _timed_out(error: BaseException | None) -> bool:
-    """Whether it began with the time being up, whatever was raised while that was on its way."""
+    """Tell whether the time was up first, whatever was raised while that was on its way."""
     while error is not None:
         if isinstance(error, LoaderTimeout):
             return True

@@ -48,23 +48,23 @@ class Hooks:
         self._own_with: dict[str, Sequence[Callback]] = {}
 
     def on_train_begin(self) -> None:
-        """Before the first step of this start."""
+        """Call the hooks before the first step of this start."""
         if self.callbacks:
             with storing(self.training.extra_dir):
                 self.training.extra_dir.mkdir(exist_ok=True)
         self._call("on_train_begin")
 
     def on_step(self, result: StepResult) -> None:
-        """After each step."""
+        """Call the hooks after each step."""
         self.training.step_finished = False
         self._call("on_step", result, deferred=True)
 
     def on_evaluate(self, metrics: Mapping[str, float]) -> None:
-        """After each evaluation."""
+        """Call the hooks after each evaluation."""
         self._call("on_evaluate", metrics, deferred=True)
 
     def on_log(self, record: Mapping[str, Any], due: Mapping[str, Any]) -> None:
-        """With each line of metrics.
+        """Call the hooks with each line of metrics.
 
         Args:
             record: The line.
@@ -78,16 +78,16 @@ class Hooks:
                 self._deferring(partial(self._guarded, key, callback, "on_log"), due)
 
     def on_save(self, checkpoint: Path) -> None:
-        """After each checkpoint."""
+        """Call the hooks after each checkpoint."""
         self._call("on_save", checkpoint)
 
     def on_rollback(self) -> None:
-        """After training went back."""
+        """Call the hooks after training went back."""
         self.training.step_finished = True
         self._call("on_rollback")
 
     def on_train_end(self, status: str) -> None:
-        """At the end, however it came; each component hears of it, also where another one raises.
+        """Call the hooks at the end, however it came; each component hears of it, also if another one raises.
 
         Raises:
             Exception: The first, where the run ended well; else it is told, and what ended the run is what counts.
@@ -104,7 +104,7 @@ class Hooks:
             self.training.note(f"warning: {told}")
 
     def begin_final(self) -> None:
-        """From here on nothing counts for a run that is prolonged: the end asks for an evaluation or a line not due."""
+        """Begin the end, which asks for evaluations or lines that are not due and do not count if it is prolonged."""
         if not self.training.final:
             self._final_state = self.state_dict()
             self.training.final = True
@@ -112,7 +112,7 @@ class Hooks:
     # State --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of components that have one, by configuration key, as JSON can hold them.
+        """Return the states of components that have one, by configuration key, as JSON can hold them.
 
         Raises:
             OptrunError: A callback's state is none that JSON can hold.
@@ -160,7 +160,7 @@ class Hooks:
             self.failure = self.failure or error
 
     def _called(self, hook: str) -> Iterator[partial[None]]:
-        """The hook of each component that has one of its own."""
+        """Yield the hook of each component that has one of its own."""
         for component in self._having(hook):
             yield partial(self._own, component, hook)
         for key, callback in self.callbacks.items():
@@ -180,7 +180,7 @@ class Hooks:
             self.training.caller = ""
 
     def _guarded(self, key: str, callback: object, hook: str, *args: Any) -> None:
-        """One hook of a user's callback: it watches, and a run with it computes what a run without it does."""
+        """Call one hook of a user's callback: it watches, and changes nothing of what the run computes."""
         model = self.training.model
         states, mode = RandomStates(self.training.setup.train_step.device), model.training
         try:
@@ -193,7 +193,7 @@ class Hooks:
 
     @contextmanager
     def _as(self, key: str, method: str) -> Iterator[None]:
-        """Inside, a component is called; what a user's raises is told with its name.
+        """Name a user's component in what it raises.
 
         Raises:
             OptrunError: In place of any `Exception`, and of SystemExit, which would pass for a good end.
@@ -215,13 +215,13 @@ class Hooks:
 
 
 def _has(component: object, hook: str) -> bool:
-    """Whether a component does something there: what it has of `Callback` alone does nothing."""
+    """Tell whether a component does something there: what it has of `Callback` alone does nothing."""
     found = getattr(component, hook, None)
     return found is not None and getattr(found, "__func__", None) is not getattr(Callback, hook)
 
 
 def _refuse_other_than_json(value: Any, where: str = "its result") -> None:
-    """What JSON would hand back as something else.
+    """Refuse what JSON would hand back as something else.
 
     Raises:
         TypeError: A key that is no text, or a value of another type.

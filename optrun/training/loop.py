@@ -247,7 +247,7 @@ class Loop:
         return f"{', '.join(map(str, indices[:16]))}{', ...' if len(indices) > 16 else ''}"
 
     def _before_fork(self) -> None:
-        """Loader workers are forked from this process; no other thread may hold a lock at that moment."""
+        """Prepare to fork loader workers: no other thread may hold a lock at that moment."""
         if self.setup.train_loader.workers and self.checkpoints.enabled:
             self.checkpoints.wait()
 

@@ -75,7 +75,7 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Of this rank, or of the rows that there are."""
+    """Return the values of this rank, or of the rows that there are."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return tensor.coalesce().values() if tensor.is_sparse else tensor

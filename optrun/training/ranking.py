@@ -21,13 +21,13 @@ class Ranking:
     """`min` or `max`."""
 
     def better(self, value: float, other: float) -> bool:
-        """Whether `value` beats `other`; a NaN beats nothing."""
+        """Tell whether `value` beats `other`; a NaN beats nothing."""
         if other != other:
             return value == value
         return value < other if self.mode == "min" else value > other
 
     def best(self, state: TrainState) -> list[int]:
-        """All evaluated steps, best first, as `rank_steps` orders them."""
+        """List all evaluated steps, best first, as `rank_steps` orders them."""
         values, losses = (
             {int(step): value for step, value in found.items()} for found in (state.ranking, state.ranking_losses)
         )
@@ -59,7 +59,7 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
 
 
 def _better_of(held: dict[str, float] | None, found: dict[str, float], mode: str) -> dict[str, float]:
-    """The better of two evaluations, with how many had its value."""
+    """Choose the better of two evaluations, with how many had its value."""
     if held is None or math.isnan(held["value"]):
         return found
     both = {int(one["step"]): one for one in (held, found)}

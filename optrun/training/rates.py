@@ -7,7 +7,7 @@ from typing import Any
 
 
 def learning_rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """`train/lr`, the largest of all groups, and `lr/<layer>` where layers have different ones.
+    """Return `train/lr`, the largest of all groups, and `lr/<layer>` if layers have different ones.
 
     Args:
         groups: Parameter groups, with `lr` and, where they were divided by layer, `layer`.
@@ -26,7 +26,7 @@ def learning_rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def metric_name(group: Mapping[str, Any]) -> str:
-    """The name of a group's layer in a metric: `layer_03`, `head`, `embeddings`.
+    """Name a group's layer in a metric: `layer_03`, `head`, `embeddings`.
 
     Example:
         >>> metric_name({"layer": "block 3", "layer_id": 4})
@@ -37,7 +37,7 @@ def metric_name(group: Mapping[str, Any]) -> str:
 
 
 def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:
-    """The loss of each source of a mixture, and its share of the examples."""
+    """Compute the loss of each source of a mixture, and its share of the examples."""
     examples = sum(count for _, _, count in window.values())
     losses = {f"train/loss/{name}": loss / targets for name, (loss, targets, _) in window.items() if targets}
     return {**losses, **{f"train/share/{name}": count / examples for name, (_, _, count) in window.items()}}

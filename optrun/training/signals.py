@@ -52,13 +52,13 @@ class SignalHandler:
         return self.stop_signal is not None
 
     def take_save_request(self) -> bool:
-        """Whether there was a request to save since the last call."""
+        """Tell whether there was a request to save since the last call."""
         requested, self.save_requested = self.save_requested, False
         return requested
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Inside, a request to stop does not wait: it raises.
+        """Raise a request to stop at once, without waiting.
 
         For what takes long and has nothing worth finishing, such as reading data.
 
@@ -118,7 +118,7 @@ class SignalHandler:
 
 
 def _leave_terminal() -> None:
-    """A closed terminal refuses every further word; the run's log file has them too."""
+    """Leave a closed terminal, which refuses every further word; the run's log file has them too."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):

@@ -83,12 +83,12 @@ class TrainState:
         self.without_end = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainState:
-        """The inverse of `to_dict`.
+        """Invert `to_dict`.
 
         Raises:
             ValueError: There is a counter that this version does not know.
@@ -123,7 +123,7 @@ def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
 
 
 def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
-    """One more step's batches taken into a digest: equal digests mean equal examples in equal order.
+    """Digest one more step's batches: equal digests mean equal examples in equal order.
 
     Args:
         before: Digest up to here.
@@ -163,7 +163,7 @@ class RandomStates:
             torch.mps.set_rng_state(self._torch["mps"])
 
     def packed(self) -> dict[str, Any]:
-        """As JSON can hold them."""
+        """Pack as JSON can hold them."""
         legacy = self._numpy
         assert isinstance(legacy, dict)
         version, key, position = self._python
@@ -227,7 +227,7 @@ def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 def read_random_states(states: dict[str, Any]) -> tuple[Any, dict[str, Any], torch.Tensor]:
-    """Those of Python, numpy and torch's CPU, tried on generators of their own; no global one is changed.
+    """Read the states of Python, numpy and torch's CPU on generators of their own; no global one is changed.
 
     Raises:
         Exception: Whatever a generator raises at what is no state of it.

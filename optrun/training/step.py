@@ -57,7 +57,7 @@ class Precision:
         self.precision = precision
 
     def autocast(self) -> AbstractContextManager[object]:
-        """`torch.autocast`, or nothing for fp32."""
+        """Return `torch.autocast`, or nothing for fp32."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
@@ -86,7 +86,7 @@ def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
 
 
 def _trainable(loss: Any) -> torch.Tensor:
-    """A loss, if there is something to learn from it.
+    """Check that there is something to learn from a loss.
 
     Raises:
         OptrunError: It is no single number, or no parameter has a part in it.
@@ -100,7 +100,7 @@ def _trainable(loss: Any) -> torch.Tensor:
 
 
 def _zero(outputs: Any) -> torch.Tensor:
-    """A loss of 0 that every parameter has a part in."""
+    """Return a loss of 0 that every parameter has a part in."""
     floating = (value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
     wholes = [value.float().sum() for value in floating if value.dim()]
     return torch.stack(wholes).sum() * 0
@@ -300,7 +300,7 @@ class TrainStep(Precision):
         )
 
     def _lower_scale(self, result: StepResult) -> bool:
-        """Whether a non-finite result is only the fp16 scaler finding its scale, which is then lower at the next step.
+        """Tell whether a non-finite result is only the fp16 scaler finding its scale, which is then lowered.
 
         It is not where the loss itself is not finite, nor below a scale of 1: what overflows there would unscaled,
         and a gradient that is NaN at any scale would otherwise be left out for ever. The scale is then kept, and the

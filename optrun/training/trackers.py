@@ -48,7 +48,7 @@ class TrackedRun:
         return folder
 
     def identity(self, tracker: str) -> str | None:
-        """The identity that a tracker knows this run under, from an earlier start; None: it does not yet."""
+        """Return the identity that a tracker knows this run under, from an earlier start; None: none yet."""
         return self._known().get(tracker)
 
     def remember(self, tracker: str, identity: str) -> None:
@@ -80,10 +80,10 @@ class NoTracker:
         """Nothing is kept."""
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self, status: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class TensorboardTracker:
@@ -274,7 +274,7 @@ def _not_installed(package: str) -> ConfigError:
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record, as trackers take them: without `step` and `time`."""
+    """Select the numbers of a record, as trackers take them: without `step` and `time`."""
     return {
         name: float(value)
         for name, value in record.items()

@@ -1,4 +1,4 @@
-"""Write docs/reference/foreign.md, what comes of every optimizer of pytorch-optimizer: python -m tests.foreign.record."""
+"""Write docs/reference/foreign.md: what comes of each optimizer of pytorch-optimizer."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Choice:
         return _imported(self.target) if isinstance(self.target, str) else self.target
 
     def values(self) -> dict[str, Any]:
-        """The values of a choice without a YAML: its schema's defaults, null where that is allowed, else `???`."""
+        """Return the values of a choice without a YAML: its schema's defaults, null if allowed, else `???`."""
         hints = get_type_hints(self.schema)
         return {"name": self.name} | {
             field.name: _default(field, hints[field.name]) for field in fields(self.schema) if field.name != "name"
@@ -128,7 +128,7 @@ def add(choice: Choice) -> None:
 
 
 def _by(origin: str | None) -> str:
-    """Who registers, for messages; empty inside `origin`, whose caller says it."""
+    """Name who registers, for messages; empty inside `origin`, whose caller says it."""
     return "" if _origin else f"{origin or 'optrun'}: "
 
 
@@ -148,22 +148,22 @@ def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[
 
 
 def schemas(kind: str) -> dict[str, type[Any]]:
-    """The schemas of a kind by name; the dict grows as rows are added, and is not for writing."""
+    """Return the schemas of a kind by name; the dict grows as rows are added, and is not for writing."""
     return _SCHEMAS[kind]
 
 
 def names(kind: str) -> list[str]:
-    """Every name of a kind, those of entry points that nobody has chosen among them."""
+    """List every name of a kind, also those of entry points that nobody has chosen."""
     return [*_ROWS[kind], *(name for name in _declared()[kind] if name not in _ROWS[kind])]
 
 
 def names_of(origin: str) -> list[str]:
-    """What an origin registered, such as `optimizer=my_lion`."""
+    """List what an origin registered, such as `optimizer=my_lion`."""
     return [f"{kind}={row.name}" for kind in KINDS for row in _ROWS[kind].values() if row.origin == origin]
 
 
 def find(kind: str, name: str) -> Choice | None:
-    """The row of a name; the entry point of an installed package is imported for it.
+    """Find the row of a name; the entry point of an installed package is imported for it.
 
     Raises:
         ConfigError: The entry point fails, registers nothing of this name, or two packages have one.
@@ -190,7 +190,7 @@ def find(kind: str, name: str) -> Choice | None:
 
 @cache
 def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
-    """By kind and name, what installed packages bring; nothing of them is imported."""
+    """Collect by kind and name what installed packages bring; nothing of them is imported."""
     from importlib.metadata import entry_points
 
     found = entry_points()
@@ -202,12 +202,12 @@ def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
 
 
 def of_others() -> list[Choice]:
-    """The rows that are not optrun's own."""
+    """List the rows that are not optrun's own."""
     return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
 
 
 def choices(kind: str) -> Mapping[str, Choice]:
-    """The rows of a kind by name, those added later too."""
+    """Return the rows of a kind by name, those added later too."""
     return MappingProxyType(_ROWS[kind])
 
 
@@ -226,7 +226,7 @@ def remove(origin: str) -> None:
 
 @contextmanager
 def origin(name: str) -> Iterator[None]:
-    """Rows that are added in this context have this origin; if it fails, they are taken back."""
+    """Give the rows that are added in this context an origin; if it fails, they are taken back."""
     before = {kind: dict(rows) for kind, rows in _ROWS.items()}
     _origin.append(name)
     try:

@@ -61,7 +61,7 @@ def _position(frame: Frame, files: dict[str, tuple[str, list[str]]]) -> str:
 
 
 def _frames(error: BaseException | None) -> Iterator[Frame]:
-    """The frames of an error, after those of the errors that it was raised from."""
+    """Yield the frames of an error, after those of the errors that it was raised from."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -74,7 +74,7 @@ def _frames(error: BaseException | None) -> Iterator[Frame]:
 
 
 def _description(error: BaseException) -> str:
-    """Type and message, on one line."""
+    """Describe an error by type and message, on one line."""
     text = str(error)
     if _WORKERS_FRAME.search(text):
         return text.strip().splitlines()[-1].rstrip(".")
@@ -83,7 +83,7 @@ def _description(error: BaseException) -> str:
 
 
 def _files() -> dict[str, tuple[str, list[str]]]:
-    """The files that rows of others come from: how each is shown, and the names that it registers."""
+    """Map the files that rows of others come from to how each is shown, and to the names that it registers."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
     given = {record["path"]: record["plugin"] for record in plugins.LOADED.values()} if plugins is not None else {}
     found: dict[str, tuple[str, list[str]]] = {}

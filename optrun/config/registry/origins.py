@@ -28,12 +28,12 @@ def allow_changes(allowed: bool) -> None:
 
 
 def changes_allowed() -> bool:
-    """Whether `allow_changes` said so."""
+    """Tell whether `allow_changes` said so."""
     return _allowed[0]
 
 
 def records(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The code of others that a configuration chooses.
+    """List the code of others that a configuration chooses.
 
     Args:
         values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule, a list of metrics.
@@ -109,7 +109,7 @@ def require(recorded: object, where: str) -> list[str]:
 
 
 def _difference(record: Mapping[str, Any], row: registry.Choice) -> str | None:
-    """What has changed since the code of a row was recorded; None: nothing."""
+    """Describe what has changed since the code of a row was recorded; None: nothing."""
     name = f"{row.kind}={row.name}"
     if row.origin is None:
         return f"{name}: was registered by {_who(record)}, and is optrun's own now"
@@ -122,7 +122,7 @@ def _difference(record: Mapping[str, Any], row: registry.Choice) -> str | None:
 
 
 def digest_of(path: Path) -> str:
-    """sha256 of a file; of a package, over all of its Python files, so that none changes unseen."""
+    """Compute the sha256 of a file; of a package, over all of its Python files, so that none changes unseen."""
     if path.name != "__init__.py":
         return hashlib.sha256(read_bytes(path, follow=True)).hexdigest()
     whole = hashlib.sha256()
@@ -133,7 +133,7 @@ def digest_of(path: Path) -> str:
 
 
 def imports_of(file: Path, module: str) -> dict[str, str]:
-    """The files that were imported from the folder of a module, with the digest of each when it was first seen.
+    """Map the files that were imported from a module's folder to their digests when they were first seen.
 
     Args:
         file: Of the module; a package is digested as a whole.
@@ -188,7 +188,7 @@ def forget_imports(imports: Mapping[str, str], folder: Path) -> None:
 
 
 def _source(row: registry.Choice) -> dict[str, Any]:
-    """Where a row comes from: a plugin, a distribution, or a module that the program imported."""
+    """Describe where a row comes from: a plugin, a distribution, or a module that the program imported."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
         if record["path"] == row.origin:
@@ -227,7 +227,7 @@ def _remedy(record: Mapping[str, Any]) -> str:
 
 
 def _texts(value: Any) -> set[str]:
-    """Every text in a configuration, keys of mappings among them."""
+    """Collect every text in a configuration, also the keys of mappings."""
     if isinstance(value, str):
         return {value}
     if isinstance(value, Mapping):

@@ -74,7 +74,7 @@ def take(argv: Sequence[str]) -> list[str]:
 
 
 def options(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The arguments that load again the plugins among these records."""
+    """List the arguments that load again the plugins among these records."""
     return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
 
 
@@ -191,7 +191,7 @@ def _failure(where: str, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """The last line of a plugin's own file that an error came through."""
+    """Find the last line of a plugin's own file that an error came through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines = [error.lineno]

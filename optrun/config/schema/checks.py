@@ -29,26 +29,26 @@ def expect(condition: bool, key: str, value: Any, expected: str, hint: str = "")
 
 
 def expect_positive(key: str, value: float | None) -> None:
-    """None passes; a number must be above 0."""
+    """Expect a number above 0; None passes."""
     expect(value is None or value > 0, key, value, "a number above 0")
 
 
 def expect_count(key: str, value: int | None) -> None:
-    """None passes; a whole number must be 1 or more, and one that somebody may have meant."""
+    """Expect a whole number of 1 or more, and one that somebody may have meant; None passes."""
     expect(value is None or value >= 1, key, value, "1 or more")
     expect(value is None or value <= MOST, key, value, f"{MOST:,} or less")
 
 
 def expect_not_negative(key: str, value: float | None) -> None:
-    """None passes; a number must be 0 or more."""
+    """Expect a number of 0 or more; None passes."""
     expect(value is None or value >= 0, key, value, "0 or more")
 
 
 def expect_fraction(key: str, value: float | None) -> None:
-    """None passes; a number must lie in [0, 1)."""
+    """Expect a number in [0, 1); None passes."""
     expect(value is None or 0 <= value < 1, key, value, "a number in [0, 1)")
 
 
 def expect_one_of(key: str, value: Any, choices: Sequence[str]) -> None:
-    """A word out of a list, with the list in the message."""
+    """Expect a word out of a list, with the list in the message."""
     expect(value in choices, key, value, f"one of {', '.join(choices)}")

@@ -253,14 +253,14 @@ class MixtureConfig(DataConfig):
         return next((f"data.mixture.{name}.streaming" for name, part in self.parts().items() if part.streaming), None)
 
     def weights(self) -> list[float] | None:
-        """The probabilities in the order of the sources; None: by turns."""
+        """Return the probabilities in the order of the sources; None: by turns."""
         if self.probabilities is None:
             return None
         total = math.fsum(self.probabilities.values())
         return [self.probabilities[name] / total for name in self.mixture]
 
     def parts(self) -> dict[str, FilesConfig]:
-        """Each source as a choice of its own.
+        """Return each source as a choice of its own.
 
         Raises:
             ConfigError: A key that is none of data=files; whatever is wrong with a source.
@@ -319,7 +319,7 @@ class HubConfig(StreamableConfig):
 
 
 def eval_key(name: str) -> str:
-    """The key of an evaluation set, for messages.
+    """Name the key of an evaluation set, for messages.
 
     Example:
         >>> eval_key("dev"), eval_key("")
@@ -329,7 +329,7 @@ def eval_key(name: str) -> str:
 
 
 def eval_set_names(names: Iterable[object]) -> list[str]:
-    """The names of evaluation sets as they stand in `eval/NAME/accuracy`.
+    """List the names of evaluation sets as they stand in `eval/NAME/accuracy`.
 
     Raises:
         ConfigError: One has other characters than letters, digits, `_` and `-`, is `train`, or differs from another one
@@ -348,7 +348,7 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
 
 
 def mixed_eval_name(source: str, own: str) -> str:
-    """What an evaluation set of a mixture's source is called.
+    """Name an evaluation set of a mixture's source.
 
     Args:
         source: The name of the source.

@@ -63,7 +63,7 @@ SCHEMAS = registry.own(
 
 
 def metric_mode(name: str) -> str:
-    """Which direction of a metric is better, `min` or `max`.
+    """Tell which direction of a metric is better, `min` or `max`.
 
     Args:
         name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`; the last part decides.
@@ -80,7 +80,7 @@ def metric_mode(name: str) -> str:
 
 
 def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list[registry.Choice]:
-    """The rows that `task.metrics` names.
+    """Find the rows that `task.metrics` names.
 
     Args:
         names: As configured.

@@ -115,7 +115,7 @@ def check_pattern(key: str, pattern: Any) -> None:
 
 
 def hyper_parameters() -> list[str]:
-    """What a group may override, over all optimizers; whether the chosen one knows it, it says itself."""
+    """List what a group may override, over all optimizers; the chosen one says whether it knows it."""
     fields = {name for schema in optimizer.SCHEMAS.values() for name in schema.__dataclass_fields__}
     return sorted(fields - {"name", "default_lr", "dialect"})
 

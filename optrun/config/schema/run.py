@@ -28,7 +28,7 @@ BranchSchedule = Enum("BranchSchedule", {"continue": "continue", "restart": "res
 
 
 def _readers_of_streams() -> list[str]:
-    """Tasks that take `data.streaming=true`."""
+    """List the tasks that take `data.streaming=true`."""
     return sorted(name for name, schema in registry.schemas("task").items() if schema.READS_STREAMS)
 
 

@@ -80,7 +80,7 @@ class TaskConfig:
 
     @classmethod
     def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
-        """Lines of the card's snippet, for the values of a run's task."""
+        """Write the lines of the card's snippet, for the values of a run's task."""
         return cls.USAGE
 
     @property
@@ -114,11 +114,11 @@ class TaskConfig:
         return None
 
     def positions(self, max_length: int) -> int:
-        """Positions that the model must have room for, given `data.max_length`."""
+        """Count the positions that the model must have room for, given `data.max_length`."""
         return max_length
 
     def model_values(self) -> dict[str, Any]:
-        """Values of the transformers configuration that this configuration decides."""
+        """Return the values of the transformers configuration that this configuration decides."""
         return {}
 
 
@@ -307,7 +307,7 @@ class SequenceClassificationConfig(ClassesConfig):
 
     @classmethod
     def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """By what the labels are."""
+        """Write the snippet by what the labels are."""
         last = cls._LAST.get(str(values.get("problem_type")))
         return cls.USAGE if last is None else (*cls.USAGE[:-1], last)
 
@@ -393,7 +393,7 @@ class Seq2SeqLmConfig(TaskConfig):
         expect(self.max_target_length > 1, "task.max_target_length", self.max_target_length, "2 or more")
 
     def positions(self, max_length: int) -> int:
-        """Those of the longer side."""
+        """Count the positions of the longer side."""
         return max(max_length, self.max_target_length)
 
 
@@ -419,7 +419,7 @@ class ImageClassificationConfig(ClassesConfig):
     """Side in pixels; null: what the model's image processor or configuration says."""
 
     def model_values(self) -> dict[str, Any]:
-        """The size of the images, where it is given."""
+        """Return the size of the images, if it is given."""
         return {} if self.image_size is None else {"image_size": self.image_size}
 
 

@@ -54,7 +54,7 @@ class Clip:
         return self.clip_groups(optimizer.param_groups)
 
     def clip_params(self, params: Iterable[Tensor | tuple[str, Tensor]]) -> Tensor:
-        """The same for parameters, or (name, parameter) pairs, without an optimizer.
+        """Clip parameters, or (name, parameter) pairs, without an optimizer.
 
         Example:
             >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -76,7 +76,7 @@ class Clip:
 
     @torch.no_grad()
     def clip_groups(self, groups: Sequence[dict[str, Any]]) -> Tensor:
-        """The same for parameter groups."""
+        """Clip parameter groups."""
         taking_part = self._taking_part(groups)
         gradients: list[Gradient] = []
         place = 0
@@ -102,7 +102,7 @@ class Clip:
         return total
 
     def _taking_part(self, groups: Sequence[dict[str, Any]]) -> list[bool]:
-        """One word per parameter, in group order; the patterns are searched once for a set of names."""
+        """Tell which parameters take part, in group order; patterns are searched once for a set of names."""
         if not self._exclude:
             return [True] * sum(len(group["params"]) for group in groups)
         if any("param_names" not in group for group in groups):
@@ -121,7 +121,7 @@ class Clip:
 
 
 def clip_by_value(min_value: float, max_value: float) -> Rule:
-    """G = min(max(g, min_value), max_value), elementwise."""
+    """Clip g = min(max(g, min_value), max_value), elementwise."""
 
     def rule(gradients: list[Gradient], _: Tensor | None) -> None:
         if not min_value <= 0 <= max_value and any(entry.sparse for entry in gradients):
@@ -138,7 +138,7 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 
 
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
-    """G = g * min(1, max_norm / (norm of g + eps)), each tensor alone."""
+    """Clip g = g * min(1, max_norm / (norm of g + eps)), each tensor alone."""
 
     def rule(gradients: list[Gradient], measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
@@ -148,7 +148,7 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float, *, per_group: bool) -> Rule:
-    """G = g * min(1, max_norm / (norm of all g + eps)), over everything or over each parameter group."""
+    """Clip g = g * min(1, max_norm / (norm of all g + eps)), over everything or over each parameter group."""
 
     def rule(gradients: list[Gradient], measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured

@@ -37,7 +37,7 @@ class Gradient(NamedTuple):  # made for each tensor at each step, a third of a d
 
 
 def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient | None:
-    """The gradient of a parameter, ready to be measured; None where it has none.
+    """Prepare the gradient of a parameter to be measured; None if it has none.
 
     A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose pieces are partial
     sums is summed first.
@@ -61,7 +61,7 @@ def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient |
 
 
 def norms(gradients: Sequence[Gradient]) -> Tensor:
-    """L2 norm of each gradient, over all of its pieces.
+    """Compute the L2 norm of each gradient, over all of its pieces.
 
     One pass of `torch._foreach_norm` per device and dtype, one all-reduce per mesh dimension that cuts; gradients in
     half precision are measured in float32.
@@ -95,7 +95,7 @@ def norms(gradients: Sequence[Gradient]) -> Tensor:
 
 
 def by_device_and_dtype(gradients: Sequence[Gradient]) -> list[list[int]]:
-    """Places of the gradients that one foreach call can take together."""
+    """Group the positions of the gradients that one foreach call can take together."""
     together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for at, entry in enumerate(gradients):
         together.setdefault((entry.values.device, entry.values.dtype), []).append(at)

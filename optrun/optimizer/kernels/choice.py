@@ -107,7 +107,7 @@ def take_step(
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether a kernel that goes by addresses may take a parameter, its gradient and its state.
+    """Tell whether a kernel that goes by addresses may take a parameter, its gradient and its state.
 
     State may have been loaded in another dtype, or a model moved without its optimizer: the loop says so.
     """
@@ -123,6 +123,6 @@ def _alike(tensors: Sequence[Tensor]) -> bool:
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether two contiguous tensors share memory."""
+    """Tell whether two contiguous tensors share memory."""
     spans = sorted((tensor.data_ptr(), size) for tensor in tensors if (size := tensor.nbytes))
     return any(begin + size > after for (begin, size), (after, _) in pairwise(spans))

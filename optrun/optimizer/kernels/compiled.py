@@ -12,15 +12,15 @@ from optrun.optimizer.kernels.library import call
 
 
 def adam(*lists: list[Tensor], **given: Any) -> None:
-    """As `adam_update._single_tensor_adam`."""
+    """Step as `adam_update._single_tensor_adam`."""
     call("adam", lists, rows.of_adam(**given))
 
 
 def adamax(*lists: list[Tensor], **given: Any) -> None:
-    """As `adamax._single_tensor_adamax`."""
+    """Step as `adamax._single_tensor_adamax`."""
     call("adamax", lists, rows.of_adamax(**given))
 
 
 def lamb(*lists: list[Tensor], **given: Any) -> Tensor:
-    """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can."""
+    """Step as `lamb._single_tensor_lamb` if `lamb.ways` says that it can."""
     return torch.tensor(call("lamb", lists, rows.of_lamb(**given)), dtype=lists[0][0].dtype)

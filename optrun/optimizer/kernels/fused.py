@@ -40,7 +40,7 @@ def adam(
     eps_before_correction: bool = False,
     nesterov: bool = False,
 ) -> None:
-    """As `adam_update._single_tensor_adam`, without nesterov."""
+    """Step as `adam_update._single_tensor_adam`, without nesterov."""
     assert not nesterov
     if any(scale != 1.0 for scale in loss_scales):
         grads = [grad / scale for grad, scale in zip(grads, loss_scales, strict=True)]
@@ -70,7 +70,7 @@ def _fused(update: Callable[..., None], lists: Sequence[list[Tensor]], step: Ten
 
 
 def lamb(*lists: list[Tensor], small: Callable[..., Tensor], **numbers: Any) -> Tensor:
-    """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can.
+    """Step as `lamb._single_tensor_lamb` if `lamb.ways` says that it can.
 
     Args:
         *lists: Parameters, gradients, first and second moments.
@@ -93,7 +93,7 @@ def _of(chosen: Sequence[int], numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waves(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of small tensors, as many at a time as stay in the cache.
+    """Yield indices of small tensors, as many at a time as stay in the cache.
 
     Example:
         >>> list(_waves([SMALL, SMALL + 1, 7, *[SMALL] * 7]))

@@ -50,7 +50,7 @@ def refuse_different(kernels: Sequence[str]) -> None:
 
 
 def _steppers(optimizer: Optimizer) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Each group beside what steps it: the optimizer, or one of its members."""
+    """List each group beside what steps it: the optimizer, or one of its members."""
     members = getattr(optimizer, "members", {})
     return [(members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups]
 

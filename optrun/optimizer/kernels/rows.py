@@ -53,7 +53,7 @@ def of_adam(
     nesterov: bool = False,
     eps_before_correction: bool = False,
 ) -> Rows:
-    """Numbers of `adam_update._single_tensor_adam`, from its keywords."""
+    """Collect the numbers of `adam_update._single_tensor_adam`, from its keywords."""
     rows = []
     corrections = {step: (bias_correction(beta1, step), math.sqrt(bias_correction(beta2, step))) for step in set(steps)}
     for i, (step, lr, keep) in enumerate(zip(steps, lrs, keeps, strict=True)):
@@ -88,7 +88,7 @@ def of_adamax(
     eps: float,
     eps_form: str,
 ) -> Rows:
-    """Numbers of `adamax._single_tensor_adamax`, from its keywords."""
+    """Collect the numbers of `adamax._single_tensor_adamax`, from its keywords."""
     return [
         {
             **NUMBERS,
@@ -119,7 +119,7 @@ def of_lamb(
     rule: LambRule,
     **_: Any,
 ) -> Rows:
-    """Numbers of `lamb._single_tensor_lamb`, from its keywords, where `lamb.ways` says that such a kernel can."""
+    """Collect the numbers of `lamb._single_tensor_lamb` from its keywords, if `lamb.ways` names the kernel."""
     shared = {
         **NUMBERS,
         "beta1": beta1,

@@ -74,7 +74,7 @@ class Rows:
         return Source(trained, {"": self.split}, self.columns, notes=self.notes)
 
     def taken(self) -> list[str | None]:
-        """Columns of the file that have labels or targets, and no texts to read."""
+        """List columns of the file that have labels or targets, and no texts to read."""
         own = self.columns
         names = [own.label_column or "", own.target_column or "target", *(own.label_columns or ())]
         names += [] if own.label_column else USUAL_LABELS
@@ -130,18 +130,18 @@ class Predictor(ABC):
 
     @abstractmethod
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Inputs of some rows, by their indices; those without `input_ids` are as long as each other."""
+        """Encode some rows, by their indices; those without `input_ids` are as long as each other."""
 
     def length(self, one: Inputs) -> int:
-        """Tokens of one row, by which rows share a batch."""
+        """Count the tokens of one row, by which rows share a batch."""
         return len(one["input_ids"]) if "input_ids" in one else 0
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predictions of a batch, in its order; what is drawn by chance comes from torch's generators, seeded."""
+        """Predict a batch, in its order; what is drawn by chance comes from torch's generators, seeded."""
 
     def texts(self, column: str, numbers: Sequence[int]) -> list[str]:
-        """Texts of some rows.
+        """Return the texts of some rows.
 
         Raises:
             ConfigError: A value that is no text.
@@ -149,7 +149,7 @@ class Predictor(ABC):
         return list(texts(self.split.take(np.asarray(numbers, dtype=np.int64)), column))
 
     def text_column(self, *others: str | None) -> str:
-        """The column of texts; every row is looked at.
+        """Find the column of texts; every row is looked at.
 
         Args:
             others: Columns with another meaning, besides those of labels and targets.
@@ -163,7 +163,7 @@ class Predictor(ABC):
         return column
 
     def pad_inputs(self, inputs: list[Inputs], *, left: bool = False) -> Batch:
-        """`input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest); padded where generation says."""
+        """Pad `input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest), on generation's side."""
         rows = [one["input_ids"] for one in inputs]
         masks = [np.ones_like(row) for row in rows]
         fill = _pad_left if left else pad
@@ -192,7 +192,7 @@ def _pad_left(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
 
 
 def plain(number: Any) -> float:
-    """A float32 as the shortest decimal that reads as the same one.
+    """Convert a float32 to the shortest decimal that reads as the same one.
 
     Example:
         >>> plain(np.float32(0.1)), plain(torch.tensor(0.7))
@@ -202,12 +202,12 @@ def plain(number: Any) -> float:
 
 
 def probabilities(logits: torch.Tensor) -> np.ndarray:
-    """Softmax over the last axis, in float32, on the CPU."""
+    """Compute softmax over the last axis, in float32, on the CPU."""
     found: np.ndarray = logits.float().softmax(-1).cpu().numpy()
     return found
 
 
 def sigmoids(logits: torch.Tensor) -> np.ndarray:
-    """A probability for each logit by itself, in float32, on the CPU."""
+    """Compute a probability for each logit by itself, in float32, on the CPU."""
     found: np.ndarray = logits.float().sigmoid().cpu().numpy()
     return found

@@ -29,7 +29,7 @@ class ChatAnswers(TextGeneration):
             self.options_of_generation.eos_token_id = ending_ids(self.tokenizer, self.template) or None
 
     def find_column(self) -> str:
-        """The column of what is to be answered; every row is looked at, and written once."""
+        """Find the column of what is to be answered; every row is looked at, and written once."""
         self.template = use_template(self.tokenizer, None)
         self.places = question_columns(self.rows.source, self.split, getattr(self.predicting.task, "layout", None))
         for number in range(0, len(self.split.rows), 1000):
@@ -37,14 +37,14 @@ class ChatAnswers(TextGeneration):
         return self.places.names[0]
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The ids of each conversation with the opening of an answer; of a text those of the training."""
+        """Encode each conversation with the opening of an answer; a text as in training."""
         found: list[list[int]] = []
         for text, written in self._texts(numbers):
             found.append(self.tokenizer(text, add_special_tokens=not written, verbose=False)["input_ids"])
         return found
 
     def _texts(self, numbers: Sequence[int]) -> list[tuple[str, bool]]:
-        """What the model reads of some rows, and whether a template wrote it.
+        """Write what the model reads of some rows, and whether a template wrote it.
 
         Raises:
             ConfigError: A row that cannot be read or written.

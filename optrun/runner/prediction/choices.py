@@ -30,7 +30,7 @@ class ChosenTexts(Predictor):
         return {"prediction": str, "choice": int, "probabilities": [float]}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """As in training."""
+        """Encode as in training."""
         part = self.split.take(np.asarray(numbers, dtype=np.int64))
         listed = list(part.rows[self.choices])
         rows = list(pairs(part, self.text, self.pair, self.choices))
@@ -48,11 +48,11 @@ class ChosenTexts(Predictor):
         ]
 
     def length(self, one: Inputs) -> int:
-        """Tokens of the longest choice."""
+        """Count the tokens of the longest choice."""
         return max(map(len, one["input_ids"]))
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """One forward pass."""
+        """Predict in one forward pass."""
         logits = self.predicting.forward(pad_choices(inputs, self.padding)).logits
         found = []
         for one, scores in zip(inputs, logits, strict=True):

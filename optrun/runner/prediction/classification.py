@@ -22,7 +22,7 @@ class ClassPredictor(Predictor):
         return {"prediction": str, "probability": float, "probabilities": dict.fromkeys(self.labels, float)}
 
     def values(self, logits: torch.Tensor) -> list[Values]:
-        """Predictions by logits of shape (batch, classes)."""
+        """Convert logits of shape (batch, classes) to predictions."""
         found = []
         for row in probabilities(logits):
             best = int(row.argmax())
@@ -52,7 +52,7 @@ class TextClasses(ClassPredictor):
         return {"prediction": float} if self.regression else super().shape
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """As in training."""
+        """Encode as in training."""
         pairs = None if self.pair is None else self.texts(self.pair, numbers)
         encoded = self.tokenizer(
             self.texts(self.text, numbers),
@@ -68,14 +68,14 @@ class TextClasses(ClassPredictor):
         return self.expect_tokens(inputs, numbers)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """One forward pass."""
+        """Predict in one forward pass."""
         logits = self.predicting.forward(self.pad_inputs(inputs)).logits
         if self.regression:
             return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]
         return self._sets(logits) if self.several else self.values(logits)
 
     def _sets(self, logits: torch.Tensor) -> list[Values]:
-        """The labels with a probability above one half, and the probability of each."""
+        """Choose the labels with a probability above one half, and give the probability of each."""
         found = []
         for row in sigmoids(logits):
             shares = {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
@@ -98,10 +98,10 @@ class ImageClasses(ClassPredictor):
         self.images = Images(self.split, image_column(self.rows.source, self.split))
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """As in training."""
+        """Encode as in training."""
         return [{"pixel_values": self.prepare(self.images[number].decoded())} for number in numbers]
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """One forward pass."""
+        """Predict in one forward pass."""
         pixels = torch.from_numpy(np.stack([one["pixel_values"] for one in inputs]))
         return self.values(self.predicting.forward({"pixel_values": pixels}).logits)

@@ -41,7 +41,7 @@ OPTIONS = [name for names in _KEYS.values() for name in names]
 
 
 def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> GenerationConfig:
-    """The generation options of a model with changes.
+    """Make the generation options of a model with changes.
 
     Args:
         given: Names of transformers to values.
@@ -77,7 +77,7 @@ def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> Gener
 
 
 def _refused(given: Mapping[str, Any], error: Exception) -> ConfigError:
-    """What transformers says of options."""
+    """Make the refusal of options from what transformers says of them."""
     line = " ".join(str(error).replace("`", "").split())
     shown = ", ".join(f"generation.{name}={value}" for name, value in given.items()) or "generation"
     return ConfigError(f"{shown}: {line if len(line) <= 400 else line[:400] + ' ...'}")
@@ -120,7 +120,7 @@ class TextGeneration(Predictor):
         self.room = self._room_for_prompts(room)
 
     def find_column(self) -> str:
-        """The column of prompts: as named, else the only column of texts, or the one called `prompt` or `text`.
+        """Find the column of prompts: as named, else the only column of texts, or the one called `prompt` or `text`.
 
         Raises:
             ConfigError: There is none, or several; a row that is no text.
@@ -135,7 +135,7 @@ class TextGeneration(Predictor):
         return column
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The ids of each prompt, begun as the tokenizer begins a text.
+        """Encode each prompt, begun as the tokenizer begins a text.
 
         Args:
             numbers: Indices of rows.
@@ -147,11 +147,11 @@ class TextGeneration(Predictor):
         return [start + ids or empty for ids in encoded]
 
     def default_tokens(self) -> int:
-        """How many tokens are written at most where no option says it."""
+        """Count the tokens that are written at most if no option says it."""
         return DEFAULT_TOKENS
 
     def _room_for_prompts(self, room: int | None) -> int | None:
-        """Positions that the continuation leaves; None: as many as one likes.
+        """Count the positions that the continuation leaves; None: as many as one likes.
 
         Raises:
             ConfigError: None are left.
@@ -175,7 +175,7 @@ class TextGeneration(Predictor):
         return {"generation": str if self.several == 1 else [str]}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Prompts; of one that leaves no room only its end."""
+        """Encode prompts; of one that leaves no room only its end."""
         kept = None if self.room is None else -self.room
         return self.expect_tokens(
             [{"input_ids": np.asarray(ids[kept:], dtype=np.int64)} for ids in self.prompts(numbers)], numbers
@@ -210,12 +210,12 @@ class TextToText(TextGeneration):
     side_by_side: ClassVar[bool] = False
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """As in training."""
+        """Encode as in training."""
         encoded: list[list[int]] = self.tokenizer(
             self.texts(self.column, numbers), truncation=True, max_length=self.predicting.max_length, verbose=False
         )["input_ids"]
         return encoded
 
     def default_tokens(self) -> int:
-        """As long as the targets of the training."""
+        """Count as many tokens as the targets of the training have at most."""
         return int(getattr(self.predicting.task, "max_target_length", DEFAULT_TOKENS))

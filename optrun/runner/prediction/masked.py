@@ -39,7 +39,7 @@ class MaskedTokens(Predictor):
         return {"prediction": str, "tokens": [[{"token": str, "probability": float}]]}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """As in training, one text a row."""
+        """Encode as in training, one text a row."""
         encoded = self.tokenizer(
             self.texts(self.text, numbers),
             truncation=True,
@@ -51,7 +51,7 @@ class MaskedTokens(Predictor):
         return self.expect_tokens([{"input_ids": np.asarray(ids, dtype=np.int64)} for ids in encoded], numbers)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """One forward pass."""
+        """Predict in one forward pass."""
         logits = self.predicting.forward(self.pad_inputs(inputs)).logits
         found = []
         for one, row in zip(inputs, logits, strict=True):

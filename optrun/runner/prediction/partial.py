@@ -123,7 +123,7 @@ class Partial:
         self.done += len(lines)
 
     def predictions(self) -> Iterator[dict[str, Any]]:
-        """All that is kept, row by row; without the numbers of the rows."""
+        """Yield all that is kept, row by row; without the numbers of the rows."""
         path = self.folder / LINES
         with open_file(path) as file:
             for line in file:
@@ -159,12 +159,12 @@ class Partial:
 
 
 def folder_of(out: Path) -> Path:
-    """Where the predictions for a file are kept until they are whole."""
+    """Return the folder where the predictions for a file are kept until they are whole."""
     return out.with_name(f"{out.name}.partial")
 
 
 def finished_before(out: Path) -> bool:
-    """Whether a killed process put the file in its place, and did not come to remove what it was made of."""
+    """Tell whether a killed process put the file in its place, but did not remove what it was made of."""
     result = folder_of(out) / RESULT
     return out.is_file() and result.is_file() and out.samefile(result)
 
@@ -175,12 +175,12 @@ def forget(out: Path) -> None:
 
 
 def taken(out: Path) -> ConfigError:
-    """The refusal of a file that is there."""
+    """Make the refusal of a file that is there."""
     return ConfigError(f"out={out}: is there already, and nothing is overwritten. Choose a new file, or remove it.")
 
 
 def _row(line: bytes) -> int | None:
-    """The number of the row that a line says; None: it says none."""
+    """Read the number of the row that a line says; None: it says none."""
     try:
         found = parse_json(line, LINES)["row"]
     except (ValueError, KeyError, TypeError):

@@ -38,7 +38,7 @@ class WordLabels(Predictor):
         return {"prediction": [str], "probability": [float], **({"entities": [entity]} if self.scheme else {})}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """As in training, with the place of each word's first piece; -1: it has none."""
+        """Encode as in training, with the place of each word's first piece; -1: it has none."""
         rows = [list(words) for words in self.split.rows.select(list(numbers))[self.words]]
         full = [words for words in rows if words]
         encoded = (
@@ -70,13 +70,13 @@ class WordLabels(Predictor):
         return inputs
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """One forward pass over the rows with a word."""
+        """Predict in one forward pass over the rows with a word."""
         full = [one for one in inputs if len(one["input_ids"])]
         shares = iter(probabilities(self.predicting.forward(self.pad_inputs(full)).logits) if full else [])
         return [self._values(one, next(shares) if len(one["input_ids"]) else None) for one in inputs]
 
     def _values(self, one: Inputs, shares: np.ndarray | None) -> Values:
-        """The labels of one row.
+        """Return the labels of one row.
 
         Args:
             one: The row.

@@ -21,7 +21,7 @@ _BATCH = 1000
 
 
 def ending_of(out: Path) -> str:
-    """The ending that says the format.
+    """Return the ending that says the format.
 
     Raises:
         ConfigError: Another one.
@@ -33,7 +33,7 @@ def ending_of(out: Path) -> str:
 
 
 def kept_columns(split: Split, keep: Sequence[str] | None, predicted: Iterable[str], notes: list[str]) -> list[str]:
-    """The columns of the file that stand beside the predictions.
+    """List the columns of the file that stand beside the predictions.
 
     Args:
         split: The rows.
@@ -66,7 +66,7 @@ def kept_columns(split: Split, keep: Sequence[str] | None, predicted: Iterable[s
 
 
 def _is_bare(feature: Any) -> bool:
-    """Whether a column holds bytes: images, sounds, binary."""
+    """Tell whether a column holds bytes: images, sounds, binary."""
     kind = type(feature).__name__
     return kind in ("Image", "Audio", "Video", "Pdf", "Nifti") or "binary" in str(getattr(feature, "dtype", ""))
 
@@ -113,7 +113,7 @@ def _rows(split: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a row as JSON has it; what is no number there is null, a date its ISO form."""
+    """Convert a value of a row to JSON; what is no number there is null, a date its ISO form."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """A cell of a csv file: lists and objects are JSON."""
+    """Write a cell of a csv file: lists and objects are JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else csv_cell(value)
 
 
@@ -157,7 +157,7 @@ def _write_parquet(
 
 
 def _arrow(kind: Any) -> Any:
-    """The type of Arrow for one of a predictor's `shape`."""
+    """Return the type of Arrow for one of a predictor's `shape`."""
     import pyarrow as pa
 
     if isinstance(kind, Mapping):

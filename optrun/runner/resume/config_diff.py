@@ -78,17 +78,17 @@ def meaning(key: str) -> str:
 
 
 def is_harmless(key: str) -> bool:
-    """Whether weights and the length of training do not depend on a key, but for rounding or what goes by a metric."""
+    """Tell whether weights and length of training do not depend on a key, but for rounding and metrics."""
     return meaning(key) in ("harmless", "rounding", "evaluation")
 
 
 def may_change_data(changes: Changes) -> bool:
-    """Whether a key that says which examples there are was changed."""
+    """Tell whether a key that says which examples there are was changed."""
     return any(key.startswith(("data.", "task.")) for key in changes)
 
 
 def moves_layers(changes: Changes) -> bool:
-    """Whether a key that says which layer a parameter lies in was changed."""
+    """Tell whether a key that says which layer a parameter lies in was changed."""
     return any(key.startswith(("param_groups.", "model.", "adapter.", "task.name")) for key in changes)
 
 
@@ -110,7 +110,7 @@ def changes_since(
 
 
 def refuse_idle(changes: Changes, done: int) -> None:
-    """Where every step is done, a change is no part of how the results came about, and must not stand beside them.
+    """Refuse a change if every step is done: it had no part in the results and must not stand beside them.
 
     Args:
         changes: Since the last checkpoint.
@@ -136,7 +136,7 @@ def table(
     derived: Mapping[str, str] = MappingProxyType({}),
     examples: tuple[int, int] | None = None,
 ) -> str:
-    """Every changed key with the value it had, the one it has, and what that means, in columns; empty for no change.
+    """Tabulate every changed key with its old and new value, and what that means; empty for no change.
 
     Args:
         changes: Since the checkpoint.

@@ -44,7 +44,7 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: Any = None) -> dict
 
 
 def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
-    """The commit at which a stream of the hub is read: that of the checkpoint as long as the same data are named.
+    """Return the commit at which a hub stream is read: the checkpoint's as long as the same data are named.
 
     Args:
         config: In force.
@@ -69,7 +69,7 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
 
 
 def pinned(config: RunConfig, revision: str | None) -> RunConfig:
-    """The configuration by which data is read at this commit; None: as it is."""
+    """Return the configuration by which data is read at this commit; None: as it is."""
     if revision is None:
         return config
     assert isinstance(config.data, HubConfig)
@@ -84,7 +84,7 @@ def vocabulary_digest(tokenizer: Any | None) -> str:
 
 
 def class_names(model_config: Mapping[str, Any]) -> list[str]:
-    """The classes by number, as a transformers configuration has them after JSON."""
+    """List the classes by number, as a transformers configuration has them after JSON."""
     named = model_config.get("id2label") or {}
     return [str(named[number]) for number in sorted(named, key=int)]
 
@@ -184,7 +184,7 @@ def _some(classes: Sequence[str]) -> str:
 
 
 def of_steps(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides which examples each step sees: how a step is divided into micro-batches does not."""
+    """Return what decides which examples each step sees: how a step is divided into micro-batches does not."""
     kept = {key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")}
     return {**kept, "examples a step": plan["batch_size"] * plan["accumulation"]}
 

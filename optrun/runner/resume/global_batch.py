@@ -77,7 +77,7 @@ def settle_batch(
 
 
 def _decides(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
-    """Whether somebody asks for another batch than the checkpoint's.
+    """Tell whether somebody asks for another batch than the checkpoint's.
 
     A branch is asked by values that are not its trunk's. A run that goes on is asked by its command line: ranks that
     are started once more have the values of the first start, and none of those that were derived since.
@@ -128,5 +128,5 @@ def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None
 
 
 def asked_for(changes: Mapping[str, Any], derived: Collection[str]) -> dict[str, Any]:
-    """The changes that somebody made, without what follows from the ranks."""
+    """Return the changes that somebody made, without what follows from the ranks."""
     return {key: pair for key, pair in changes.items() if key not in derived}

@@ -184,7 +184,7 @@ def restore_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
 
 
 def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """A schedule's state without what it saw of another metric, or in another direction, than the one it watches now.
+    """Drop from a schedule's state what it saw of another metric, or in another direction, than now.
 
     Args:
         saved: Of the checkpoint.
@@ -208,7 +208,7 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, Any]:
-    """Versions, hardware and kernel of the step that bit-exactness depends on besides the configuration."""
+    """Return versions, hardware and kernel on which bit-exactness depends besides the configuration."""
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},

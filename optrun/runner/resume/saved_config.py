@@ -85,7 +85,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
 
 
 def plugins_of(run: RunDir) -> list[dict[str, Any]]:
-    """What a run recorded of the code of others that it uses, as `optrun.config.registry.origins.records`."""
+    """Read what a run recorded of the code of others, as `optrun.config.registry.origins.records`."""
     try:
         found = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):
@@ -99,7 +99,7 @@ def _taken(why: str, folder: Path) -> str:
 
 
 def _was_written(run: RunDir) -> bool | None:
-    """Whether the file is, byte for byte, what a start of the run wrote; None: that was not recorded."""
+    """Tell whether the file is, byte for byte, what a start of the run wrote; None: that was not recorded."""
     try:
         recorded = read_summary(run.summary).get("config_sha256")
     except (OSError, ValueError):
@@ -108,7 +108,7 @@ def _was_written(run: RunDir) -> bool | None:
 
 
 def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint whose state is whole, and the configuration in it."""
+    """Find the newest checkpoint whose state is whole, and the configuration in it."""
     folders = checkpoint_folders(run)
     for folder in folders:
         refuse_other_format(folder)

@@ -76,7 +76,7 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
 
 
 def _faults(state: dict[str, Any]) -> Iterator[str]:
-    """What is wrong, key by key; what comes first is what the next relies on."""
+    """Yield what is wrong, key by key; what comes first is what the next relies on."""
     optional = {key: shape for key, shape in _OPTIONAL.items() if key in state}
     if fault := _wrong("", state, _SHAPE | optional):
         yield fault
@@ -124,7 +124,7 @@ _BY_STEP = ("ranking", "ranking_losses")
 
 
 def _wrong(key: str, value: Any, shape: Any) -> str | None:
-    """What is wrong with a value; None: it has the shape."""
+    """Describe what is wrong with a value; None: it has the shape."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return _expected(key, value, "a mapping")
@@ -147,7 +147,7 @@ def _wrong(key: str, value: Any, shape: Any) -> str | None:
 
 
 def _metric_shapes(held: dict[str, Any]) -> dict[str, Any]:
-    """Shapes of the mappings from metrics, or from steps, to numbers."""
+    """Return the shapes of the mappings from metrics, or from steps, to numbers."""
     keys = ("last", "before_training", "lrs", *_BY_STEP)
     shapes: dict[str, Any] = {key: dict.fromkeys(held[key], _NUMBER) for key in keys if isinstance(held.get(key), dict)}
     if isinstance(held.get("best"), dict):
@@ -160,7 +160,7 @@ def _metric_shapes(held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(held: dict[str, Any]) -> list[str]:
-    """Keys of rankings that are no steps."""
+    """List keys of rankings that are no steps."""
     return [step for key in _BY_STEP for step in held.get(key, {}) if not step.isdecimal()]
 
 

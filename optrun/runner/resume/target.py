@@ -65,7 +65,7 @@ def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
 
 
 def locate(value: str) -> Target:
-    """A run directory or checkpoint given by path, for the verbs.
+    """Locate a run directory or checkpoint given by path, for the verbs.
 
     Raises:
         ConfigError: It is neither.
@@ -100,7 +100,7 @@ def _named(value: str, key: str = "resume=") -> Target:
 
 
 def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
-    """The checkpoint that a path means: itself, or the newest whole one of a run; those passed over are told.
+    """Find the checkpoint that a path means: itself, or the newest whole one of a run; name those passed over.
 
     Args:
         path: As it was given.

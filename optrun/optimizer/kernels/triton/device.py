@@ -92,7 +92,7 @@ def _coupled(g, w, l1, l2):
 def adam(
     places, numbers, chunks, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """As `adam_update._single_tensor_adam`."""
+    """Step as `adam_update._single_tensor_adam`."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
@@ -128,7 +128,7 @@ def adam(
 def adamax(
     places, numbers, chunks, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """As `adamax._single_tensor_adamax`."""
+    """Step as `adamax._single_tensor_adamax`."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
@@ -169,7 +169,7 @@ def _direction(first, second, w, correction, root, eps, decay):
 def lamb_moments(
     places, numbers, chunks, sums, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The first half of `lamb._single_tensor_lamb`: moments, and squares of weights and directions of each chunk."""
+    """Compute the first half of `lamb._single_tensor_lamb`: moments, squares of weights and directions by chunk."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
@@ -207,7 +207,7 @@ def lamb_moments(
 
 @triton.jit
 def lamb_ratios(places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The trust ratio of each tensor, from the sums of its chunks."""
+    """Compute the trust ratio of each tensor, from the sums of its chunks."""
     tensor = tl.program_id(0)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
     chunks = (tl.load(place + _SIZE) + CHUNK - 1) // CHUNK
@@ -231,7 +231,7 @@ def lamb_ratios(places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.con
 def lamb_update(
     places, numbers, chunks, ratios, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The second half of `lamb._single_tensor_lamb`: the direction again, as long as the ratio says."""
+    """Compute the second half of `lamb._single_tensor_lamb`: the direction again, as long as the ratio says."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS

@@ -22,17 +22,17 @@ ALIGNMENT = 16
 
 
 def adam(*lists: list[Tensor], **given: Any) -> None:
-    """As `adam_update._single_tensor_adam`."""
+    """Step as `adam_update._single_tensor_adam`."""
     step("adam", lists, of_adam(**given))
 
 
 def adamax(*lists: list[Tensor], **given: Any) -> None:
-    """As `adamax._single_tensor_adamax`."""
+    """Step as `adamax._single_tensor_adamax`."""
     step("adamax", lists, of_adamax(**given))
 
 
 def lamb(*lists: list[Tensor], **given: Any) -> Tensor:
-    """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can."""
+    """Step as `lamb._single_tensor_lamb` if `lamb.ways` says that it can."""
     ratios = step("lamb", lists, of_lamb(**given))
     assert ratios is not None
     return ratios
@@ -84,13 +84,13 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
 
 
 def _current(where: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device."""
+    """Select the device of a tensor: Triton launches on the current one."""
     return torch.cuda.device(where) if where.type == "cuda" else nullcontext()
 
 
 @lru_cache(maxsize=32)
 def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
-    """Of each chunk, its tensor and its first element: shape (chunks, 2), int64, on the CPU; not to be written to."""
+    """List for each chunk its tensor and its first element: shape (chunks, 2), int64, on the CPU; read-only."""
     counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
     tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
     begins = torch.arange(len(tensors), device="cpu") - (counts.cumsum(0) - counts)[tensors]
@@ -101,7 +101,7 @@ def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
 def _table(
     addresses: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int, rows: Rows, where: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Everything that a step knows of each tensor, in one copy: `device.PLACES`, int64, and its numbers, float64."""
+    """Copy everything that a step knows of each tensor at once: `device.PLACES`, int64, and its numbers, float64."""
     counts = [-(-size // chunk) for size in sizes]
     firsts = [0, *accumulate(counts[:-1])]
     own = [[*four, size, first] for four, size, first in zip(addresses, sizes, firsts, strict=True)]

@@ -50,7 +50,7 @@ def _wrong(formula: str, device: torch.device) -> str:
 
 
 def _wave(size: int, phase: int) -> Tensor:
-    """Numbers of both signs; those of the last list, which are second moments, of one."""
+    """Make numbers of both signs; those of the last list, which are second moments, of one."""
     wave = torch.linspace(0.0, 9.0, size, dtype=torch.float32, device="cpu").add(phase).cos()
     return wave.square() if phase == 3 else wave
 
