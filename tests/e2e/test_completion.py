@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.cli import completion
 from optrun.cli import main as cli
-from optrun.cli.main import completion
 from optrun.cli.verbs import VERBS
 from optrun.config import store
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from optrun.cli import main as cli
-from optrun.cli.main import sweep_worker
+from optrun.cli import sweep_worker
 from optrun.sweeper import devices, launch
 
 if __name__ == "__main__":

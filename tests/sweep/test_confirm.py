@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from optrun.base.errors import ConfigError
-from optrun.cli.main import confirm_sweep, run
+from optrun.cli import confirm_sweep
+from optrun.cli.main import run
 from optrun.cli.sweep import SweepOutcome
 from optrun.config.request import CommandLine
 from optrun.launch.single_run import Caller

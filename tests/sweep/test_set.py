@@ -22,7 +22,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_STORAGE
-from optrun.cli.main import sweep_files
+from optrun.cli import sweep_files
 from optrun.cli.sweep import _folder as sweep_folder
 from optrun.cli.sweep import _tell_left_out
 from optrun.config import saved, store

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from optrun.artifacts.lock import RunLock
-from optrun.cli.main import sweep as sweep_command
+from optrun.cli import sweep as sweep_command
 from optrun.sweeper import driver
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.stall import StallWatch, end_holder

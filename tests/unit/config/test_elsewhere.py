@@ -11,7 +11,7 @@ import transformers
 from omegaconf import DictConfig
 
 from optrun.base.errors import ConfigError
-from optrun.cli.main import export, predict
+from optrun.cli import export, predict
 from optrun.config import foreign_names as elsewhere
 from optrun.config import keys, store
 from optrun.config.groups import GROUPS

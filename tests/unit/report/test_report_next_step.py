@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.cli import confirm as verb
 from optrun.cli.confirm_request import read_request
-from optrun.cli.main import confirm as verb
 from optrun.config import overrides, store
 from optrun.report import build
 from optrun.report.build import report
