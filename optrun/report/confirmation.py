@@ -156,9 +156,9 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
     now, _ = plan(found, Asked(seeds=before.seeds))
     if changed := [key for key in ("contenders", "reference", "metric") if getattr(now, key) != getattr(before, key)]:
         names = [name for name in now.contenders if now.contenders[name] != before.contenders.get(name)]
-        raise ConfigError(
-            f"{folder} confirms another choice: {', '.join(names or changed)} changed since. out=DIR begins another."
-        )
+        keys = [f"{key}={getattr(now, key)}, planned with {getattr(before, key) or 'none'}" for key in changed]
+        why = f"{', '.join(names)} changed since" if names else "; ".join(keys).replace("reference=", "baseline=")
+        raise ConfigError(f"{folder} confirms another choice: {why}. out=DIR begins another.")
     if any(getattr(asked, key) not in (None, getattr(before, key)) for key in ("seeds", "power", "difference")):
         raise ConfigError(
             f"{folder} was planned with seeds {label(before.seeds)}: seeds that are added until something shows raise "

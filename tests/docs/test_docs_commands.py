@@ -116,8 +116,14 @@ def test_a_sweep_gives_each_optimizer_learning_rates_around_its_own(found: list[
             assert not rates or min(rates) / 2 <= lr <= 2 * max(rates), f"{command}: {name}, whose default is {lr}"
 
 
+@pytest.fixture
+def workplace(prepared: Path, tmp_path: Path) -> Path:
+    """A reader's own folder for each page: no page depends on another, or on their order."""
+    return shutil.copytree(prepared, tmp_path / "reader")
+
+
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files and runs that the pages speak of."""
     folder = tmp_path_factory.mktemp("documentation")
     before = Path.cwd()

@@ -178,7 +178,7 @@ def test_a_record_of_an_earlier_version_is_gone_on_with_against_its_reference(sw
     again, said = prepare(sweep, sweep / "confirm")
     assert (again.reference, again.seeds) == ("adamw", [5, 6, 7])
     assert "goes on" in said
-    with pytest.raises(ConfigError, match=r"another choice: reference changed"):
+    with pytest.raises(ConfigError, match=r"another choice: baseline=lamb, planned with adamw\. out=DIR"):
         prepare(sweep, sweep / "confirm", Asked(baseline="lamb"))
 
 
