@@ -52,7 +52,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise ConfigError("--config-path: not offered. --config-dir DIR adds choices and recipes of your own.")
     if args.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
-    for token in args.overrides:
+    for token in [] if args.help else args.overrides:
         _refuse_bare(token)
     return args
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.cli import help
 from optrun.config import keys, store
 from optrun.config.compose_errors import refusal
 from optrun.config.hydra_internals import Hydra
@@ -26,7 +28,9 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
         Whether it was.
     """
     config_name = args.config_name or DEFAULT_CONFIG
-    if args.help:
+    if args.help and args.overrides:
+        sys.stdout.write("\n\n".join(help.explain(hydra, token) for token in args.overrides) + "\n")
+    elif args.help:
         if args.config_dir is not None or args.config_name is not None:
             store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
         hydra.app_help(config_name=config_name, args_parser=parser, args=args)

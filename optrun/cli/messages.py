@@ -109,7 +109,7 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
     kind = "stopped" if error.exit_code == EXIT_STOPPED_EARLY else "error"
     sys.stderr.write(f"optrun: {kind}: {printable(_located(error, argv))}\n")
     if isinstance(error, ConfigError):
-        sys.stderr.write("optrun --help lists every choice and value\n")
+        sys.stderr.write("optrun --help lists every choice, optrun --help optimizer=lamb the keys of one\n")
     sys.stderr.flush()
     return error.exit_code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optrun.config import store
 from tests.docs import configuration
 
 
@@ -12,7 +13,7 @@ def test_the_reference_is_of_today() -> None:
 
 def test_every_key_of_every_choice_has_a_row() -> None:
     written = configuration.PAGE.read_text(encoding="utf-8")
-    for group, schemas in configuration.store.GROUPS.items():
+    for group, schemas in store.GROUPS.items():
         for choice in schemas:
             assert f"### `{group}={choice}`" in written
     assert "| `lr` |" in written

@@ -259,7 +259,7 @@ def test_on_the_command_line_it_is_one_message_in_one_place(
     said = capsys.readouterr()
     message, hint = said.err.splitlines()
     assert message.startswith("optrun: error: data.text_column is needed: data.train has no column of texts")
-    assert hint == "optrun --help lists every choice and value"
+    assert hint == "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one"
     assert len(said.out.splitlines()) == 1, "what is being run, and nothing of a library"
     assert not Path("run").exists()
 

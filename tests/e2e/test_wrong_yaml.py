@@ -175,7 +175,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert optrun("--config-dir", "mine", *words) == 2
     said = capsys.readouterr()
     message, hint = said.err.splitlines()
-    assert hint == "optrun --help lists every choice and value"
+    assert hint == "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one"
     assert said.out == ""
     assert [path.name for path in Path().iterdir()] == ["mine"]
     return message.removeprefix("optrun: error: ")

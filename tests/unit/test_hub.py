@@ -138,5 +138,5 @@ def test_a_name_that_the_hub_does_not_give(number: int, refused: Path) -> None:
     for fact in CASES[number][1]:
         assert fact in message
     assert len(message) < 250
-    assert hint == "optrun --help lists every choice and value"
+    assert hint == "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one"
     assert len(said["out"].splitlines()) == 1

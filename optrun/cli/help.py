@@ -1,0 +1,96 @@
+"""`optrun --help GROUP=CHOICE`, `GROUP` or `KEY`: what can be set, from the schemas and the comments in conf/."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable
+
+from optrun.base.errors import ConfigError, nearest
+from optrun.config import reference
+from optrun.config.groups import no_such_choice
+from optrun.config.hydra_internals import Hydra
+from optrun.config.reference import CHOICES, Entry
+
+
+def explain(hydra: Hydra, token: str) -> str:
+    """Explain what one word of the command line names.
+
+    Args:
+        hydra: Over the user's folders, which may hold choices of their own.
+        token: A group, a choice as `optimizer=lamb`, or a key with or without a value.
+
+    Raises:
+        ConfigError: There is no such choice or key.
+    """
+    key, _, value = token.lstrip("+~").partition("=")
+    if key not in CHOICES:
+        return _key(key)
+    if not value:
+        return _group(key)
+    options = hydra.config_loader.get_group_options(key)
+    if value in CHOICES[key]:
+        return _choice(key, value)
+    if value in options:
+        return f"{key}={value} is a file of your own: optrun {key}={value} --cfg job --package {key} shows its values."
+    raise no_such_choice(key, value, options)
+
+
+def _group(group: str) -> str:
+    default, meaning = reference.defaults().get(group, ("", ""))
+    lines = [f"{group}: {meaning}" if meaning else group]
+    for choice in sorted(CHOICES[group]):
+        mark = " (default)" if choice == default else ""
+        lines += _columns(f"{group}={choice}{mark}", reference.head(group, choice))
+    return "\n".join([*lines, "", f"optrun --help {group}={default or sorted(CHOICES[group])[0]} shows its keys."])
+
+
+def _choice(group: str, choice: str) -> str:
+    width = _width()
+    about = textwrap.wrap(reference.head(group, choice), width)
+    return "\n".join([f"{group}={choice}", *about, "", *_table(reference.entries(group, choice))])
+
+
+def _key(key: str) -> str:
+    """Explain a key wherever it stands: one of several choices may have it with another default."""
+    found: dict[Entry, list[str]] = {}
+    every = [(entry, "") for entry in reference.top_level()]
+    for group, choices in CHOICES.items():
+        every += [(entry, f"{group}={choice}") for choice in choices for entry in reference.entries(group, choice)]
+    for entry, choice in every:
+        if entry.key == key:
+            found.setdefault(entry, []).append(choice)
+    if not found:
+        known = dict.fromkeys([*CHOICES, *(entry.key for entry, _ in every)])
+        near = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]] or nearest(key, known)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Groups: {', '.join(CHOICES)}."
+        raise ConfigError(f"--help {key}: no such key or group. {hint}")
+    parts = []
+    for entry, where in found.items():
+        parts += [*_table([entry]), *(_columns("", f"with {', '.join(where)}") if any(where) else [])]
+    return "\n".join(parts)
+
+
+def _table(entries: Iterable[Entry]) -> list[str]:
+    rows = [(f"{entry.key}={entry.default}", _meaning(entry)) for entry in entries]
+    return [line for left, right in rows for line in _columns(left, right)] or ["It has no keys."]
+
+
+def _meaning(entry: Entry) -> str:
+    """Add the type, but for words that the comment lists."""
+    words = re.findall(r"`(\w+)`", entry.type)
+    listed = words and all(re.search(rf"\b{word}\b", entry.meaning) for word in words)
+    return entry.meaning if listed else f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
+
+
+def _columns(left: str, right: str, gap: int = 44) -> list[str]:
+    """Lay a name out beside its meaning, which wraps; a long name has a line of its own."""
+    lines = textwrap.wrap(right, _width() - gap) or [""]
+    first = [f"  {left}"] if len(left) > gap - 4 else []
+    lines = [f"{'' if first or n else f'  {left}':{gap}}{line}" for n, line in enumerate(lines)]
+    return [line.rstrip() for line in [*first, *lines] if line.strip()]
+
+
+def _width() -> int:
+    return max(80, min(120, shutil.get_terminal_size((100, 24)).columns))

@@ -1,0 +1,112 @@
+"""What every key means: its default as its YAML writes it, its type, and the comment beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from optrun.base.reading import read_text
+from optrun.config.groups import GROUPS, complete_choices
+from optrun.config.paths import config_dir
+from optrun.config.schema import sweeper
+from optrun.config.schema.run import RunConfig
+
+CHOICES: dict[str, dict[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
+"""Group, then choice, then the schema of its values."""
+
+_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+_DIALECT = re.compile(r"^\$\{dialect:(.*)\}$")
+"""A default that some dialect has otherwise; optrun's own is shown."""
+_KEY = re.compile(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One key for people."""
+
+    key: str
+    default: str
+    """As the YAML writes it; `???`: it must be given."""
+    type: str
+    meaning: str
+
+
+def top_level() -> list[Entry]:
+    """List the keys of the top level, such as `lr`."""
+    hints = typing.get_type_hints(RunConfig)
+    found = _commented(_text("config"))
+    return [_entry("", row, hints) for row in found if row[0] in hints and row[0] not in CHOICES]
+
+
+def defaults() -> dict[str, tuple[str, str]]:
+    """Return the default choice of each group, and what the group is for."""
+    found = re.findall(r"^ *- (?:override )?([\w/]+): (\w+)(?: *# (.*))?$", _text("config"), re.M)
+    return {group: (choice, meaning) for group, choice, meaning in found}
+
+
+def head(group: str, choice: str) -> str:
+    """Return what a choice is, in a sentence or two."""
+    row = complete_choices(group).get(choice)
+    if row is not None:
+        return " ".join((inspect.getdoc(row.target) or "").partition("\n\n")[0].split())
+    lines = _text(f"{group}/{choice}").splitlines()
+    end = next(n for n, line in enumerate(lines) if not line.startswith("#"))
+    return " ".join(line.removeprefix("#").strip() for line in lines[:end])
+
+
+def entries(group: str, choice: str) -> list[Entry]:
+    """List the keys of a choice; of one that a plugin registers, without a comment."""
+    hints = typing.get_type_hints(CHOICES[group][choice])
+    row = complete_choices(group).get(choice)
+    found = (
+        [(key, str(value), "") for key, value in row.values().items() if key != "name"]
+        if row is not None
+        else [row for row in _commented(_text(f"{group}/{choice}")) if row[0] != "defaults" and row[1] != choice]
+    )
+    return [_entry(f"{group.replace('/', '.')}.", each, hints) for each in found]
+
+
+def type_name(hint: Any) -> str:
+    """Name a type for people: `int | None` is a whole number or null, an Enum is its values."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_name(one) for one in arguments))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return ", ".join(f"`{member.value}`" for member in hint)
+    if origin in (tuple, list, Sequence):
+        return "list"
+    if origin in (dict, Mapping):
+        return "mapping"
+    return _NAMES.get(hint, "any")
+
+
+def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, Any]) -> Entry:
+    key, default, meaning = row
+    return Entry(f"{prefix}{key}", _DIALECT.sub(r"\1", default), type_name(hints[key]), meaning)
+
+
+def _text(name: str) -> str:
+    return read_text(config_dir() / f"{name}.yaml")
+
+
+def _commented(text: str) -> Iterator[tuple[str, str, str]]:
+    """Read the keys of a file's top level: default as written, and the comment beside, below or above it."""
+    key, default, comment, above = "", "", "", ""
+    for line in [*text.splitlines(), "end: 0"]:
+        if match := _KEY.match(line):
+            if key:
+                yield key, default, comment.strip()
+            key, default, comment = match[1], (match[2] or "").strip(), match[3] or above
+            above = ""
+        elif match := re.match(r"\s+#(.*)", line):
+            comment += " " + match[1].strip()
+        elif line.startswith("# "):
+            above = f"{above} {line[2:]}".strip()
+        elif not line.strip():
+            above = ""

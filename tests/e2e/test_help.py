@@ -1,0 +1,62 @@
+"""`optrun --help` fits on a screen, and its words name a group, a choice or a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optrun.config import reference
+from tests.e2e.test_plugins import LION
+from tests.running import optrun, optrun_process
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert optrun("--help", *words) == 0
+    return capsys.readouterr().out
+
+
+def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys).splitlines()
+    assert len(lines) <= 42
+    for group in reference.CHOICES:
+        assert group.startswith("hydra/") or any(line.startswith(f"{group}: ") for line in lines)
+
+
+@pytest.mark.parametrize("group", reference.CHOICES)
+def test_every_key_of_every_choice_is_explained(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(f"{group}={choice}" in said(capsys, group) for choice in reference.CHOICES[group])
+    for choice in reference.CHOICES[group]:
+        text = said(capsys, f"{group}={choice}")
+        for entry in reference.entries(group, choice):
+            assert f"  {entry.key}={entry.default}" in text
+            assert entry.meaning.split()[-1] in text
+        assert max(map(len, text.splitlines())) <= 130
+
+
+def test_a_key_is_explained_with_the_choices_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "optimizer.eps", "lr")
+    assert "optimizer.eps=1.0e-6" in text
+    assert "with optimizer=lamb" in text
+    assert "Peak learning rate" in text
+
+
+def test_a_choice_of_a_plugin_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "my_lion.py").write_text(LION)
+    done = optrun_process("--help", "optimizer=my_lion", "--plugin", "my_lion.py", cwd=tmp_path)
+    assert "optimizer.betas=" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "fact"),
+    {
+        "optimizer=lamm": "no such optimizer. Did you mean lamb?",
+        "lamb": "Did you mean optimizer=lamb?",
+        "optimiser": "Did you mean optimizer",
+        "optimizer.bettas": "optimizer.betas",
+        "nothing_like_it": "Groups: task, data",
+    }.items(),
+)
+def test_a_word_that_names_nothing_is_refused(word: str, fact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("--help", word) == 2
+    assert fact in capsys.readouterr().err
