@@ -64,6 +64,9 @@ class CheckpointMetadata:
     adapter: dict[str, Any] | None = None
     """`base`, a digest of the frozen weights, which are not saved; `target_modules` and `modules_to_save`, the
     modules it was put into. None: all weights are saved."""
+    reference: str | None = None
+    """Digest of the weights that preferences are measured against: those that training started from. None: no task of
+    the kind, or a loss without a reference."""
     total_steps: int | None = None
     parameters: list[str] | None = None
     trainable: list[str] | None = None

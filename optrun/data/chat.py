@@ -162,15 +162,16 @@ def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> 
         ConfigError: With the first row that has no assistant's turn, an unknown role, an empty completion, or cells of
             another kind.
     """
-    for row, cells in enumerate(_cells(split, columns)):
+    for row, cells in enumerate(cells_of(split, [*columns.names, *columns.more])):
         try:
             yield chat_of(cells, columns, roles, row)
         except Unreadable as error:
             raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
 
 
-def _cells(split: Split, columns: ChatColumns) -> Iterator[dict[str, Any]]:
-    names = [*columns.names, *columns.more]
+def cells_of(split: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the values of each row by column, of these columns alone."""
+    names = list(names)
     for batch in split.rows.select_columns(names).iter(batch_size=1000):
         for values in zip(*(batch[name] for name in names), strict=True):
             yield dict(zip(names, values, strict=True))
@@ -212,7 +213,7 @@ def questions(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES)
     Raises:
         ConfigError: With the first row that cannot be read.
     """
-    for row, cells in enumerate(_cells(split, columns)):
+    for row, cells in enumerate(cells_of(split, [*columns.names, *columns.more])):
         try:
             yield _question(cells, columns, roles, row)
         except Unreadable as error:
@@ -251,15 +252,16 @@ def strings(source: Source, split: Split) -> Iterator[str]:
     for batch in split.rows.select_columns(names).iter(batch_size=1000):
         for name in names:
             for value in batch[name]:
-                yield from _leaves(value)
+                yield from leaves(value)
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def leaves(value: Any) -> Iterator[str]:
+    """Yield every text inside a cell."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(inner)
+            yield from leaves(inner)
 
 
 class Unreadable(Exception):

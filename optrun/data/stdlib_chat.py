@@ -6,11 +6,11 @@ What a function does has to be known; the other answers stand in the question, w
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.data import StdlibChatConfig
+from optrun.config.schema.data import DataConfig, StdlibChatConfig, StdlibPairsConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.stdlib import stdlib_files
@@ -31,31 +31,60 @@ def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  #
     Raises:
         ConfigError: This Python has no source files.
     """
+    return _load(config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)))
+
+
+def load_stdlib_pairs(config: StdlibPairsConfig, *, documents: bool) -> Source:  # noqa: ARG001
+    """Read pairs of answers, the right one chosen, from other files for training than for evaluation.
+
+    Raises:
+        ConfigError: This Python has no source files.
+    """
+    return _load(config, "pairs of answers", pairs_of)
+
+
+def _load(config: DataConfig, what: str, rows_of: Callable[[Path], Iterable[Mapping[str, Turns]]]) -> Source:
     import datasets
 
     files = stdlib_files()
     picked = [files[index] for index in generator(0, "split").permutation(len(files))[:_FILES]]
     held = max(1, round(config.eval_fraction * len(picked))) if config.eval_fraction else 0
-    turn = {"role": datasets.Value("string"), "content": datasets.Value("string")}
-    features = datasets.Features(messages=datasets.List(turn))
+    turns = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
 
     def split(paths: Sequence[Path], key: str) -> Split:
-        rows = {str(chat): chat for path in paths for chat in chats_of(path)}  # each once
-        return Split(datasets.Dataset.from_dict({"messages": list(rows.values())}, features), key)
+        rows = {str(row): row for path in paths for row in rows_of(path)}  # each once
+        features = datasets.Features(dict.fromkeys(next(iter(rows.values()), ()), turns))
+        return Split(datasets.Dataset.from_list(list(rows.values()), features), key)
 
-    train = split(picked[held:], "data=stdlib_chat")
+    train = split(picked[held:], f"data={config.name}")
     if not len(train.rows):
-        raise ConfigError("data=stdlib_chat: no function of the standard library has a docstring here.")
+        raise ConfigError(f"data={config.name}: no function of the standard library has a docstring here.")
     return Source(
         train=train,
-        eval_sets={"": split(picked[:held], "data=stdlib_chat (held back)")},
+        eval_sets={"": split(picked[:held], f"data={config.name} (held back)")},
         columns=None,
         cut_from_train=True,
         notes=[
-            f"chats about functions of {len(picked) - held} files of the standard library to train on, of {held} "
+            f"{what} about functions of {len(picked) - held} files of the standard library to train on, of {held} "
             "others to evaluate on"
         ],
     )
+
+
+def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
+    """Yield pairs of answers to the last question of each chat: its own, and that of another chat of the file.
+
+    The other one answers the same question about another function, so that it is wrong, and sounds alike.
+    """
+    chats = list(chats_of(path))
+    for number, chat in enumerate(chats):
+        question, answer = chat[-2]["content"].split()[:2], chat[-1]
+        others = (
+            other for other in [*chats[number + 1 :], *chats[:number]] if other[-2]["content"].split()[:2] == question
+        )
+        wrong = next((other[-1] for other in others if other[-1] != answer), None)
+        if wrong is not None:
+            yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [wrong]}
 
 
 def chats_of(path: Path) -> Iterator[Turns]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,11 @@ def injected(model: Any) -> Injected | None:
     """Return what was put into a model; None for one that trains whole."""
     found = getattr(model, _MARK, None)
     return found if isinstance(found, Injected) else None
+
+
+def keeps_base(config: AdapterConfig) -> bool:
+    """Tell whether a model with an adapter is, without its factors, the one that training starts from."""
+    return isinstance(config, LoraConfig)
 
 
 def require_adapter(config: AdapterConfig) -> None:
@@ -143,16 +149,32 @@ def inject(
 
 
 def base_tensors(model: Any) -> dict[str, Tensor]:
-    """Collect weights and persistent buffers of the frozen base, under the names they had before."""
+    """Collect weights and persistent buffers of the frozen base, or of a whole model, under their plain names."""
     adapter = injected(model)
-    assert adapter is not None
     found: dict[str, Tensor] = {}
-    inside = tuple(f"{path}." for path in adapter.places.saved)
+    inside = () if adapter is None else tuple(f"{path}." for path in adapter.places.saved)
+    own = frozenset() if adapter is None else adapter.names
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
         plain = name.replace(".base_layer.", ".")
-        if name not in adapter.names and not name.startswith(inside) and plain not in found:
+        if name not in own and not name.startswith(inside) and plain not in found:
             found[plain] = tensor.detach()
     return found
+
+
+@contextmanager
+def without_factors(model: Any) -> Iterator[None]:
+    """Let a model compute as its frozen base alone; one without an adapter is left as it is."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    layers = [each for each in model.modules() if isinstance(each, BaseTunerLayer | ModulesToSaveWrapper)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def merge(model: Any) -> None:

@@ -45,7 +45,10 @@ def adapter_facts(model: Any) -> dict[str, Any] | None:
 
 
 def base_digest(model: Any) -> str:
-    """Digest of the frozen weights: equal digests mean equal names, shapes and values; 32 hexadecimal digits."""
+    """Digest the frozen weights, or all of a model without an adapter; 32 hexadecimal digits.
+
+    Equal digests mean equal names, shapes and values.
+    """
     total = hashlib.sha256()
     for name, tensor in sorted(base_tensors(model).items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor_digest(tensor)}\n".encode())

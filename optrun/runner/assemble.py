@@ -37,6 +37,7 @@ from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared
+from optrun.runner.reference import settle_reference
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
 from optrun.runner.resume.global_batch import asked_for, open_note, settle_batch
@@ -120,6 +121,8 @@ def assemble(
         model = model.to(device)
         if config.task.keeps_apart is not None and needs_device(model):  # others were tried on the CPU
             expect_apart(model, config.task.keeps_apart, Precision(device, config.training.precision.value).autocast())
+    reference = None if snapshot is None else snapshot.metadata.reference
+    reference = settle_reference(task, model, config, device, reference, world=world)
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=batch.micro_batch_size,
@@ -140,6 +143,7 @@ def assemble(
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
         adapter=adapter_facts(model),
+        reference=reference,
     )
     if snapshot is not None:
         refuse_other_adapter(snapshot.metadata, constants.adapter, config)
@@ -331,6 +335,9 @@ def _train_step(
         world=world,
         gradient_sync=gradient_sync,
         by_source=BySource(task.loss_by_example, len(task.sources)) if task.sources else None,
+        forward=task.forward,
+        measure=task.measure if task.measured else None,
+        measured=len(task.measured),
     )
     return train_step, notes
 

@@ -16,6 +16,7 @@ from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
+from optrun.runner.reference import settle_reference
 from optrun.runner.resume.data_position import (
     class_names,
     not_held_back,
@@ -80,8 +81,9 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         )
     warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
-    load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
+    settle_reference(task, model, config, device, snapshot.metadata.reference, trains=False)
+    load_model_tensors(model, snapshot.model)
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
     tables: dict[str, ClassTable] = {}
@@ -102,5 +104,6 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             to_device=precision.to_device,
             autocast=precision.autocast,
             keep=keep,
+            forward=task.forward,
         )
     return Evaluated(snapshot.global_step, examples, metrics, tables, warning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,7 @@ from optrun.runner.prediction.base import Inputs, Predicting, Predictor, Rows, V
 from optrun.runner.prediction.generation import OPTIONS
 from optrun.runner.prediction.partial import Partial, finished_before, folder_of, forget, taken
 from optrun.runner.prediction.writer import ending_of, kept_columns, write
+from optrun.runner.reference import start_of
 from optrun.runner.resume.data_position import class_names
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
 from optrun.task.build import predictor_class
@@ -119,6 +121,7 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
             max_length=config.data.max_length,
             to_device=precision.to_device,
             autocast=precision.autocast,
+            start=functools.partial(start_of, config, trained.model, trained.snapshot.metadata, device),
         ),
         rows,
         {**asked.options, **asked.generation},

@@ -149,6 +149,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     spec = ModelSpec.of_tokenizer(auto_class, needs.config, needs.max_length, tokenizer if on_text else None)
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec, adapter=config.adapter, meta=meta)
+    task.adapt(model)
     if artifacts.trains:
         refuse_attention_dropout(model)
     key = config.task.keeps_apart

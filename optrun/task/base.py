@@ -89,6 +89,7 @@ class Task(ABC):
         label_smoothing: `training.label_smoothing_factor`.
         sources: The names of the sources that the training examples are mixed of; empty where there is one.
         class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
+        measured: What `measure` sums over the examples of a batch, which training logs as means, by name.
         one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row without padding.
         predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun predict` is refused.
 
@@ -105,6 +106,7 @@ class Task(ABC):
     class_weights: torch.Tensor | None = None
     predictor: str | type[Any] | None = None
     sources: Sequence[str] = ()
+    measured: tuple[str, ...] = ()
     one_row: bool = False
 
     def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
@@ -186,6 +188,9 @@ class Task(ABC):
         """Return what the data asks of the model."""
         return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
+    def adapt(self, model: PreTrainedModel) -> None:  # noqa: B027  # most tasks take it as it is
+        """Change a model that was just built, before anything trains."""
+
     def collate(self, examples: list[Example]) -> Batch:
         """Pad examples to one batch: the tokenizer's inputs, and `labels` of one a token, shape (batch, longest).
 
@@ -199,6 +204,14 @@ class Task(ABC):
         return example
 
     # Loss ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, model: Any, batch: Batch) -> Any:
+        """Run a model over a batch; what comes of it is what `loss` and metrics are given."""
+        return model(**batch)
+
+    def measure(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """Sum over a batch what `measured` names; shape (names,)."""
+        raise NotImplementedError
 
     def targets(self, batch: Batch) -> torch.Tensor:
         """Return the labels that a loss is over; `IGNORED` marks positions without one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.task import SftConfig
+from optrun.config.schema.task import PreferenceConfig, SftConfig
 from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
@@ -35,7 +35,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        config: SftConfig,
+        config: SftConfig | PreferenceConfig,
         template: ChatTemplate | None,
         split: Split,
         tokenizer: PreTrainedTokenizerBase,

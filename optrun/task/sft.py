@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +11,16 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.task import OverlongRows
 from optrun.data.cache import digest
 from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
-from optrun.data.examples import Example, Examples, Selected, chosen, encode
-from optrun.data.kept import kept, nothing_marked
+from optrun.data.examples import Example, Examples, chosen, encode
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
 from optrun.data.mixture import MixedExamples
 from optrun.data.packing import SIZES, Packed
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.task.base import Answer, Task, TextKind, in_one_row, pad
-from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten, written_by
-from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, ending_ids, no_template, use_template
+from optrun.task.base import Answer, in_one_row, pad
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
+from optrun.task.chat_task import ChatTask, marked_text, why_bare
+from optrun.task.chat_template import TemplateFailed, ending_ids, no_template, use_template
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.generation import continued
 from optrun.task.tokens import ids_below
@@ -29,13 +28,11 @@ from optrun.task.tokens import ids_below
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_LONGEST_SHOWN = 4000
-"""Characters of a training example that a person reads."""
 _LOOKED_AT = 100
 """Rows of a stream that are looked at before the first step, where some may be left out."""
 
 
-class Sft(Task):
+class Sft(ChatTask):
     """Each token from those before it, with loss on all of them, on the assistant's, or on the completion.
 
     Masks, the end of a plain completion, and what is cut are those of TRL's `SFTTrainer`: a completion begins where the
@@ -46,8 +43,6 @@ class Sft(Task):
     """
 
     columns = ("messages_column", "text_column", "eval_text_column", "target_column")
-    shift = True
-    text_kind = TextKind.CHAT
     predictor = "optrun.runner.prediction.chat:ChatAnswers"
 
     @classmethod
@@ -66,7 +61,7 @@ class Sft(Task):
         self.template = use_template(tokenizer, self.config.chat_template)
         self.places: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
-        self.known_roles: set[str] = set()
+        self.known_roles = set()
         self.asked: list[tuple[list[int], str, str | None]] = []
         for split in source.splits:
             self.places[split.key] = chat_columns(source, split, self.config.layout)
@@ -77,7 +72,7 @@ class Sft(Task):
                 self._expect_texts_to_fit(split)
             elif first is not None:
                 self._expect_chats_to_fit(split, first)
-        self._note_template(tokenizer)
+        self.note_template(tokenizer)
 
     def _expect_texts_to_fit(self, split: Split) -> None:
         """Refuse a loss on an assistant that texts do not have."""
@@ -97,21 +92,6 @@ class Sft(Task):
                 "task.assistant_only_loss=true puts the loss on the assistant's turns."
             )
 
-    def _note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        template = self.template
-        if template is None:
-            return
-        if strange := template.unknown_tokens():
-            others = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
-            self.notes.append(
-                f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer, which takes them "
-                f"apart; {others} end a turn with its own {tokenizer.eos_token}"
-            )
-        if "strftime_now" in template.source:
-            self.notes.append(f"warning: {template.origin} writes today's date: tomorrow the examples are others")
-        if self.config.assistant_only_loss and not template.marked:
-            self.notes.append(f"{template.origin} has no generation marks: answers are told apart by prefix")
-
     # Examples -----------------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
@@ -126,24 +106,8 @@ class Sft(Task):
                     "Write all of them alike."
                 )
             if isinstance(row, Chat) and self.template is not None:
-                self._expect_known_roles(split, row, self.template)
+                self.expect_known_roles(split, row, self.template)
             yield row
-
-    def _expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a role of which the template writes nothing; each is tried in the first row that has it."""
-        for role in dict.fromkeys(turn["role"] for turn in row.turns):
-            if role in self.known_roles:
-                continue
-            self.known_roles.add(role)
-            try:
-                known = template.knows(row.turns, row.tools, role)
-            except TemplateFailed as error:
-                raise unwritten(template, split, row, error) from error
-            if not known:
-                raise ConfigError(
-                    f"{template.origin} does not know the role {role!r} in {place(split, row)}: nothing of what it "
-                    f"says is written. {written_by(template, row)} Or leave such turns out."
-                )
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
@@ -163,7 +127,7 @@ class Sft(Task):
         examples = encode(
             lambda: self._rows(part), encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
         )
-        learnt = self._with_targets(examples, part)
+        learnt = self.with_targets(examples, part)
         return Packed(learnt, self.max_length) if self.config.packing else learnt
 
     def _streamed(self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
@@ -181,13 +145,13 @@ class Sft(Task):
                 raise ConfigError(f"it has {_kind(chat)}, and the first row has not. Write all of them alike.")
             if isinstance(chat, Chat):
                 assert template is not None
-                self._expect_known_roles(split, chat, template)
+                self.expect_known_roles(split, chat, template)
             found = {name: np.asarray(values[0], dtype=np.int64) for name, values in encoder([chat], True).items()}
             if found[TARGETS][1:].any():
                 return found
             tokens = len(encoder([chat], False)["input_ids"][0])
             if tokens <= self.max_length:
-                raise ConfigError(f"it has no token to learn: {_why_bare(tokens)}. Leave such rows out.")
+                raise ConfigError(f"it has no token to learn: {why_bare(tokens)}. Leave such rows out.")
             if self.config.overlong_rows is OverlongRows.refuse:
                 raise ConfigError(
                     f"data.max_length={self.max_length}: it has {tokens:,} tokens, and all that carry loss are cut "
@@ -217,48 +181,6 @@ class Sft(Task):
             f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that carries loss are left out "
             f"of their batches, {count:,} of the first {first:,} rows (task.overlong_rows=drop)"
         )
-
-    def _with_targets(self, examples: Examples, split: Split) -> Examples | Selected:
-        """Refuse, or leave out, rows of which nothing is learnt.
-
-        Raises:
-            ConfigError: With the first of them, how many there are, and how long they are.
-        """
-        marks, offsets = examples.flat(TARGETS), examples.offsets
-        key = None if examples.origin is None else digest("no-targets-1", examples.origin)
-        # Nothing is before the first token to predict it from.
-        empty = kept("no-targets", key, lambda: {"rows": nothing_marked(marks, offsets)})["rows"]
-        if not len(empty):
-            return examples
-        assert examples.lost is not None
-        bare = empty[examples.lost[empty] == 0]
-        if len(bare):
-            row = int(bare[0])
-            why = _why_bare(len(examples[row]["input_ids"]))
-            raise ConfigError(
-                f"{split.key}: row {split.number(row)} has no token to learn: {why}."
-                f"{_more(len(bare), len(examples))} Leave such rows out."
-            )
-        row = int(empty[0])
-        whole = offsets[empty + 1] - offsets[empty] + examples.lost[empty]
-        if self.config.overlong_rows is OverlongRows.refuse:
-            longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
-            raise ConfigError(
-                f"data.max_length={self.max_length}: row {split.number(row)} of {split.key} has {int(whole[0]):,} "
-                "tokens, and all that carry loss are cut off: its prompt is longer."
-                f"{_more(len(empty), len(examples))}{longest} Raise data.max_length, or leave such rows out: "
-                "task.overlong_rows=drop."
-            )
-        if len(empty) == len(examples):
-            raise ConfigError(
-                f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. "
-                f"Raise data.max_length; the longest row has {int(whole.max()):,} tokens."
-            )
-        self.notes.append(
-            f"{len(empty):,} of {len(examples):,} rows of {split.key} left out: data.max_length={self.max_length} cuts "
-            "off all that carries loss (task.overlong_rows=drop)"
-        )
-        return Selected(examples, np.delete(np.arange(len(examples)), empty))
 
     # Batches ------------------------------------------------------------------------------------------------------
 
@@ -341,26 +263,7 @@ class Sft(Task):
         example = next((example for example in some if LEFT_OUT not in example), None)
         if example is None:
             return None
-        pieces = []
-        marks = example[TARGETS].copy()
-        marks[0] = 0
-        for target, group in itertools.groupby(zip(marks, example["input_ids"], strict=True), key=lambda pair: pair[0]):
-            text = tokenizer.decode([int(number) for _, number in group])
-            pieces.append(f"«{text}»" if target else text)
-        text = "".join(pieces)
-        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
-
-
-def _why_bare(tokens: int) -> str:
-    """Explain why nothing of a row that is not cut carries loss."""
-    return "too short" if tokens < 2 else "the template writes nothing of its answer"
-
-
-def _more(count: int, rows: int) -> str:
-    """Tell how many rows are like the one that is named; nothing if it is the only one."""
-    if count == 1:
-        return ""
-    return f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in all."
+        return marked_text(tokenizer, example)
 
 
 def _kind(row: Chat | Plain) -> str:

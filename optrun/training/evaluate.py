@@ -17,6 +17,7 @@ from optrun.training.failures import of_memory_in_evaluation, waiting_for_worker
 from optrun.training.setup import Metrics, TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates
+from optrun.training.step import plain_forward
 
 
 def evaluate(
@@ -27,6 +28,7 @@ def evaluate(
     to_device: Callable[[Batch], Batch],
     autocast: Callable[[], AbstractContextManager[object]],
     counted: int | None = None,
+    forward: Callable[[Any, Batch], Any] = plain_forward,
 ) -> None:
     """Run a model over all batches; its mode is put back.
 
@@ -37,6 +39,7 @@ def evaluate(
         to_device: Moves a batch to the model.
         autocast: The precision of the forward pass.
         counted: How many batches count; the model runs over those after them because other ranks do. None: all.
+        forward: Runs the model over a batch.
 
     Raises:
         OptrunError: Memory does not suffice.
@@ -49,7 +52,7 @@ def evaluate(
                 with of_memory_in_evaluation(batch):
                     moved = to_device(batch)
                     with autocast():
-                        outputs = model(**moved)
+                        outputs = forward(model, moved)
                     if counted is None or number < counted:
                         metrics.update(outputs, moved)
     finally:
@@ -67,6 +70,7 @@ def evaluate_sets(
     autocast: Callable[[], AbstractContextManager[object]],
     world: World = ALONE,
     keep: Callable[[str, Any], object] | None = None,
+    forward: Callable[[Any, Batch], Any] = plain_forward,
 ) -> dict[str, float]:
     """Run a model over every evaluation set.
 
@@ -84,6 +88,7 @@ def evaluate_sets(
         autocast: The precision of the forward pass.
         world: The ranks.
         keep: Told the name of each set and the metrics of it, which know more than their values; None: nobody asks.
+        forward: Runs the model over a batch.
 
     Returns:
         `eval/METRIC`, or `eval/SET/METRIC`, to values.
@@ -97,7 +102,7 @@ def evaluate_sets(
         batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
         found, count = metrics(), -(-len(loader.examples) // batch_size)
         counted = sum(number < count for number in shares[name])
-        evaluate(model, batches, found, to_device=to_device, autocast=autocast, counted=counted)
+        evaluate(model, batches, found, to_device=to_device, autocast=autocast, counted=counted, forward=forward)
         if ranks > 1:
             found.merge(world.gather_objects(found.partial()))
         prefix = f"eval/{name}/" if name else "eval/"
@@ -182,6 +187,7 @@ class Evaluator:
                     autocast=train_step.autocast,
                     world=train_step.world,
                     keep=self.keep if trained else None,
+                    forward=setup.task.forward,
                 )
         finally:
             self.progress(0, 0)

@@ -25,7 +25,7 @@ from optrun.training.ranking import remember_best
 from optrun.training.rates import learning_rates, source_metrics
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
-from optrun.training.state import RandomStates, digest_of_batches
+from optrun.training.state import RandomStates, digest_of_batches, empty_window
 from optrun.training.step import StepResult
 from optrun.training.throughput import Throughput
 
@@ -272,6 +272,8 @@ class Loop:
             for name, sums in zip(self.setup.task.sources, result.by_source or (), strict=False):
                 before = state.window_sources.get(name, [0.0, 0.0, 0.0])
                 state.window_sources[name] = [one + other for one, other in zip(before, sums, strict=True)]
+            for name, total in zip(self.setup.task.measured, result.measures or (), strict=False):
+                state.window_measures[name] = state.window_measures.get(name, 0.0) + total
         state.seconds = self._seconds_before + self.clock() - self._begun
 
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
@@ -308,16 +310,16 @@ class Loop:
         record.update(metrics)
         if metrics and not evaluation_due:
             unscheduled.append("eval/")
-        window = (state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources)
+        window = {name: getattr(state, name) for name in empty_window()}
         if line_due or last:
-            state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = 0.0, 0, 0.0, {}
+            vars(state).update(empty_window())
             self.throughput.reset()
         self._log(record, unscheduled)
         if unscheduled:
             scheduled = {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
             state.without_end = {**before, "last": {**before["last"], **scheduled}}
         if last and not line_due:
-            state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = window
+            vars(state).update(window)
         state.unfinished = False
         if self.hooks.failure is not None:
             raise self.hooks.failure
@@ -371,6 +373,7 @@ class Loop:
             "train/loss": state.window_loss / state.window_weight,
             "train/grad_norm": state.grad_norm,
             "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
+            **{f"train/{name}": total / state.window_weight for name, total in state.window_measures.items()},
             **source_metrics(state.window_sources),
             **state.lrs,
         }

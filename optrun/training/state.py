@@ -37,6 +37,8 @@ class TrainState:
     """Largest global gradient norm since the last log line, before clipping."""
     window_sources: dict[str, list[float]] = field(default_factory=dict)
     """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
+    window_measures: dict[str, float] = field(default_factory=dict)
+    """Of each thing that the task measures since the last log line: its sum over the examples."""
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metric name to its best `value` after training began and its `step`, how many evaluations had that value
     (`tied`; missing where an older optrun began), and the `loss` of that evaluation."""
@@ -97,6 +99,11 @@ class TrainState:
         if unknown:
             raise ValueError(f"train state: unknown counter {min(unknown)}: it was saved by a newer optrun.")
         return cls(**values)
+
+
+def empty_window() -> dict[str, Any]:
+    """Return what a state knows of the steps since the last log line where there was none."""
+    return {name: value for name, value in TrainState().to_dict().items() if name.startswith("window_")}
 
 
 _DIGESTED = 32 * 2**10

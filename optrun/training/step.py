@@ -35,6 +35,8 @@ class StepResult:
     """Of each micro-batch."""
     by_source: list[list[float]] | None = None
     """Of each source of a mixture: sum of losses, targets, examples."""
+    measures: list[float] | None = None
+    """Sums of what the task measures of the step's examples."""
     overflow: bool = False
     """Only the fp16 scaler finding its scale."""
 
@@ -106,6 +108,29 @@ def _zero(outputs: Any) -> torch.Tensor:
     return torch.stack(wholes).sum() * 0
 
 
+def plain_forward(model: Any, batch: Batch) -> Any:
+    """Run a model over a batch's tensors by name."""
+    return model(**batch)
+
+
+class Sums:
+    """Adds up numbers of micro-batches, on their device."""
+
+    def __init__(self) -> None:
+        self._sums: torch.Tensor | None = None
+
+    def plus(self, sums: torch.Tensor) -> None:
+        """Add those of a micro-batch."""
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def take(self, world: World, size: int) -> list[float]:
+        """Sum, over all ranks, what was added since this was last asked: `size` numbers."""
+        own = [0.0] * size if self._sums is None else self._sums.flatten().tolist()
+        self._sums = None
+        ranks = world.all_gather(own) if world.size > 1 else [own]
+        return [math.fsum(values) for values in zip(*ranks, strict=True)]
+
+
 class BySource:
     """Adds up what the examples of each source of a mixture lose.
 
@@ -117,22 +142,18 @@ class BySource:
     def __init__(self, losses: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]], sources: int) -> None:
         self.losses = losses
         self.sources = sources
-        self._sums: torch.Tensor | None = None
+        self.sums = Sums()
 
     def add(self, outputs: Any, batch: Batch, sources: torch.Tensor) -> None:
         """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
         with torch.no_grad():
             losses, targets = self.losses(outputs, batch)
             each = torch.stack([losses.float(), targets.float(), torch.ones_like(losses, dtype=torch.float)], dim=1)
-            sums = torch.nn.functional.one_hot(sources, self.sources).float().T @ each
-        self._sums = sums if self._sums is None else self._sums + sums
+            self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ each)
 
     def take(self, world: World) -> list[list[float]]:
         """Sum of losses, targets and examples of each source since this was last asked, over all ranks."""
-        own = [0.0] * (3 * self.sources) if self._sums is None else self._sums.flatten().tolist()
-        self._sums = None
-        ranks = world.all_gather(own) if world.size > 1 else [own]
-        total = [math.fsum(values) for values in zip(*ranks, strict=True)]
+        total = self.sums.take(world, 3 * self.sources)
         return [total[at : at + 3] for at in range(0, len(total), 3)]
 
 
@@ -154,6 +175,9 @@ class TrainStep(Precision):
         gradient_sync: Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced
             over ranks there only.
         by_source: Adds up the losses of each source of a mixture; None: there is one source.
+        forward: Runs the model over a batch.
+        measure: What the model returned, and the batch, to sums over its examples; None: nothing is measured.
+        measured: How many sums those are.
     """
 
     def __init__(
@@ -172,6 +196,9 @@ class TrainStep(Precision):
         world: World = ALONE,
         gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext(),  # noqa: ARG005
         by_source: BySource | None = None,
+        forward: Callable[[Any, Batch], Any] = plain_forward,
+        measure: Callable[[Any, Batch], torch.Tensor] | None = None,
+        measured: int = 0,
     ) -> None:
         super().__init__(device, precision)
         self.model = model
@@ -185,6 +212,10 @@ class TrainStep(Precision):
         self.world = world
         self.gradient_sync = gradient_sync
         self.by_source = by_source
+        self.forward = forward
+        self.measure = measure
+        self.measured = measured
+        self._measures = Sums()
         self.updating = False
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
@@ -227,6 +258,8 @@ class TrainStep(Precision):
         result = self._result(step, [number for _, number in runs], own, norm)
         if self.by_source is not None:
             result.by_source = self.by_source.take(self.world)
+        if self.measure is not None:
+            result.measures = self._measures.take(self.world, self.measured)
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.updating = True  # until it is counted: what is saved in between would fit no step
@@ -271,11 +304,14 @@ class TrainStep(Precision):
         with self.autocast():
             moved = self.to_device(batch)
             sources = moved.pop(SOURCE, None)
-            outputs = self.model(**moved)
+            outputs = self.forward(self.model, moved)
             # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
             loss = _trainable(self.loss(outputs, moved)) if share else _zero(outputs)
             if self.by_source is not None and sources is not None and share:
                 self.by_source.add(outputs, moved, sources)
+            if self.measure is not None and share:
+                with torch.no_grad():
+                    self._measures.plus(self.measure(outputs, moved))
             if share not in (0, 1):  # a factor costs two launches
                 loss = loss * share
         # The reduction over ranks is a mean.

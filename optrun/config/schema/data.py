@@ -73,6 +73,11 @@ class StdlibChatConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
+class StdlibPairsConfig(DataConfig):
+    """Those questions with a right and a wrong answer each, for preference."""
+
+
+@dataclass(kw_only=True)
 class DigitsConfig(DataConfig):
     """Handwritten digits that scikit-learn ships, for image_classification."""
 
@@ -368,6 +373,7 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
         "stdlib_tokens": (StdlibTokensConfig, "optrun.data.stdlib_lines:load_stdlib_tokens"),
         "stdlib_statements": (StdlibStatementsConfig, "optrun.data.stdlib_lines:load_stdlib_statements"),
         "stdlib_chat": (StdlibChatConfig, "optrun.data.stdlib_chat:load_stdlib_chat"),
+        "stdlib_pairs": (StdlibPairsConfig, "optrun.data.stdlib_chat:load_stdlib_pairs"),
         "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),

@@ -244,6 +244,73 @@ class SftConfig(TaskConfig):
         return "task.packing=true" if self.packing else None
 
 
+class PreferenceLoss(Enum):
+    """Losses of pairs, by their names in TRL's `loss_type`; orpo and simpo are losses of trainers of their own."""
+
+    sigmoid = "sigmoid"
+    hinge = "hinge"
+    ipo = "ipo"
+    robust = "robust"
+    nca_pair = "nca_pair"
+    bco_pair = "bco_pair"
+    sppo_hard = "sppo_hard"
+    apo_zero = "apo_zero"
+    apo_down = "apo_down"
+    sigmoid_norm = "sigmoid_norm"
+    orpo = "orpo"
+    simpo = "simpo"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether it is over ratios to the model that training starts from."""
+        return self not in (PreferenceLoss.orpo, PreferenceLoss.simpo)
+
+
+@dataclass(kw_only=True)
+class PreferenceConfig(TaskConfig):
+    """Which of two answers to a prompt is preferred: DPO and its kin."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
+    LABEL_SMOOTHING: ClassVar[bool] = False
+    TITLE: ClassVar[str] = "preference tuning"
+    PIPELINE_TAG: ClassVar[str] = "text-generation"
+    PATHS: ClassVar[tuple[str, ...]] = ("chat_template",)
+    USAGE: ClassVar[tuple[str, ...]] = SftConfig.USAGE
+    assistant_only_loss: ClassVar[bool] = False
+    completion_only_loss: ClassVar[bool] = True
+
+    loss_type: PreferenceLoss
+    """The formula, by its name in TRL."""
+    beta: float
+    """How far the model may move from where it started; the weight of the odds ratio in orpo, tau in ipo."""
+    label_smoothing: float
+    """Probability that a preference is the wrong way round; robust and simpo take it."""
+    simpo_gamma: float
+    """Margin between the rewards of the two answers that simpo asks for."""
+    disable_dropout: bool
+    """Dropout off: two log-probabilities of one answer differ by the weights alone."""
+    chat_template: str | None
+    """A named template, or a jinja file; null: the tokenizer's own."""
+    overlong_rows: OverlongRows
+    """Pairs of which no answer is left within data.max_length: refuse the data, or leave them out and say how many."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range, and those that the loss does not take."""
+        super().__post_init__()
+        name, smoothing = self.loss_type.value, self.label_smoothing
+        expect(0 < self.beta < math.inf, "task.beta", self.beta, "a finite number above 0")
+        taken = self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo)
+        expect(
+            smoothing == 0 or taken,
+            "task.label_smoothing",
+            smoothing,
+            f"0 with task.loss_type={name}",
+            "task.loss_type=robust is sigmoid for labels that may be wrong; simpo takes it, too.",
+        )
+        expect(0 <= smoothing < 0.5, "task.label_smoothing", smoothing, "a number in [0, 0.5)")
+        expect(0 <= self.simpo_gamma < math.inf, "task.simpo_gamma", self.simpo_gamma, "a finite number of 0 or more")
+
+
 @dataclass(kw_only=True)
 class MaskedLmConfig(TaskConfig):
     """Prediction of masked tokens (Devlin et al. 2018): of the chosen, 80 % masked, 10 % random, 10 % kept."""
@@ -428,6 +495,7 @@ SCHEMAS: dict[str, type[TaskConfig]] = registry.own(
     {
         "causal_lm": (CausalLmConfig, "optrun.task.causal_lm:CausalLm"),
         "sft": (SftConfig, "optrun.task.sft:Sft"),
+        "preference": (PreferenceConfig, "optrun.task.preference:Preference"),
         "masked_lm": (MaskedLmConfig, "optrun.task.masked_lm:MaskedLm"),
         "sequence_classification": (
             SequenceClassificationConfig,

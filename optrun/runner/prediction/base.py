@@ -45,6 +45,8 @@ class Predicting:
     """`data.max_length`."""
     to_device: Callable[[Batch], Batch]
     autocast: Callable[[], AbstractContextManager[object]]
+    start: Callable[[], Callable[..., Any]]
+    """Builds the model that training started from, called as `model` is."""
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Run the model over a batch in the chosen precision."""

@@ -1,0 +1,119 @@
+"""Rows of preferences: a prompt and two answers to it, of which the first is preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optrun.base.errors import ConfigError, nearest
+from optrun.config.schema.task import ChatLayout
+from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, cells_of, chat_of, leaves
+from optrun.data.columns import named
+from optrun.data.shapes import columns_in_words
+from optrun.data.source import Source, Split
+
+CHOSEN, REJECTED, PROMPT, TOOLS = "chosen", "rejected", "prompt", "tools"
+"""Columns, by TRL's names."""
+Pair = tuple[Chat | Plain, Chat | Plain]
+"""The preferred answer and the other one, each behind its prompt."""
+_SIDE = ChatColumns(ChatLayout.prompt_completion, ("prompt", "completion"), (TOOLS,))
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """Where the pairs of a split stand.
+
+    Attributes:
+        prompt: The column of prompts; None: what both answers begin with alike.
+        tools: Whether there is a column of tools.
+    """
+
+    prompt: str | None
+    tools: bool
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*([self.prompt] if self.prompt else []), CHOSEN, REJECTED, *([TOOLS] if self.tools else [])]
+
+
+def pair_columns(source: Source, split: Split) -> PairColumns:
+    """Find the columns of a split: `chosen`, `rejected`, and `prompt` or the one that `data.text_column` names.
+
+    Raises:
+        ConfigError: One is missing, with the name that is nearest to it.
+    """
+    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+        split = source.train
+    there = split.rows.column_names
+    for wanted in (CHOSEN, REJECTED):
+        if wanted not in there:
+            close = nearest(wanted, there)
+            hint = f" Did you mean {' or '.join(close)}? Call it {wanted}." if close else ""
+            raise ConfigError(
+                f"{split.key} has no column {wanted}: task=preference reads {CHOSEN}, {REJECTED}, and {PROMPT} where "
+                f"the prompt stands apart.{hint} {columns_in_words(split.rows)}"
+            )
+    prompt = named(source.columns, "text_column", split) or (PROMPT if PROMPT in there else None)
+    return PairColumns(prompt, TOOLS in there)
+
+
+def preferences(split: Split, columns: PairColumns, roles: frozenset[str] = ROLES) -> Iterator[Pair]:
+    """Yield each row as two conversations, or as two prompts with completions.
+
+    Raises:
+        ConfigError: With the first row that is none.
+    """
+    for row, cells in enumerate(cells_of(split, columns.names)):
+        try:
+            yield pair_of(cells, columns, roles, row)
+        except Unreadable as error:
+            raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+
+
+def pair_of(cells: Mapping[str, Any], columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
+    """Read one row.
+
+    Where there is no prompt, or it is a text beside answers in turns, it is what both begin with alike: the turns, or
+    of texts the characters, as TRL's `extract_prompt` finds it.
+
+    Raises:
+        Unreadable: It is no pair.
+    """
+    prompt = None if columns.prompt is None else cells[columns.prompt]
+    answers = [cells[CHOSEN], cells[REJECTED]]
+    if any(type(answer) is not type(answers[0]) for answer in answers) or not isinstance(answers[0], str | list):
+        kinds = " and ".join(type(answer).__name__ for answer in answers)
+        raise Unreadable(f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are expected.")
+    if columns.prompt is None or (isinstance(prompt, str) and isinstance(answers[0], list)):
+        at = _shared(*answers)
+        prompt, answers = answers[0][:at], [answer[at:] for answer in answers]
+        if not prompt and not isinstance(prompt, str):
+            raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
+    sides = []
+    for name, answer in zip((CHOSEN, REJECTED), answers, strict=True):
+        values = {"prompt": prompt, "completion": answer, TOOLS: cells.get(TOOLS)}
+        try:
+            sides.append(chat_of(values, _SIDE, roles, row))
+        except Unreadable as error:
+            raise Unreadable(str(error).replace("completion", f"{name} answer")) from None
+    return sides[0], sides[1]
+
+
+def said_in(source: Source) -> Iterator[str]:
+    """Yield every text of the training rows, for a vocabulary to learn from.
+
+    Raises:
+        ConfigError: A missing column.
+    """
+    for cells in cells_of(source.train, pair_columns(source, source.train).names):
+        for value in cells.values():
+            yield from leaves(value)
+
+
+def _shared(chosen: Any, rejected: Any) -> int:
+    """Count the turns or characters that two answers begin with alike; one of each is left where all are."""
+    least = min(len(chosen), len(rejected))
+    at = next((at for at in range(least) if chosen[at] != rejected[at]), max(least - 1, 0))
+    return at - 1 if at and chosen[at - 1] == " " else at

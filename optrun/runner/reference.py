@@ -1,0 +1,136 @@
+"""What preferences are measured against: the log-probabilities of the model that training starts from.
+
+They are computed once for the same pairs, weights and precision, before the first step, and kept in the cache. Beside
+an adapter the start model is its frozen base; nowhere are there two models in memory while one trains.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.base.errors import ConfigError
+from optrun.config.schema.adapter import LoraConfig
+from optrun.config.schema.distributed import FsdpConfig
+from optrun.config.schema.run import RunConfig
+from optrun.data.cache import digest, versions
+from optrun.data.kept import kept
+from optrun.distributed.heartbeat import Phase, beat
+from optrun.distributed.world import ALONE, World
+from optrun.model.adapter import keeps_base, without_factors
+from optrun.model.build import weights_of
+from optrun.model.forward import lean_forward
+from optrun.runner.adapter_base import base_digest
+from optrun.task import Task
+from optrun.task.preference import Pairs, Preference
+from optrun.training.step import Precision
+
+
+def settle_reference(
+    task: Task,
+    model: Any,
+    config: RunConfig,
+    device: torch.device,
+    saved: str | None,
+    *,
+    world: World = ALONE,
+    trains: bool = True,
+) -> str | None:
+    """Give the pairs of a task the log-probabilities that the start model gives them.
+
+    Args:
+        task: Any; only preferences with a reference get something.
+        model: With the weights that training starts from, on its device.
+        config: Says precision and batch size.
+        device: Where the model is.
+        saved: Digest of the start weights by the checkpoint; None: there is none.
+        world: The ranks; the first computes, and tells the others.
+        trains: False where the training pairs are not wanted.
+
+    Returns:
+        Digest of the start weights; None where nothing is measured against them.
+
+    Raises:
+        ConfigError: The start weights are not those that the run was started with, or they are sharded.
+    """
+    if not isinstance(task, Preference) or not task.has_reference:
+        return None
+    if isinstance(config.distributed, FsdpConfig):
+        raise ConfigError(
+            "distributed=fsdp: task=preference needs the start model whole, for its reference. Take distributed=ddp, "
+            "or a loss without a reference, task.loss_type=orpo or simpo."
+        )
+    weights = base_digest(model)
+    _refuse_other_start(saved, weights, config)
+    sources = list(getattr(task.train, "sources", {"": task.train}).values()) if trains else []
+    for pairs in (*sources, *task.eval_sets.values()):
+        if isinstance(pairs, Pairs):
+            own = world.agree(
+                lambda pairs=pairs: _logps(task, model, pairs, config, device, weights) if world.is_main else None  # type: ignore[misc]
+            )
+            pairs.reference = world.broadcast(own)
+    return weights
+
+
+def _logps(task: Preference, model: Any, pairs: Pairs, config: RunConfig, device: torch.device, weights: str) -> Any:
+    """Compute log-probabilities, or find them in the cache."""
+    precision, size = config.training.precision.value, config.training.per_device_eval_batch_size
+    made_by = versions("torch", "transformers")
+    settings = f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"
+    key = digest("reference-1", weights, pairs.fingerprint(), settings)
+    run = Precision(device, precision)
+
+    def find() -> dict[str, Any]:
+        training = model.training
+        model.eval()
+        try:
+            with lean_forward(model), without_factors(model) if keeps_base(config.adapter) else nullcontext():
+                alive = lambda: beat(Phase.preparing)  # noqa: E731
+                return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast, alive)}
+        finally:
+            model.train(training)
+
+    return kept("reference", key, find)["logps"]
+
+
+def start_of(config: RunConfig, model: Any, saved: CheckpointMetadata, device: torch.device) -> Callable[..., Any]:
+    """Make the model that training started from, to be called as a model is.
+
+    Args:
+        config: Of the run.
+        model: As it was trained, on its device; beside an adapter it is its own start.
+        saved: Of its checkpoint.
+        device: Where to compute.
+
+    Raises:
+        ConfigError: The start weights are not where they were, or others.
+    """
+    if keeps_base(config.adapter):
+
+        def base(**inputs: Any) -> Any:
+            with without_factors(model):
+                return model(**inputs)
+
+        return base
+    torch.manual_seed(config.seed)
+    start, _ = weights_of(config.model, type(model), copy.deepcopy(model.config))
+    if not isinstance(config.adapter, LoraConfig):
+        _refuse_other_start(saved.reference, base_digest(start), config)
+    found: Callable[..., Any] = start.to(device).eval()
+    return found
+
+
+def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> None:
+    if saved in (None, weights):
+        return
+    where = getattr(config.model, "path", None)
+    name = f"model={config.model.name} with seed={config.seed}" if where is None else f"model.path={where}"
+    raise ConfigError(
+        f"{name}: these are not the weights that the run started from, which its preferences are measured against "
+        f"(digest {saved} then, {weights} now). Restore them, or start a new run."
+    )

@@ -1,0 +1,160 @@
+"""What tasks on conversations share: the template, the roles it knows, and rows of which nothing is learnt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.task import OverlongRows
+from optrun.data.cache import digest
+from optrun.data.chat import Chat
+from optrun.data.examples import Example, Examples, Selected
+from optrun.data.kept import kept, nothing_marked
+from optrun.data.source import Split
+from optrun.task.base import Task, TextKind
+from optrun.task.chat_encoder import TARGETS, place, unwritten, written_by
+from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LONGEST_SHOWN = 4000
+"""Characters of a training example that a person reads."""
+
+
+class ChatTask(Task):
+    """Conversations, written by a template, of which some tokens carry loss.
+
+    Attributes:
+        template: Writes them; None: the rows are plain texts.
+        known_roles: That a row had, and the template writes.
+    """
+
+    shift = True
+    text_kind = TextKind.CHAT
+    template: ChatTemplate | None
+    known_roles: set[str]
+
+    def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Say what is odd about the template."""
+        template = self.template
+        if template is None:
+            return
+        if strange := template.unknown_tokens():
+            others = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
+            self.notes.append(
+                f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer, which takes them "
+                f"apart; {others} end a turn with its own {tokenizer.eos_token}"
+            )
+        if "strftime_now" in template.source:
+            self.notes.append(f"warning: {template.origin} writes today's date: tomorrow the examples are others")
+        if self.config.assistant_only_loss and not template.marked:
+            self.notes.append(f"{template.origin} has no generation marks: answers are told apart by prefix")
+
+    def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
+        """Refuse a role of which the template writes nothing; each is tried in the first row that has it."""
+        for role in dict.fromkeys(turn["role"] for turn in row.turns):
+            if role in self.known_roles:
+                continue
+            self.known_roles.add(role)
+            try:
+                known = template.knows(row.turns, row.tools, role)
+            except TemplateFailed as error:
+                raise unwritten(template, split, row, error) from error
+            if not known:
+                raise ConfigError(
+                    f"{template.origin} does not know the role {role!r} in {place(split, row)}: nothing of what it "
+                    f"says is written. {written_by(template, row)} Or leave such turns out."
+                )
+
+    def with_targets(self, examples: Examples, split: Split) -> Examples | Selected:
+        """Refuse, or leave out, rows of which nothing is learnt.
+
+        Raises:
+            ConfigError: With the first of them, how many there are, and how long they are.
+        """
+        (found,) = self.all_with_targets([examples], split)
+        return found
+
+    def all_with_targets(self, sides: Sequence[Examples], split: Split) -> list[Examples | Selected]:
+        """Refuse, or leave out, rows of which nothing is learnt on one side of several.
+
+        Args:
+            sides: The same rows, each with targets of its own.
+            split: The rows.
+
+        Raises:
+            ConfigError: With the first of them, how many there are, and how long they are.
+        """
+        every = []
+        for side in sides:
+            own = _without_targets(side)
+            every.append(own)
+            assert side.lost is not None
+            bare = own[side.lost[own] == 0]
+            if not len(bare):
+                continue
+            row = int(bare[0])
+            why = why_bare(int(side.lengths[row]))
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has no token to learn: {why}."
+                f"{_more(len(bare), len(side))} Leave such rows out."
+            )
+        empty = np.unique(np.concatenate(every))
+        if not len(empty):
+            return list(sides)
+        row, rows = int(empty[0]), len(sides[0])
+        whole = np.max([side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None], axis=0)
+        if self.config.overlong_rows is OverlongRows.refuse:
+            longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
+            raise ConfigError(
+                f"data.max_length={self.max_length}: row {split.number(row)} of {split.key} has {int(whole[0]):,} "
+                "tokens, and all that carry loss are cut off: its prompt is longer."
+                f"{_more(len(empty), rows)}{longest} Raise data.max_length, or leave such rows out: "
+                "task.overlong_rows=drop."
+            )
+        if len(empty) == rows:
+            raise ConfigError(
+                f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. "
+                f"Raise data.max_length; the longest row has {int(whole.max()):,} tokens."
+            )
+        self.notes.append(
+            f"{len(empty):,} of {rows:,} rows of {split.key} left out: data.max_length={self.max_length} cuts "
+            "off all that carries loss (task.overlong_rows=drop)"
+        )
+        return [Selected(side, np.delete(np.arange(rows), empty)) for side in sides]
+
+
+def _without_targets(examples: Examples) -> np.ndarray:
+    """List the rows without a target, but for the first token, which nothing is before to predict it from."""
+    marks, offsets = examples.flat(TARGETS), examples.offsets
+    key = None if examples.origin is None else digest("no-targets-1", examples.origin)
+    return kept("no-targets", key, lambda: {"rows": nothing_marked(marks, offsets)})["rows"]
+
+
+def why_bare(tokens: int) -> str:
+    """Explain why nothing of a row that is not cut carries loss."""
+    return "too short" if tokens < 2 else "the template writes nothing of its answer"
+
+
+def _more(count: int, rows: int) -> str:
+    """Tell how many rows are like the one that is named; nothing if it is the only one."""
+    if count == 1:
+        return ""
+    return f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in all."
+
+
+def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
+    """Write a training example with its targets between « and »."""
+    pieces = []
+    marks = example[TARGETS].copy()
+    marks[0] = 0
+    for target, group in itertools.groupby(zip(marks, example["input_ids"], strict=True), key=lambda pair: pair[0]):
+        text = tokenizer.decode([int(number) for _, number in group])
+        pieces.append(f"«{text}»" if target else text)
+    text = "".join(pieces)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."

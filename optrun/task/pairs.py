@@ -1,0 +1,103 @@
+"""Pairs of answers as batches, and what a model makes of them: log-probabilities, by answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from optrun.data.examples import Example
+from optrun.data.loader import Batch
+from optrun.task.base import pad
+from optrun.task.chat_encoder import TARGETS
+from optrun.task.evaluation import IGNORED
+
+REFERENCE = "reference"
+"""Log-probabilities of both answers by the start model."""
+
+
+@dataclass
+class PairOutputs:
+    """What a model makes of the answers: `2 * pairs` rows, the chosen before the rejected ones."""
+
+    logps: Tensor
+    """Sum over the tokens of each answer, shape (rows,)."""
+    nll: Tensor
+    """Mean of -log p over all tokens of each row, the prompt's too, shape (rows,)."""
+    loss: Any = None
+
+    def values(self) -> list[Tensor]:
+        """List the tensors."""
+        return [self.logps, self.nll]
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """What a loss is made of; each of shape (pairs,).
+
+    Attributes:
+        chosen: w; without a reference the mean log-probability of a token of the chosen answer.
+        rejected: l, likewise.
+        chosen_tokens: Tokens of the chosen answer.
+        rejected_tokens: Likewise.
+        nll: Mean over tokens of -log pi of the prompt with the chosen answer.
+    """
+
+    chosen: Tensor
+    rejected: Tensor
+    chosen_tokens: Tensor
+    rejected_tokens: Tensor
+    nll: Tensor
+
+    @property
+    def mean_difference(self) -> Tensor:
+        """Difference of the log-ratios by token."""
+        return self.chosen / self.chosen_tokens - self.rejected / self.rejected_tokens
+
+
+def pair_batch(examples: list[Example], padding: int) -> Batch:
+    """Pad pairs to `input_ids`, `attention_mask` and `labels`, shape (2 * pairs, longest), chosen rows first.
+
+    Labels stand on the answers, which begin where the tokens of the prompt and those of one of the two wholes diverge.
+    """
+    rows = [example[name] for name in ("input_ids", "rejected_ids") for example in examples]
+    begins = [min(int(one[TARGETS].argmax()), int(one["rejected_targets"].argmax())) for one in examples] * 2
+    labels = [np.where(np.arange(len(row)) < begin, IGNORED, row) for row, begin in zip(rows, begins, strict=True)]
+    batch = {
+        "input_ids": pad(rows, padding),
+        "attention_mask": pad((np.ones_like(row) for row in rows), 0),
+        "labels": pad(labels, IGNORED),
+    }
+    if REFERENCE in examples[0]:
+        batch[REFERENCE] = torch.from_numpy(np.stack([example[REFERENCE] for example in examples]).astype(np.float32))
+    return batch
+
+
+def pair_outputs(model: Any, batch: Batch) -> PairOutputs:
+    """Compute the log-probabilities of both answers in one pass.
+
+    Args:
+        model: Called with `input_ids` and `attention_mask`; returns `logits`.
+        batch: Of `pair_batch`.
+    """
+    ids, there = batch["input_ids"], batch["attention_mask"]
+    logits = model(input_ids=ids, attention_mask=there).logits[:, :-1]
+    logits = logits if logits.dtype is torch.float64 else logits.float()
+    targets = ids[:, 1:].masked_fill(there[:, 1:] == 0, IGNORED)
+    losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    answers = batch["labels"][:, 1:] != IGNORED
+    return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (targets != IGNORED).sum(1))
+
+
+def pair_scores(outputs: PairOutputs, batch: Batch) -> PairScores:
+    """Compute what losses and rewards are made of: log-ratios, or without a reference means over tokens."""
+    tokens = (batch["labels"] != IGNORED).sum(1)
+    has_reference = REFERENCE in batch
+    scores = outputs.logps - batch[REFERENCE].T.flatten() if has_reference else outputs.logps / tokens
+    chosen, rejected = scores.chunk(2)
+    first, second = tokens.chunk(2)
+    return PairScores(chosen, rejected, first, second, outputs.nll.chunk(2)[0])

@@ -1,0 +1,304 @@
+"""Preferences: of two answers to a prompt the first is to become the more probable one, by DPO or one of its kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from optrun.base.errors import ConfigError
+from optrun.data.cache import digest
+from optrun.data.chat import ROLES, Chat, Plain
+from optrun.data.examples import Example, Examples, Joined, chosen, encode
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.preferences import CHOSEN, REJECTED, Pair, PairColumns, pair_columns, preferences, said_in
+from optrun.data.progress import progress
+from optrun.data.source import Source, Split
+from optrun.task.chat_encoder import TARGETS, ChatEncoder
+from optrun.task.chat_task import ChatTask, marked_text
+from optrun.task.chat_template import no_template, use_template
+from optrun.task.evaluation import MetricAccumulator
+from optrun.task.pairs import REFERENCE, PairOutputs, PairScores, pair_batch, pair_outputs, pair_scores
+from optrun.task.preference_losses import pair_losses
+from optrun.task.tokens import ids_below
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
+            "logps/rejected")  # fmt: skip
+"""What is measured of pairs, by TRL's names."""
+
+
+class Pairs(Joined):
+    """Pairs of answers, each with its prompt, as examples.
+
+    Attributes:
+        reference: Log-probabilities of both answers by the start model, shape (pairs, 2); None: not needed, or not yet
+            known. They follow from the pairs and that model, so they are no part of the fingerprint.
+    """
+
+    reference: np.ndarray | None = None
+
+    def __getitem__(self, index: int) -> Example:
+        """Return one pair."""
+        first, second = self.first[index], self.second[index]
+        found = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
+        return found if self.reference is None else found | {REFERENCE: self.reference[index]}
+
+
+class Preference(ChatTask):
+    """Pairs of answers, by the losses of TRL's `DPOTrainer`, and ORPO's and SimPO's.
+
+    Tokens are TRL's, too: an answer begins where the tokens of the prompt with the opening of an answer and those of
+    one of the two wholes diverge, and what is longer than `data.max_length` loses its end.
+
+    Raises:
+        ConfigError: No pairs, or some that cannot be read, a template that fails, answers that are all alike.
+    """
+
+    columns = ("text_column",)
+    unit = "examples"
+    predictor = "optrun.runner.prediction.pairs:PreferredAnswers"
+    measured = MEASURES
+
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """Yield everything that is said in the training rows."""
+        return said_in(source)
+
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """List the columns of a pair."""
+        return pair_columns(source, source.train).names
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether its loss is over ratios to the start model."""
+        return bool(self.config.loss_type.has_reference)
+
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find the columns and the template."""
+        self.template = use_template(tokenizer, self.config.chat_template)
+        self.known_roles = set()
+        self.limits = self.limits * 2  # one a side
+        self.places: dict[str, PairColumns] = {}
+        for split in source.splits:
+            self.places[split.key] = pair_columns(source, split)
+            first = next(self.rows(split), None) if len(split.rows) else None
+            if first is not None and isinstance(first[0], Chat) and self.template is None:
+                raise no_template(f"{split.key} has conversations")
+        self.note_template(tokenizer)
+
+    def rows(self, split: Split) -> Iterator[Pair]:
+        """Yield the pairs of a split, all of one kind, of roles that the template knows."""
+        kind: type[Chat | Plain] | None = None
+        roles = ROLES if self.template is None else self.template.roles
+        for number, pair in enumerate(preferences(split, self.places[split.key], roles)):
+            kind = kind or type(pair[0])
+            if type(pair[0]) is not kind:
+                words = "texts and turns" if kind is Plain else "turns and texts"
+                raise ConfigError(f"{split.key}: rows 1 to {split.number(number)} have {words}. Write all alike.")
+            for side in pair:
+                if isinstance(side, Chat) and self.template is not None:
+                    self.expect_known_roles(split, side, self.template)
+            yield pair
+
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """Read one pair a row."""
+        del source
+        part = split.take(chosen(len(split.rows), limit, seed=seed))
+        if not len(part.rows):
+            return Examples(np.zeros(1, dtype=np.int64), {})
+        sides = self._sides(part, tokenizer)
+        self._refuse_alike(sides, part)
+        return Pairs(*self.all_with_targets(sides, part))
+
+    def _sides(self, part: Split, tokenizer: PreTrainedTokenizerBase) -> list[Examples]:
+        encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
+        places, size = self.places[part.key], ids_below(tokenizer)
+
+        def side(at: int) -> Examples:
+            known = None if part.content is None else digest(part.content, "preference", str(places), str(at))
+            rows = lambda: (pair[at] for pair in self.rows(part))  # noqa: E731
+            return encode(rows, encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size)
+
+        return [side(0), side(1)]
+
+    def _refuse_alike(self, sides: Sequence[Examples], part: Split) -> None:
+        """Refuse pairs without a preference, and note some of them.
+
+        Raises:
+            ConfigError: Both answers are the same in every row.
+        """
+        chosen_hashes, rejected_hashes = (side.hashes for side in sides)
+        assert chosen_hashes is not None
+        alike = chosen_hashes == rejected_hashes
+        if alike.all():
+            raise ConfigError(
+                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, so nothing is preferred. Are both "
+                "columns of the right data?"
+            )
+        if alike.any():
+            self.notes.append(
+                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in {int(alike.sum()):,} of {len(alike):,} "
+                f"rows, row {part.number(int(alike.argmax()))} the first: nothing is learnt of them"
+            )
+
+    # Batches ------------------------------------------------------------------------------------------------------
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """Collate `input_ids`, `attention_mask` and `labels` of shape (2 * pairs, longest), chosen rows first.
+
+        Labels stand on the answers. With a reference also `reference`, its log-probabilities, shape (pairs, 2).
+        """
+        return pair_batch(examples, self.padding)
+
+    def count(self, batch: Batch) -> int:
+        """Count the pairs."""
+        return len(batch["input_ids"]) // 2
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        """Count the tokens of both answers with their prompts, and the pairs."""
+        return int(batch["attention_mask"].sum()), self.count(batch)
+
+    def adapt(self, model: Any) -> None:
+        """Switch the model's dropout off; that of an adapter's factors is asked for by a key of its own."""
+        if self.config.disable_dropout:
+            for name, module in model.named_modules():
+                if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
+                    module.p = 0.0
+
+    # Loss ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, model: Any, batch: Batch) -> PairOutputs:
+        """Compute the log-probabilities of the answers in one pass over both."""
+        return pair_outputs(model, batch)
+
+    def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:
+        """Compute what losses and rewards are made of."""
+        return pair_scores(outputs, batch)
+
+    def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        """Compute the mean loss of the pairs; shape ()."""
+        return self.loss_by_example(outputs, batch)[0].mean()
+
+    def loss_by_example(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the loss of each pair, and count it once; shape (pairs,) each."""
+        losses = pair_losses(self.config, self.scores(outputs, batch))
+        return losses, torch.ones_like(losses, dtype=torch.int64)
+
+    def measure(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        """Sum over the pairs what `MEASURES` names; shape (6,).
+
+        A reward is beta times the log-ratio; without a reference beta times the mean log-probability of a token, which
+        is then what `logps` is, too.
+        """
+        scores = self.scores(outputs, batch)
+        chosen, rejected = (self.config.beta * one.detach() for one in (scores.chosen, scores.rejected))
+        logps = outputs.logps.detach().chunk(2) if self.has_reference else (scores.chosen, scores.rejected)
+        each = [chosen, rejected, (chosen > rejected).float(), chosen - rejected, *logps]
+        return torch.stack([one.float().sum() for one in each])
+
+    def running_metrics(self) -> MetricAccumulator:
+        """Make the mean loss, and what is measured of pairs."""
+        return PairMetrics(self)
+
+    # The reference ------------------------------------------------------------------------------------------------
+
+    def reference(
+        self,
+        model: Any,
+        pairs: Pairs,
+        batch_size: int,
+        to_device: Callable[[Batch], Batch],
+        autocast: Callable[[], AbstractContextManager[object]],
+        beat: Callable[[], object],
+    ) -> np.ndarray:
+        """Compute the log-probabilities that a model gives to both answers of each pair.
+
+        Which pairs share a batch is a function of the pairs alone: those of like length.
+
+        Args:
+            model: The start model, in evaluation mode, on its device.
+            pairs: The pairs.
+            batch_size: Pairs of a batch.
+            to_device: Moves a batch to the model.
+            autocast: The precision of the forward pass.
+            beat: Called after each batch.
+
+        Returns:
+            float32 numbers as float64, shape (pairs, 2).
+
+        Raises:
+            ConfigError: One of them is no finite number.
+        """
+        found = np.zeros((len(pairs), 2))
+        order = np.argsort(-pairs.lengths, kind="stable")
+        with torch.no_grad(), progress("reference log-probabilities", len(pairs)) as shown:
+            for at in range(0, len(order), batch_size):
+                some = order[at : at + batch_size]
+                batch = self.collate([pairs[int(index)] for index in some])
+                with autocast():
+                    outputs = self.forward(model, to_device(batch))
+                found[some] = outputs.logps.float().view(2, -1).T.cpu().numpy()
+                shown.done(len(some))
+                beat()
+        if not np.isfinite(found).all():
+            raise ConfigError(
+                "task=preference: the model that training starts from gives a log-probability that is no finite "
+                "number. Are its weights whole?"
+            )
+        return found
+
+    def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Show both answers of the first training row, between « and », each behind its prompt."""
+        train: Any = getattr(self.train, "sources", {"": self.train})
+        pairs = next(iter(train.values()))
+        if not isinstance(pairs, Pairs) or not len(pairs):
+            return None
+        both = ((CHOSEN, pairs.first[0]), (REJECTED, pairs.second[0]))
+        return "\n".join(f"{name}: {marked_text(tokenizer, side)}" for name, side in both)
+
+
+class PairMetrics(MetricAccumulator):
+    """The mean loss of pairs, and the means of what a task measures of them.
+
+    Args:
+        task: Computes both.
+    """
+
+    reads_loss = True
+
+    def __init__(self, task: Preference) -> None:
+        self.names = ["loss", *MEASURES]
+        self.task = task
+        self.sums = [0.0] * len(self.names)
+        self.count = 0
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Add one batch's."""
+        count = self.task.count(batch)
+        found = [float(outputs.loss) * count, *self.task.measure(outputs, batch).tolist()]
+        self.sums = [one + other for one, other in zip(self.sums, found, strict=True)]
+        self.count += count
+
+    def partial(self) -> tuple[list[float], int]:
+        """Sums, and pairs."""
+        return self.sums, self.count
+
+    def merge(self, partials: Sequence[tuple[list[float], int]]) -> None:
+        """Add those of all ranks."""
+        self.sums = [math.fsum(values) for values in zip(*(sums for sums, _ in partials), strict=True)]
+        self.count = sum(count for _, count in partials)
+
+    def compute(self) -> dict[str, float]:
+        """Compute the means over all pairs; NaN if there was none."""
+        return {name: total / self.count if self.count else math.nan
+                for name, total in zip(self.names, self.sums, strict=True)}  # fmt: skip
