@@ -77,12 +77,12 @@ def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
     The other one answers the same question about another function, so that it is wrong, and sounds alike.
     """
     chats = list(chats_of(path))
+    kinds = [chat[-2]["content"].split()[:2] for chat in chats]
     for number, chat in enumerate(chats):
-        question, answer = chat[-2]["content"].split()[:2], chat[-1]
-        others = (
-            other for other in [*chats[number + 1 :], *chats[:number]] if other[-2]["content"].split()[:2] == question
-        )
-        wrong = next((other[-1] for other in others if other[-1] != answer), None)
+        answer = chat[-1]
+        others = [*range(number + 1, len(chats)), *range(number)]
+        alike = (chats[other][-1] for other in others if kinds[other] == kinds[number])
+        wrong = next((other for other in alike if other != answer), None)
         if wrong is not None:
             yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [wrong]}
 
