@@ -188,6 +188,18 @@ HABITS = {
     "packing": "task.packing",
     "assistant_only_loss": "task=sft task.assistant_only_loss=VALUE",
     "completion_only_loss": "task=sft task.completion_only_loss=VALUE",
+    # TRL's DPOConfig, CPOConfig and ORPOConfig.
+    "loss_type": "task=preference task.loss_type=NAME",
+    "beta": "task=preference task.beta=VALUE",
+    "label_smoothing": "task=preference task.loss_type=robust task.label_smoothing=VALUE",
+    "simpo_gamma": "task=preference task.loss_type=simpo task.simpo_gamma=VALUE",
+    "disable_dropout": "task=preference task.disable_dropout=VALUE",
+    "precompute_ref_log_probs": "not offered: it is always so; the log-probabilities of the start model are kept",
+    "reference_free": "task=preference task.loss_type=simpo",
+    "loss_weights": "not offered: task.loss_type is one loss",
+    "truncation_mode": "not offered: data.max_length keeps the start of a row",
+    "max_prompt_length": "data.max_length",
+    "max_completion_length": "data.max_length",
     # TRL's ModelConfig and peft's LoraConfig.
     "use_peft": "adapter=lora",
     "r": "adapter=lora adapter.r=VALUE",

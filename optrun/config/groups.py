@@ -44,6 +44,12 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 }
 
 
+_GENERATING = ("grpo", "ppo", "rloo", "online_dpo", "reinforce", "nash_md", "xpo", "gkd", "dapo", "rlhf")
+"""Methods that generate answers while they train, as people call them."""
+_PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+"""Methods that are losses of one task."""
+
+
 def keys_of(group: str) -> set[str]:
     """Collect the dotted keys that a group has under any of its choices."""
     return {f"{group}.{field.name}" for schema in GROUPS[group].values() for field in dataclasses.fields(schema)}
@@ -75,6 +81,14 @@ def default_values(group: str, choice: str) -> dict[str, Any]:
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
     """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
+    if group == "task" and str(name).lower() in _GENERATING:
+        return ConfigError(
+            f"task={name}: not offered: it generates answers while it trains, so its batches are no function of the "
+            "rows, and neither an exact resume nor a verdict would hold. task=preference learns from rows (DPO, ORPO, "
+            "SimPO and others); TRL has trainers that generate."
+        )
+    if group == "task" and str(name).lower() in _PREFERENCES:
+        return ConfigError(f"task={name}: here it is task=preference task.loss_type={_PREFERENCES[str(name).lower()]}.")
     near = did_you_mean(str(name), options)
     every = f" Choices: {', '.join(sorted(options))}." if nearest(str(name), options) else ""
     own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""

@@ -93,10 +93,9 @@ def pair_outputs(model: Any, batch: Batch) -> PairOutputs:
     return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (targets != IGNORED).sum(1))
 
 
-def pair_scores(outputs: PairOutputs, batch: Batch) -> PairScores:
+def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
     """Compute what losses and rewards are made of: log-ratios, or without a reference means over tokens."""
     tokens = (batch["labels"] != IGNORED).sum(1)
-    has_reference = REFERENCE in batch
     scores = outputs.logps - batch[REFERENCE].T.flatten() if has_reference else outputs.logps / tokens
     chosen, rejected = scores.chunk(2)
     first, second = tokens.chunk(2)

@@ -183,7 +183,7 @@ class Preference(ChatTask):
 
     def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:
         """Compute what losses and rewards are made of."""
-        return pair_scores(outputs, batch)
+        return pair_scores(outputs, batch, has_reference=self.has_reference)
 
     def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """Compute the mean loss of the pairs; shape ()."""

@@ -81,7 +81,7 @@ class PreferredAnswers(Predictor):
             outputs = pair_outputs(self.predicting.model, batch)
             if self.start is not None:
                 batch[REFERENCE] = pair_outputs(self.start, batch).logps.float().view(2, -1).T
-        scores = pair_scores(outputs, batch)
+        scores = pair_scores(outputs, batch, has_reference=self.start is not None)
         rewards = self.task.beta * torch.stack([scores.chosen, scores.rejected], dim=1).float().cpu()
         return [
             {

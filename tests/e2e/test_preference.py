@@ -1,0 +1,130 @@
+"""Preferences as a user types them: resumed to the bit, judged and predicted against the same start, and refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running import TINY_GPT, optrun, sentence, summary, tensors
+
+SMALL = [
+    *(word for word in TINY_GPT if not word.startswith(("data.", "task."))),
+    "task=preference", "data=files", "data.train=pairs.jsonl", "data.max_length=64", "task.chat_template=chatml",
+    "scheduler=constant", "training.logging_steps=2", "training.per_device_train_batch_size=2", "training.eval_steps=2",
+    "checkpoint.save_steps=1",
+]  # fmt: skip
+NAMES = {"loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
+         "logps/rejected"}  # fmt: skip
+
+
+def write_pairs(folder: Path, rows: int = 24, name: str = "pairs.jsonl") -> Path:
+    path = folder / name
+    with path.open("w") as file:
+        for row in range(rows):
+            pair = {
+                "prompt": [{"role": "user", "content": sentence(row)}],
+                **{side: [{"role": "assistant", "content": sentence(row + at)}]
+                   for side, at in (("chosen", 3), ("rejected", 8))},
+            }  # fmt: skip
+            file.write(json.dumps(pair) + "\n")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path)
+    return tmp_path
+
+
+def lines(folder: str) -> list[dict[str, Any]]:
+    """What was logged, without times and rates."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(("perf/", "time"))}
+        for record in map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    ]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_goes_on_where_it_stopped_and_is_judged_alike(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert optrun(*SMALL, "training.max_steps=5", "hydra.run.dir=straight") == 0
+    assert optrun(*SMALL, "training.max_steps=3", "hydra.run.dir=cut") == 0
+    monkeypatch.setenv("OPTRUN_CACHE", str(place / "empty"))  # the reference is computed anew, and is the same
+    assert optrun("resume=cut", "training.max_steps=5") == 0
+    assert tensors(Path("cut"), 5) == tensors(Path("straight"), 5)
+    first, *_, last = lines("straight")
+    assert lines("cut")[-1] == last
+    assert {f"{split}/{name}" for split in ("train", "eval") for name in NAMES} <= set(last)
+    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert last["eval/rewards/margins"] == pytest.approx(
+        last["eval/rewards/chosen"] - last["eval/rewards/rejected"], abs=1e-6
+    )
+    capsys.readouterr()
+    assert optrun("evaluate", "straight") == 0
+    assert f"{last['eval/loss']:.4f}" in capsys.readouterr().out
+    assert optrun("predict", "straight", "data.eval=pairs.jsonl", "out=told.jsonl", "keep=[]") == 0
+    told = [json.loads(line) for line in Path("told.jsonl").read_text().splitlines()]
+    assert len(told) == 24
+    assert all((row["prediction"] == "chosen") == (row["margin"] > 0) for row in told)
+    assert all(
+        row["margin"] == pytest.approx(row["rewards_chosen"] - row["rewards_rejected"], abs=1e-6) for row in told
+    )
+    capsys.readouterr()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_adapter_is_measured_against_its_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["adapter=lora", "adapter.r=2", "training.max_steps=2", "lr=0.1", "data.eval=pairs.jsonl"]
+    assert optrun(*SMALL, *words, "hydra.run.dir=run") == 0
+    first, last = lines("run")[0], lines("run")[-1]
+    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert abs(last["eval/rewards/margins"]) > 1e-3
+    assert optrun("predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl", "keep=[]") == 0
+    margins = [json.loads(line)["margin"] for line in Path("told.jsonl").read_text().splitlines()]
+    assert sum(margins) / len(margins) == pytest.approx(last["eval/rewards/margins"], rel=1e-3, abs=1e-5)
+    capsys.readouterr()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = [word for word in SMALL if not word.startswith("model.")]
+    for seed in (0, 1):
+        assert optrun(*SMALL, "training.max_steps=1", f"seed={seed}", f"hydra.run.dir=lm{seed}") == 0
+    shutil.copytree("lm0/model", "start")
+    pretrained = ["model=pretrained", "model.path=start", "training.max_steps=2"]
+    assert optrun(*shape, *pretrained, "hydra.run.dir=run") == 0
+    shutil.copy("lm1/model/model.safetensors", "start/model.safetensors")
+    capsys.readouterr()
+    for words in (["resume=run", "training.max_steps=3"], ["evaluate", "run"],
+                  ["predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl"]):  # fmt: skip
+        assert optrun(*words) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "not the weights that the run started from" in said
+        assert "model.path=" in said
+    assert summary(Path("run"))["global_step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["task=grpo"], ["generates answers while it trains", "task=preference"]),
+        (["task=dpo"], ["task=preference task.loss_type=sigmoid"]),
+        (["task=preference", "data=files", "data.train=pairs.jsonl", "data.streaming=true"], ["data.streaming"]),
+        (["task=preference", "task.loss_type=sigmod"], ["sigmoid"]),
+        (["task=preference", "task.beta=-1"], ["task.beta=-1"]),
+        (["task=preference", "training.label_smoothing_factor=0.1"], ["training.label_smoothing_factor"]),
+        (["loss_type=ipo"], ["task=preference task.loss_type=NAME"]),
+    ],
+)
+def test_what_is_refused(place: Path, words: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun(*words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for fact in facts:
+        assert fact in said
