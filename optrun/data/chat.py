@@ -45,6 +45,8 @@ class Chat:
     tools: list[dict[str, Any]] | None
     row: int | None = field(repr=False)
     """Where it stands in its split, no part of what it is; None: of a stream, which says itself where it is."""
+    last_alone: bool = False
+    """Whether nothing but its last turn is learnt."""
 
     def until_answer(self) -> tuple[list[Message], str | None]:
         """Return the turns that are to be answered, and the text of the answer; None if the last turn asks."""

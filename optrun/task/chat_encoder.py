@@ -12,7 +12,7 @@ from optrun.config.schema.task import PreferenceConfig, SftConfig
 from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
-from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, writers
+from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, shared, writers
 from optrun.task.tokens import tokenizer_key
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ChatEncoder:
         if self.config.completion_only_loss is not False:
             prompts = self._ids([row.prompt for row in batch], special=True)
             for mask, row, prompt in zip(targets, whole, prompts, strict=True):
-                mask[: _common(prompt, row)] = 0
+                mask[: shared(prompt, row)] = 0
         return whole, targets
 
     def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
@@ -80,7 +80,8 @@ class ChatEncoder:
         for row in batch:
             try:
                 if config.assistant_only_loss:
-                    text, found = template.answers(row.turns, row.tools)
+                    write = template.last_answer if row.last_alone else template.answers
+                    text, found = write(row.turns, row.tools)
                     spans.append(found)
                 else:
                     text = template.text(row.turns, row.tools)
@@ -96,7 +97,7 @@ class ChatEncoder:
             targets = [np.ones(len(row), dtype=np.int64) for row in whole]
         if prompts:
             for mask, row, prompt in zip(targets, whole, self._ids(prompts, special=False), strict=True):
-                mask[: _common(prompt, row)] = 0
+                mask[: shared(prompt, row)] = 0
         return whole, targets
 
     def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
@@ -128,11 +129,6 @@ class ChatEncoder:
                 mask[(places[:, 0] < end) & (places[:, 1] > begin)] = 1
             targets.append(mask)
         return encoded["input_ids"], targets
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count how many tokens two sequences share at their beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def unwritten(template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from optrun.data.kept import kept, nothing_marked
 from optrun.data.source import Split
 from optrun.task.base import Task, TextKind
 from optrun.task.chat_encoder import TARGETS, place, unwritten, written_by
-from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed
+from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, no_template, use_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +39,21 @@ class ChatTask(Task):
     template: ChatTemplate | None
     known_roles: set[str]
 
+    def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find a template for conversations where neither the configuration nor the tokenizer has one.
+
+        A tokenizer with the marks of chatml, as those have that are made here, is used with chatml.
+
+        Raises:
+            ConfigError: Nothing says how to write them.
+        """
+        if self.template is not None:
+            return
+        if not {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
+            raise no_template(f"{split.key} has conversations")
+        self.template = use_template(tokenizer, "chatml")
+        self.notes.append("task.chat_template=chatml: the tokenizer has its marks, and no template of its own")
+
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Say what is odd about the template."""
         template = self.template
@@ -50,10 +65,10 @@ class ChatTask(Task):
                 f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer, which takes them "
                 f"apart; {others} end a turn with its own {tokenizer.eos_token}"
             )
+        if template.behind_answers() == "":
+            self.notes.append(f"warning: {template.origin} writes nothing behind an answer: no end of it is learnt")
         if "strftime_now" in template.source:
             self.notes.append(f"warning: {template.origin} writes today's date: tomorrow the examples are others")
-        if self.config.assistant_only_loss and not template.marked:
-            self.notes.append(f"{template.origin} has no generation marks: answers are told apart by prefix")
 
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
         """Refuse a role of which the template writes nothing; each is tried in the first row that has it."""
@@ -71,26 +86,24 @@ class ChatTask(Task):
                     f"says is written. {written_by(template, row)} Or leave such turns out."
                 )
 
-    def with_targets(self, examples: Examples, split: Split) -> Examples | Selected:
-        """Refuse, or leave out, rows of which nothing is learnt.
-
-        Raises:
-            ConfigError: With the first of them, how many there are, and how long they are.
-        """
-        (found,) = self.all_with_targets([examples], split)
-        return found
-
-    def all_with_targets(self, sides: Sequence[Examples], split: Split) -> list[Examples | Selected]:
+    def with_targets(
+        self, sides: Sequence[Examples], split: Split, rows_of: Callable[[], Sequence[int]] | None = None
+    ) -> list[Examples | Selected]:
         """Refuse, or leave out, rows of which nothing is learnt on one side of several.
 
         Args:
             sides: The same rows, each with targets of its own.
             split: The rows.
+            rows_of: Lists the row of each example; None: each is one of its own.
 
         Raises:
             ConfigError: With the first of them, how many there are, and how long they are.
         """
         every = []
+
+        def number(example: int) -> int:
+            return split.number(example if rows_of is None else rows_of()[example])
+
         for side in sides:
             own = _without_targets(side)
             every.append(own)
@@ -101,7 +114,7 @@ class ChatTask(Task):
             row = int(bare[0])
             why = why_bare(int(side.lengths[row]))
             raise ConfigError(
-                f"{split.key}: row {split.number(row)} has no token to learn: {why}."
+                f"{split.key}: row {number(row)} has no token to learn: {why}."
                 f"{_more(len(bare), len(side))} Leave such rows out."
             )
         empty = np.unique(np.concatenate(every))
@@ -112,7 +125,7 @@ class ChatTask(Task):
         if self.config.overlong_rows is OverlongRows.refuse:
             longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
             raise ConfigError(
-                f"data.max_length={self.max_length}: row {split.number(row)} of {split.key} has {int(whole[0]):,} "
+                f"data.max_length={self.max_length}: row {number(row)} of {split.key} has {int(whole[0]):,} "
                 "tokens, and all that carry loss are cut off: its prompt is longer."
                 f"{_more(len(empty), rows)}{longest} Raise data.max_length, or leave such rows out: "
                 "task.overlong_rows=drop."

@@ -119,6 +119,50 @@ class ChatTemplate:
                 spans.append((len(before), len(after)))
         return whole, spans
 
+    def last_answer(self, turns: Sequence[Message], tools: Any = None) -> tuple[str, list[Span]]:
+        """Render a conversation as it stands when its last turn is answered, and say where that answer begins.
+
+        It begins where the text before it, with the opening of an answer, and the whole diverge: most often behind that
+        opening, in which a template may begin the thinking that another row lacks.
+
+        Raises:
+            TemplateFailed: Also where nothing of the answer is written.
+        """
+        before, whole = self.text(turns[:-1], tools, opening=True), self.text(turns, tools)
+        begin = shared(before, whole)
+        if begin == len(whole):
+            raise TemplateFailed("has an answer of which the chat template writes nothing")
+        return whole, [(begin, len(whole))]
+
+    def apart(self, turns: Sequence[Message], tools: Any = None, first: int = 0) -> list[Sequence[Message]]:
+        """Cut a conversation behind each of its answers, if what follows changes how they are written.
+
+        Args:
+            turns: Of the conversation.
+            tools: JSON schemas of functions.
+            first: The first turn that may be learnt.
+
+        Returns:
+            The beginnings, each with an answer at its end; nothing where the whole is one example.
+
+        Raises:
+            TemplateFailed: The template refuses it, or fails.
+        """
+        try:
+            self.answers(turns, tools)
+        except UnmarkedAnswers:
+            ends = [at + 1 for at, turn in enumerate(turns) if turn["role"] == ASSISTANT and at >= first]
+            return [turns[:end] for end in ends]
+        return []
+
+    def behind_answers(self) -> str | None:
+        """Return what it writes behind the text of an answer; None: it writes no answer to a question alone."""
+        try:
+            text = self.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": _PROBE}])
+        except TemplateFailed:
+            return None
+        return text.rpartition(_PROBE)[2].strip()
+
     def knows(self, turns: Sequence[Message], tools: Any, role: str) -> bool:
         """Tell whether what a role says in a conversation stands in its text."""
         own = ("instruction", "input")  # of Alpaca's rows, where a template writes them in place of the content
@@ -153,9 +197,31 @@ class ChatTemplate:
                 **self._tokens(),
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
+            plain = _with_text_arguments(turns)
+            if isinstance(error, TypeError) and plain != list(turns):
+                return self._rendered(plain, tools, opening=opening, marks=marks)
             words = " ".join(str(error).split())[:200] or type(error).__name__
             raise TemplateFailed(f"cannot be written by the chat template: {words}") from error
         return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
+
+
+def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count how many tokens, or characters, two sequences share at their beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
+    """Write the arguments of tool calls as JSON, which some templates join to text as they stand."""
+
+    def call(one: Any) -> Any:
+        function = one.get("function", {})
+        given = function.get("arguments")
+        told = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+        return {**one, "function": {**function, "arguments": told}}
+
+    return [
+        turn | {"tool_calls": [*map(call, turn["tool_calls"])]} if turn.get("tool_calls") else turn for turn in turns
+    ]
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> ChatTemplate | None:
@@ -216,11 +282,7 @@ def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None
     ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if template is None:
         return ends
-    turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": _PROBE}]
-    try:
-        behind = template.text(turns).rpartition(_PROBE)[2].strip()
-    except TemplateFailed:
-        return ends
+    behind = template.behind_answers() or ""
     ids = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
     return list(dict.fromkeys([*ends, *(ids if len(ids) == 1 else [])]))
 

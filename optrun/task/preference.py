@@ -20,7 +20,7 @@ from optrun.data.progress import progress
 from optrun.data.source import Source, Split
 from optrun.task.chat_encoder import TARGETS, ChatEncoder
 from optrun.task.chat_task import ChatTask, marked_text
-from optrun.task.chat_template import no_template, use_template
+from optrun.task.chat_template import use_template
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.pairs import REFERENCE, PairOutputs, PairScores, pair_batch, pair_outputs, pair_scores
 from optrun.task.preference_losses import pair_losses
@@ -90,8 +90,8 @@ class Preference(ChatTask):
         for split in source.splits:
             self.places[split.key] = pair_columns(source, split)
             first = next(self.rows(split), None) if len(split.rows) else None
-            if first is not None and isinstance(first[0], Chat) and self.template is None:
-                raise no_template(f"{split.key} has conversations")
+            if first is not None and isinstance(first[0], Chat):
+                self.require_template(split, tokenizer)
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:
@@ -118,7 +118,7 @@ class Preference(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         sides = self._sides(part, tokenizer)
         self._refuse_alike(sides, part)
-        return Pairs(*self.all_with_targets(sides, part))
+        return Pairs(*self.with_targets(sides, part))
 
     def _sides(self, part: Split, tokenizer: PreTrainedTokenizerBase) -> list[Examples]:
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)

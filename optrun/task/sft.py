@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Answer, in_one_row, pad
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
 from optrun.task.chat_task import ChatTask, marked_text, why_bare
-from optrun.task.chat_template import TemplateFailed, ending_ids, no_template, use_template
+from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids, use_template
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.generation import continued
 from optrun.task.tokens import ids_below
@@ -71,8 +72,11 @@ class Sft(ChatTask):
             if isinstance(first, Plain):
                 self._expect_texts_to_fit(split)
             elif first is not None:
+                self.require_template(split, tokenizer)
                 self._expect_chats_to_fit(split, first)
         self.note_template(tokenizer)
+        if not isinstance(source.train.rows, StreamRows):
+            self._note_way(source.train)
 
     def _expect_texts_to_fit(self, split: Split) -> None:
         """Refuse a loss on an assistant that texts do not have."""
@@ -83,9 +87,7 @@ class Sft(ChatTask):
             )
 
     def _expect_chats_to_fit(self, split: Split, first: Chat) -> None:
-        """Refuse chats without a template, and a loss on completions that whole chats do not have."""
-        if self.template is None:
-            raise no_template(f"{split.key} has conversations")
+        """Refuse a loss on completions that whole chats do not have."""
         if first.given is None and self.config.completion_only_loss:
             raise ConfigError(
                 f"task.completion_only_loss=true: the rows of {split.key} are whole chats, without a completion. "
@@ -109,6 +111,63 @@ class Sft(ChatTask):
                 self.expect_known_roles(split, row, self.template)
             yield row
 
+    @property
+    def _tells_by_prefix(self) -> bool:
+        return self.config.assistant_only_loss and self.template is not None and not self.template.marked
+
+    def _apart(self, split: Split) -> Iterator[Chat | Plain]:
+        """Yield what is one example each: a row, or each of its answers where later turns change how it is written.
+
+        Raises:
+            ConfigError: With the first row that cannot be written.
+        """
+        template = self.template if self._tells_by_prefix else None
+        for row in self._rows(split):
+            if template is None or isinstance(row, Plain):
+                yield row
+                continue
+            try:
+                parts = template.apart(row.turns, row.tools, row.given or 0)
+            except TemplateFailed as error:
+                raise unwritten(template, split, row, error) from error
+            yield from (replace(row, turns=[*turns], last_alone=True) for turns in parts)
+            if not parts:
+                yield row
+
+    def _alone(self, chat: Chat, template: ChatTemplate) -> Chat:
+        """Take a chat of a stream, which is one example, as its only answer where it is to be read so.
+
+        Raises:
+            ConfigError: It has several such answers.
+        """
+        parts = template.apart(chat.turns, chat.tools, chat.given or 0) if self._tells_by_prefix else []
+        if len(parts) > 1:
+            raise ConfigError(
+                f"it has {len(parts)} answers, and {template.origin}, without generation marks, writes the earlier "
+                "ones otherwise where later ones follow: each is an example of its own, and a row of a stream is one. "
+                "Take data.streaming=false, or a template with marks, such as task.chat_template=chatml."
+            )
+        return replace(chat, turns=[*parts[0]], last_alone=True) if parts else chat
+
+    def _note_way(self, split: Split) -> None:
+        """Say how answers are told apart, and what the template leaves out of some of them."""
+        template = self.template
+        if template is None or not self._tells_by_prefix:
+            return
+        way = f"{template.origin} has no generation marks: answers are told apart by prefix"
+        some = self._apart(split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64)))
+        alone = [row for row in some if isinstance(row, Chat) and row.last_alone]
+        if alone:
+            way += ", and written as when they are asked for, since later turns change earlier ones"
+        if way not in self.notes:
+            self.notes.append(way)
+        cut = sum(row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools) for row in alone)
+        if cut:
+            self.notes.append(
+                f"warning: {template.origin} leaves out a part of {cut:,} of the first {len(alone):,} answers of "
+                f"{split.key}, such as their thinking; a template with {{% generation %}} marks may keep it"
+            )
+
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
@@ -122,12 +181,15 @@ class Sft(ChatTask):
             self.asked = list(self._questions(part, tokenizer))
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
         places = self.places[split.key]
-        known = None if part.content is None else digest(part.content, "sft", str(places))
+        way = self.template.key() if self.template is not None and self._tells_by_prefix else ""
+        known = None if part.content is None else digest(part.content, "sft", str(places), way)
         size = ids_below(tokenizer)
         examples = encode(
-            lambda: self._rows(part), encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
+            lambda: self._apart(part), encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
         )
-        learnt = self.with_targets(examples, part)
+        if len(examples) > len(part.rows):
+            self.notes.append(f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an answer")
+        (learnt,) = self.with_targets([examples], part, lambda: [row.row or 0 for row in self._apart(part)])
         return Packed(learnt, self.max_length) if self.config.packing else learnt
 
     def _streamed(self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
@@ -146,6 +208,7 @@ class Sft(ChatTask):
             if isinstance(chat, Chat):
                 assert template is not None
                 self.expect_known_roles(split, chat, template)
+                chat = self._alone(chat, template)
             found = {name: np.asarray(values[0], dtype=np.int64) for name, values in encoder([chat], True).items()}
             if found[TARGETS][1:].any():
                 return found

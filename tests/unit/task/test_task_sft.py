@@ -14,6 +14,7 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.data.chat import Chat, question_columns, questions
 from optrun.data.mixture import MixedExamples
+from optrun.task.chat_task import marked_text
 from optrun.task.chat_template import NAMES
 from optrun.task.evaluation import IGNORED
 from tests.unit.task.test_document_masking import decoder, total_loss
@@ -26,7 +27,8 @@ UNMARKED = (
 )
 FORGETFUL = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
 CHANGING = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if loop.last %}.{% endif %}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% if loop.last and m.role != 'user' %}.{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 
@@ -204,7 +206,6 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
 @pytest.mark.parametrize(
     ("rows", "options", "facts"),
     [
-        ({"messages": [CHATS[0]]}, {}, ["task.chat_template=null", "conversations", "chatml", "zephyr", "FILE.jinja"]),
         ({"messages": [CHATS[0]]}, {"chat_template": "chatlm"}, ["task.chat_template=chatlm", "Did you mean chatml?"]),
         ({"messages": [CHATS[0]]}, {"chat_template": "chatml", "completion_only_loss": True},
          ["task.completion_only_loss=true", "task.assistant_only_loss=true"]),
@@ -213,8 +214,6 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
         ({"messages": [[*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")]]}, {"chat_template": "zephyr"},
          ["task.chat_template=zephyr", "row 1", "not tool", "chatml"]),
         ({"messages": [CHATS[0]], "tools": ['[{"a": 1}]']}, {"chat_template": "alpaca"}, ["no place for tools"]),
-        ({"messages": [CHATS[1]]}, {"chat_template": CHANGING, "assistant_only_loss": True},
-         ["row 1", "generation", "chatml"]),
         ({"messages": [CHATS[0]]}, {"chat_template": "{% if %}"}, ["no jinja template", "line 1"]),
         ({"messages": [CHATS[1]]}, {"chat_template": FORGETFUL},
          ["does not know the role 'system'", "row 1"]),
@@ -230,6 +229,47 @@ def test_what_is_refused(
         make_task("sft", make_source(rows, max_length=200), bpe, **options)
     for fact in facts:
         assert fact in str(refused.value)
+
+
+def test_a_tokenizer_with_the_marks_of_chatml_is_used_with_it(
+    make_source: Make, make_task: Make, bpe: Any, tokenizer: Make
+) -> None:
+    """As those that are made here are; another one is asked for a template."""
+    source = make_source({"messages": CHATS}, max_length=200)
+    task = make_task("sft", source, bpe, assistant_only_loss=True, samples=0)
+    assert learnt(task, bpe) == ["the cat<|im_end|>"]
+    assert any("chatml" in note for note in task.notes)
+    assert "im_start" in bpe.chat_template
+    with pytest.raises(ConfigError) as refused:
+        make_task("sft", source, tokenizer("stream"), samples=0)
+    for fact in ("task.chat_template=null", "conversations", "chatml", "zephyr", "FILE.jinja"):
+        assert fact in str(refused.value)
+    plain = tokenizer("chat")
+    plain.chat_template = None
+    make_task("sft", make_source({"prompt": ["a"], "completion": ["b"]}, max_length=200), plain, samples=0)
+    assert plain.chat_template is None
+
+
+def test_answers_that_later_turns_change_are_examples_of_their_own(
+    make_source: Make, make_task: Make, bpe: Any, tmp_path: Path
+) -> None:
+    """Each as when it is asked for; rows are named by their own numbers all the same."""
+    (tmp_path / "own.jinja").write_text(CHANGING)
+    options = {"chat_template": str(tmp_path / "own.jinja"), "assistant_only_loss": True, "samples": 0}
+    task = make_task("sft", make_source({"messages": CHATS}, max_length=200), bpe, **options)
+    assert len(task.train) == 4
+    texts = [marked_text(bpe, task.train[index]) for index in range(4)]
+    assert texts[1].endswith("[user] a mat?[assistant] «yes.»")
+    assert texts[2].endswith("[assistant] yes[user] why?[assistant]« unbelievable things.»")
+    assert any("3 chats are 4 examples, one an answer" in note for note in task.notes)
+    assert any("written as when they are asked for" in note for note in task.notes)
+    given = {"prompt": [CHATS[1][:3]], "completion": [CHATS[1][3:]]}
+    task = make_task("sft", make_source(given, max_length=200), bpe, **options)
+    assert len(task.train) == 1
+    assert marked_text(bpe, task.train[0]).endswith("[user] why?[assistant]« unbelievable things.»")
+    long = {"messages": [CHATS[1], said("the cat sat on a mat " * 9, "b")]}
+    with pytest.raises(ConfigError, match=r"row 2 of data\.train"):
+        make_task("sft", make_source(long, max_length=60), bpe, **options)
 
 
 def test_rows_that_are_too_short_are_refused_whatever_else_is_cut(make_source: Make, make_task: Make, bpe: Any) -> None:
@@ -249,8 +289,6 @@ def test_rows_that_are_too_short_are_refused_whatever_else_is_cut(make_source: M
         ([*said("a"), {"role": "function", "content": "2"}, *said("a", "b")], {"chat_template": "chatml"},
          "None of the templates that come with optrun writes it: give a jinja file"),
         (CHATS[1], {"chat_template": FORGETFUL}, "by task.chat_template=alpaca|chatml|llama3|vicuna|zephyr, or"),
-        ([{"role": "developer", "content": "c"}, *CHATS[2]], {"chat_template": CHANGING, "assistant_only_loss": True},
-         "It is written with marks by task.chat_template=chatml, or"),
     ],
 )  # fmt: skip
 def test_only_templates_that_write_a_row_are_suggested(
