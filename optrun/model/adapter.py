@@ -8,6 +8,7 @@ peft's, by which groups, state and checkpoints know them.
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
+from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.model.adapter_places import Places, head_modules, linear_modules, matched, shared_modules
 from optrun.model.quantization import dequantize, quantize, tensor_sizes
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 """What peft calls the only adapter of a model."""
 _MARK = "_optrun_adapter"
+_LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
+"""The number of a layer in the name of a module, as peft finds it."""
 _OF_LANGUAGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
 """Classes whose head comes with the weights, and is often the embedding itself."""
 _TASK_TYPES = {
@@ -58,11 +62,6 @@ def injected(model: Any) -> Injected | None:
     """Return what was put into a model; None for one that trains whole."""
     found = getattr(model, _MARK, None)
     return found if isinstance(found, Injected) else None
-
-
-def keeps_base(config: AdapterConfig) -> bool:
-    """Tell whether a model with an adapter is, without its factors, the one that training starts from."""
-    return isinstance(config, LoraConfig)
 
 
 def require_adapter(config: AdapterConfig) -> None:
@@ -129,6 +128,9 @@ def inject(
         "bias": config.bias.value,
         "use_rslora": config.use_rslora,
         "use_dora": config.use_dora,
+        "rank_pattern": dict(config.rank_pattern),
+        "alpha_pattern": dict(config.alpha_pattern),
+        "init_lora_weights": meta or config.init_lora_weights,
         "task_type": _TASK_TYPES.get(auto_class),
         "base_model_name_or_path": base,
     }
@@ -226,12 +228,46 @@ def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str
 
 
 def _targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str) -> list[str]:
+    """List the modules that get factors, those left out that are excluded, or stand in another layer.
+
+    Raises:
+        ConfigError: A name, a layer or a pattern that fits none of them.
+    """
+    found = _asked_targets(config, model, saved, auto_class)
+    if config.exclude_modules is not None:
+        out = set(matched("adapter.exclude_modules", config.exclude_modules, found))
+        found = [path for path in found if path not in out]
+    if config.layers_to_transform is not None:
+        layers = config.layers_to_transform
+        wanted = [layers] if isinstance(layers, int) else list(layers)
+        numbers = {path: int(inside[1]) for path in found if (inside := _LAYER.match(path))}
+        for layer in wanted:
+            if layer not in numbers.values():
+                there = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
+                raise ConfigError(f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in: {there}.")
+        found = [path for path in found if numbers.get(path) in wanted]
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(config, key):
+            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in found):
+                near = near_names(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in found)))
+                raise ConfigError(f"adapter.{key}={pattern}: no module with factors has such a name. {near}")
+    if not found:
+        raise ConfigError(
+            f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors beside. Leave one in."
+        )
+    return found
+
+
+def _asked_targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str) -> list[str]:
     key, asked = "adapter.target_modules", config.target_modules
-    if asked is None:
+    if asked in (None, "all-linear"):
         aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
         targets = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
         if not targets:
-            raise ConfigError(f"{key}=null: {type(model).__name__} has no linear module besides its head. Name others.")
+            shown = "null" if asked is None else asked
+            raise ConfigError(
+                f"{key}={shown}: {type(model).__name__} has no linear module besides its head. Name others."
+            )
         return targets
     modules = {name: module for name, module in model.named_modules() if name}
     found = [
@@ -321,8 +357,9 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     verb = "trains" if len(places.saved) == 1 else "train"
     whole = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""
     ratio = config.loraplus_lr_ratio
+    own = ", others by adapter.rank_pattern" if config.rank_pattern else ""
     plus = "" if ratio is None else f"; B at {ratio:g} times the lr of A"
     return (
-        f"adapter={config.name}: factors of rank {config.r} beside {len(places.targets)} modules ({listed}){whole}: "
-        f"{trained:,} of {total:,} parameters train, {trained / total:.2%}{plus}"
+        f"adapter={config.name}: factors of rank {config.r}{own} beside {len(places.targets)} modules ({listed}){whole}"
+        f": {trained:,} of {total:,} parameters train, {trained / total:.2%}{plus}"
     )

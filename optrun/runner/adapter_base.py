@@ -129,7 +129,11 @@ def rebuilt(
     require_quantization(config.model)
     asked = quantization_of(config.model)
     adapter = replace(
-        config.adapter, target_modules=list(facts["target_modules"]), modules_to_save=list(facts["modules_to_save"])
+        config.adapter,
+        target_modules=list(facts["target_modules"]),
+        modules_to_save=list(facts["modules_to_save"]),
+        exclude_modules=None,
+        layers_to_transform=None,
     )
 
     def beside_factors(*, plain: bool) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from optrun.artifacts.metadata import SPLIT_BY
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import TOKENIZER, RunDir
 from optrun.base.errors import ConfigError
+from optrun.config.schema.adapter import QloraConfig
 from optrun.config.schema.model import FromConfigConfig, ModelConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data import hub_access as hub
@@ -40,6 +41,7 @@ from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
 from optrun.task.class_weights import class_weights
 from optrun.task.facts import DataFacts, data_facts
+from optrun.training.device import pick_device
 
 
 @dataclass
@@ -108,6 +110,11 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     """
     artifacts = TrainedArtifacts(None, trains=True) if artifacts is None else artifacts
     require_adapter(config.adapter)
+    if isinstance(config.adapter, QloraConfig) and pick_device(config.training.device).type == "cpu":
+        raise ConfigError(
+            f"adapter={config.adapter.name}: a base of 4 bits computes on a GPU, and this run is on a CPU. Take "
+            "adapter=lora."
+        )
     require_quantization(config.model)
     refuse_attention(config.model, config.training.device, config.training.precision.value)
     kind, auto_class = task_class(config.task), config.task.AUTO_CLASS

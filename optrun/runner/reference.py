@@ -22,7 +22,7 @@ from optrun.data.cache import digest, versions
 from optrun.data.kept import kept
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
-from optrun.model.adapter import keeps_base, without_factors
+from optrun.model.adapter import without_factors
 from optrun.model.build import weights_of
 from optrun.model.forward import lean_forward
 from optrun.runner.adapter_base import base_digest
@@ -89,7 +89,7 @@ def _logps(task: Preference, model: Any, pairs: Pairs, config: RunConfig, device
         training = model.training
         model.eval()
         try:
-            with lean_forward(model), without_factors(model) if keeps_base(config.adapter) else nullcontext():
+            with lean_forward(model), without_factors(model) if _is_beside_start(config) else nullcontext():
                 alive = lambda: beat(Phase.preparing)  # noqa: E731
                 return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast, alive)}
         finally:
@@ -110,7 +110,7 @@ def start_of(config: RunConfig, model: Any, saved: CheckpointMetadata, device: t
     Raises:
         ConfigError: The start weights are not where they were, or others.
     """
-    if keeps_base(config.adapter):
+    if _is_beside_start(config):
 
         def base(**inputs: Any) -> Any:
             with without_factors(model):
@@ -123,6 +123,11 @@ def start_of(config: RunConfig, model: Any, saved: CheckpointMetadata, device: t
         _refuse_other_start(saved.reference, base_digest(start), config)
     found: Callable[..., Any] = start.to(device).eval()
     return found
+
+
+def _is_beside_start(config: RunConfig) -> bool:
+    """Tell whether the model has factors, without which it is the one that training starts from."""
+    return isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
 
 
 def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> None:

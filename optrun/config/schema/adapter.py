@@ -2,12 +2,14 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import expect, expect_fraction, expect_positive
+
+_BEGINNINGS = r"gaussian|orthogonal|olora|pissa(_niter_\d+)?"
 
 
 class Bias(Enum):
@@ -45,8 +47,19 @@ class LoraConfig(AdapterConfig):
     lora_alpha: float
     lora_dropout: float
     target_modules: Any
-    """Names of modules, or ends of names at a dot, or one regular expression that fits whole names. Null: every linear
-    module (transformers' Conv1D among them) but the head."""
+    """Names of modules, or ends of names at a dot, or one regular expression that fits whole names. Null, or
+    all-linear: every linear module (transformers' Conv1D among them) but the head."""
+    exclude_modules: Any = None
+    """Those of them that get no factors, by names, their ends, or one regular expression. Here and below is a default,
+    since older runs have no such key."""
+    layers_to_transform: Any = None
+    """Numbers of the layers that get factors, one or a list; null: all."""
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """Name of a module, its end, or a regular expression for it, to a rank of its own."""
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    """Likewise to a `lora_alpha` of its own."""
+    init_lora_weights: Any = True
+    """How factors begin: true, gaussian (B at zero), false (both random), orthogonal, olora, pissa, pissa_niter_N."""
     modules_to_save: list[str] | None
     """Names, or ends of them, of modules that train whole, and are saved with the factors. Null: the head that the task
     puts on the model, unless it is one of language modelling, which comes with the weights."""
@@ -68,6 +81,43 @@ class LoraConfig(AdapterConfig):
             expect(value is None or 0 < value < math.inf, f"adapter.{key}", value, "a number above 0, or null")
         _expect_names("adapter.target_modules", self.target_modules, pattern=True)
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
+        _expect_names("adapter.exclude_modules", self.exclude_modules, pattern=True)
+        layers, given = self.layers_to_transform, self.init_lora_weights
+        listed = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
+        numbers = isinstance(listed, list | tuple) and bool(listed)
+        expect(
+            layers is None or (numbers and all(type(one) is int and one >= 0 for one in listed)),
+            "adapter.layers_to_transform",
+            layers,
+            "the number of a layer, a list of them, or null",
+        )
+        for name, rank in self.rank_pattern.items():
+            expect(rank >= 1, f"adapter.rank_pattern.{name}", rank, "1 or more")
+        for name, alpha in self.alpha_pattern.items():
+            expect_positive(f"adapter.alpha_pattern.{name}", alpha)
+        expect(
+            isinstance(given, bool) or bool(re.fullmatch(_BEGINNINGS, str(given))),
+            "adapter.init_lora_weights",
+            given,
+            "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
+            "Not offered are those that look at data or a quantised base first: eva, corda, lora_ga, loftq.",
+        )
+        expect(
+            given != "orthogonal" or self.r % 2 == 0,
+            "adapter.r",
+            self.r,
+            "an even rank with init_lora_weights=orthogonal",
+        )
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the base stays what it was when factors are put beside it: pissa and olora take a part out of it."""
+        return not str(self.init_lora_weights).startswith(("pissa", "olora"))
+
+
+@dataclass(kw_only=True)
+class QloraConfig(LoraConfig):
+    """`adapter=qlora`: a LoRA beside a base of 4 bits, Dettmers et al. 2023."""
 
 
 def _expect_names(key: str, value: Any, *, pattern: bool) -> None:
@@ -88,4 +138,5 @@ def _expect_names(key: str, value: Any, *, pattern: bool) -> None:
 SCHEMAS: dict[str, type[AdapterConfig]] = {
     "none": NoAdapterConfig,
     "lora": LoraConfig,
+    "qlora": QloraConfig,
 }

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from optrun.config import registry
-from optrun.config.schema.adapter import AdapterConfig, LoraConfig
+from optrun.config.schema.adapter import AdapterConfig, LoraConfig, QloraConfig
 from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig
 from optrun.config.schema.checks import expect
@@ -104,6 +104,8 @@ class RunConfig:
             "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
         )
 
+        if isinstance(self.adapter, QloraConfig):
+            self._quantise_base()
         bits = getattr(self.model, "quantization", None)
         expect(
             bits is None or isinstance(self.adapter, LoraConfig),
@@ -112,8 +114,28 @@ class RunConfig:
             f"null with adapter={self.adapter.name}",
             "Quantised weights cannot be trained; adapter=lora trains factors beside them.",
         )
+        expect(
+            bits is None or not isinstance(self.adapter, LoraConfig) or self.adapter.keeps_base,
+            "adapter.init_lora_weights",
+            getattr(self.adapter, "init_lora_weights", None),
+            f"true with model.quantization={bits}",
+            "A part of quantised weights cannot be taken out of them.",
+        )
         if self.model.dtype is WeightDtype.bfloat16:
             self._expect_room_for_small_steps()
+
+    def _quantise_base(self) -> None:
+        """Set what `adapter=qlora` means for the model, where it says nothing else."""
+        model = self.model
+        expect(
+            isinstance(model, PretrainedConfig),
+            "adapter",
+            self.adapter.name,
+            f"none or lora with model={model.name}",
+            "It quantises pretrained weights: model=pretrained model.path=NAME.",
+        )
+        if isinstance(model, PretrainedConfig) and model.quantization is None:
+            model.quantization, model.bnb_4bit_use_double_quant = "4bit", True
 
     def _expect_room_for_small_steps(self) -> None:
         """Refuse weights of 8 bits of mantissa where a step below 1/256 of a weight would be lost."""

@@ -143,7 +143,23 @@ def test_the_default_fits(auto_class: str, kind: str, values: dict[str, Any], sa
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"use_dora": True}, {"use_rslora": True}, {"bias": "all"}, {"bias": "lora_only"}]
+    "options",
+    [
+        {},
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"bias": "all"},
+        {"bias": "lora_only"},
+        {"rank_pattern": {"query": 4}, "alpha_pattern": {"attention.output.dense": 4}},
+        {"layers_to_transform": [1]},
+        {"layers_to_transform": 0, "exclude_modules": ["output.dense"]},
+        {"exclude_modules": r".*\.intermediate\.dense"},
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"init_lora_weights": "orthogonal"},
+        {"init_lora_weights": False},
+    ],
+    ids=str,
 )
 def test_peft_computes_the_same(options: dict[str, Any]) -> None:
     """The same factors in a model that peft adapted by itself give the same logits, bit for bit."""
@@ -171,6 +187,41 @@ def test_peft_computes_the_same(options: dict[str, Any]) -> None:
     assert names == model_tensors(model).keys()
 
 
+@pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"},
+                                     {"rank_pattern": {"query": 4}}, {"layers_to_transform": 1}], ids=str)  # fmt: skip
+def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
+    """As a checkpoint is: from the base and the factors, by the names of what has some; the start is the model's."""
+    inputs, plain = batch(SEQUENCE), small(SEQUENCE, "bert", COMMON)
+    model = small(SEQUENCE, "bert", COMMON)
+    inject(lora(r=2, **options), model, SEQUENCE)
+    started = model.eval()(**inputs).logits
+    torch.testing.assert_close(started, plain.eval()(**inputs).logits, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        for tensor in model_tensors(model).values():
+            tensor.add_(0.1 * torch.randn_like(tensor))
+    trained, held = model(**inputs).logits, {name: one.clone() for name, one in model_tensors(model).items()}
+    facts = injected(model)
+    assert facts is not None
+    again = small(SEQUENCE, "bert", COMMON)
+    named = {"target_modules": list(facts.places.targets), "modules_to_save": list(facts.places.saved)}
+    inject(lora(r=2, **{**options, **named, "layers_to_transform": None}), again, SEQUENCE)
+    load_model_tensors(again, held)
+    assert torch.equal(again.eval()(**inputs).logits, trained)
+    merge(model)
+    torch.testing.assert_close(model(**inputs).logits, trained, rtol=1e-4, atol=1e-5)
+
+
+def test_all_linear_is_what_null_is() -> None:
+    places = []
+    for asked in (None, "all-linear"):
+        model = small(SEQUENCE, "bert", COMMON)
+        inject(lora(target_modules=asked), model, SEQUENCE)
+        facts = injected(model)
+        assert facts is not None
+        places.append(facts.places)
+    assert places[0] == places[1]
+
+
 def test_shapes_alone() -> None:
     with torch.device("meta"):
         model = transformers.BertForSequenceClassification(transformers.BertConfig())
@@ -193,6 +244,11 @@ REFUSED = [
     (SEQUENCE, "bert", COMMON, {"target_modules": ["query", "zzz"]}, ["zzz", "Names are such as"]),
     (SEQUENCE, "bert", COMMON, {"target_modules": "quer"}, ["adapter.target_modules=quer", "as a whole", "query"]),
     (SEQUENCE, "bert", COMMON, {"target_modules": ["classifier"]}, ["train whole (classifier)"]),
+    (SEQUENCE, "bert", COMMON, {"rank_pattern": {"qury": 4}}, ["adapter.rank_pattern=qury", "query"]),
+    (SEQUENCE, "bert", COMMON, {"alpha_pattern": {"layer.7.query": 4}}, ["adapter.alpha_pattern=layer.7.query"]),
+    (SEQUENCE, "bert", COMMON, {"layers_to_transform": [0, 5]}, ["adapter.layers_to_transform=[0, 5]", "no layer 5"]),
+    (SEQUENCE, "bert", COMMON, {"exclude_modules": ["qery"]}, ["adapter.exclude_modules=['qery']", "mean query?"]),
+    (SEQUENCE, "bert", COMMON, {"exclude_modules": ".*"}, ["no module is left"]),
     (SEQUENCE, "bert", COMMON, {"target_modules": ["LayerNorm"]}, ["peft cannot take this model", "not supported"]),
     (SEQUENCE, "bert", COMMON, {"modules_to_save": ["clasifier"]}, ["adapter.modules_to_save", "mean classifier?"]),
     (CAUSAL, "gpt2", GPT2, {"target_modules": ["lm_head"]}, ["lm_head", "shares its weight with", "wte"]),
