@@ -120,6 +120,14 @@ def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str
         (["task=preference", "task.loss_type=sigmod"], ["sigmoid"]),
         (["task=preference", "task.beta=-1"], ["task.beta=-1"]),
         (["task=preference", "training.label_smoothing_factor=0.1"], ["training.label_smoothing_factor"]),
+        (["adapter=qlora"], ["adapter=qlora", "model=pretrained"]),
+        (
+            ["adapter=qlora", "model=pretrained", "model.path=start", "training.device=cpu"],
+            ["on a CPU", "adapter=lora"],
+        ),
+        (["adapter=lora", "adapter.init_lora_weights=eva"], ["adapter.init_lora_weights=eva", "pissa", "corda"]),
+        (["adapter=lora", "adapter.layers_to_transform=x"], ["adapter.layers_to_transform=x", "number of a layer"]),
+        (["target_parameters=[a]"], ["stacked parameters"]),
         (["loss_type=ipo"], ["task=preference task.loss_type=NAME"]),
     ],
 )
