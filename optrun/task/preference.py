@@ -290,7 +290,7 @@ class PairMetrics(MetricAccumulator):
         self.count += count
 
     def partial(self) -> tuple[list[float], int]:
-        """Sums, and pairs."""
+        """Return the sums, and how many pairs they are over."""
         return self.sums, self.count
 
     def merge(self, partials: Sequence[tuple[list[float], int]]) -> None:

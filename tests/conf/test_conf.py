@@ -26,6 +26,7 @@ NEEDED = {
     ("model", "pretrained"): ["model.path=somewhere"],
     ("model", "from_config"): ["model.model_type=gpt2"],
     ("data", "files"): ["data.train=somewhere.csv"],
+    ("adapter", "qlora"): ["model=pretrained", "model.path=somewhere"],
     ("data", "hub"): ["data.path=somewhere"],
     ("param_groups", "layerwise"): [],
     ("scheduler", "piecewise"): ["scheduler.boundaries=[10]", "scheduler.values=[1.0,0.1]"],
