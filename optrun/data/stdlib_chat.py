@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.data import DataConfig, StdlibChatConfig, StdlibPairsConfig
+from optrun.config.schema.data import DataConfig, StdlibChatConfig, StdlibPreferencesConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.stdlib import stdlib_files
@@ -34,7 +34,7 @@ def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  #
     return _load(config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)))
 
 
-def load_stdlib_pairs(config: StdlibPairsConfig, *, documents: bool) -> Source:  # noqa: ARG001
+def load_stdlib_preferences(config: StdlibPreferencesConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Read pairs of answers, the right one chosen, from other files for training than for evaluation.
 
     Raises:

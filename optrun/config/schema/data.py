@@ -73,7 +73,7 @@ class StdlibChatConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
-class StdlibPairsConfig(DataConfig):
+class StdlibPreferencesConfig(DataConfig):
     """Those questions with a right and a wrong answer each, for preference."""
 
 
@@ -373,7 +373,7 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
         "stdlib_tokens": (StdlibTokensConfig, "optrun.data.stdlib_lines:load_stdlib_tokens"),
         "stdlib_statements": (StdlibStatementsConfig, "optrun.data.stdlib_lines:load_stdlib_statements"),
         "stdlib_chat": (StdlibChatConfig, "optrun.data.stdlib_chat:load_stdlib_chat"),
-        "stdlib_pairs": (StdlibPairsConfig, "optrun.data.stdlib_chat:load_stdlib_pairs"),
+        "stdlib_preferences": (StdlibPreferencesConfig, "optrun.data.stdlib_chat:load_stdlib_preferences"),
         "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),
