@@ -108,7 +108,8 @@ def evaluation_names(names: list[str]) -> list[str]:
         name for name in names
         if name.startswith("eval/") and not name.endswith("/loss") and not _BOOKKEEPING.search(name.rsplit("/", 1)[-1])
     ]  # fmt: skip
-    bounded = [name for name in found if not name.endswith(("perplexity", "loss", "mse", "rmse", "mae"))]
+    unbounded = ("perplexity", "loss", "mse", "rmse", "mae", "/chosen", "/rejected", "/margins")
+    bounded = [name for name in found if not name.endswith(unbounded)]
     return bounded[:_LEGEND_LIMIT] if bounded else found[:1]
 
 
