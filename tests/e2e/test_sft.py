@@ -144,8 +144,7 @@ GOOD = [{"messages": [USER, BOT]}] * 6
          ["data.max_length=64", "row 7", "task.overlong_rows=drop"]),
         ([{"prompt": "a", "completion": "b"}] * 6 + [{"prompt": "a", "completion": ""}],
          ["task.assistant_only_loss=false"], ["row 7", "empty completion"]),
-        (GOOD, ["task.chat_template=null"], ["task.chat_template=null", "alpaca|chatml"]),
-        (GOOD, ["task.chat_template=own.jinja"], ["row 1", "no {% generation %} marks", "task.chat_template"]),
+        (GOOD, ["task.chat_template=own.jinja"], ["own.jinja", "row 1", "cannot be written", "task.chat_template"]),
         (GOOD, ["task.layout=alpaca"], ["task.layout=alpaca", "instruction"]),
         (GOOD, ["task.layout=chat"], ["task.layout", "chat"]),
         (GOOD, ["task.samples=-1"], ["task.samples=-1"]),
@@ -162,7 +161,7 @@ def test_wrong(
     rows: list[Any], words: list[str], facts: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("own.jinja").write_text("{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}")
+    Path("own.jinja").write_text("{% for m in messages %}{{ m.content.nothing.there }}{% endfor %}")
     named = {word.partition("=")[0] for word in words}
     named |= {word.partition("=")[0] for word in SMALL if "model=from_config" in words and word.startswith("model.")}
     given = [word for word in SMALL if word.partition("=")[0] not in named]
