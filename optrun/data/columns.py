@@ -115,16 +115,21 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
     )
 
 
+def is_headless(split: Split) -> bool:
+    """Tell whether the names of the columns are values of theirs: a line of names is missing."""
+    names = [name for name in _texts(split.rows) if name]
+    return any(name in split.rows.select_columns([name])[:1000][name] for name in names)
+
+
 def _headless(split: Split) -> str:
-    """Hint at a missing header line if the name of a column of texts is one of them."""
-    for name in _texts(split.rows):
-        if name in split.rows.select_columns([name])[:1000][name]:
-            names = ", ".join(f"NAME{at}" for at, _ in enumerate(split.rows.column_names, 1))
-            return (
-                f" {name!r} is a value of its column, too: a line of names is missing, and a row stands in its place. "
-                f'"data.column_names=[{names}]" gives the columns their names, such as text and label.'
-            )
-    return ""
+    """Hint at a missing header line."""
+    if not is_headless(split):
+        return ""
+    names = ", ".join(f"NAME{at}" for at, _ in enumerate(split.rows.column_names, 1))
+    return (
+        f" A row stands in place of a line of names: {', '.join(map(repr, split.rows.column_names))}. "
+        f'"data.column_names=[{names}]" gives the columns their names, such as text and label.'
+    )
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
@@ -298,11 +303,12 @@ def _texts(rows: Dataset) -> list[str]:
     names = [
         name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
     ]
-    wordy = [name for name in names if not all(_is_number(value) for value in rows.select_columns([name])[:100][name])]
+    wordy = [name for name in names if not all(is_number(value) for value in rows.select_columns([name])[:100][name])]
     return wordy or names
 
 
-def _is_number(value: str | None) -> bool:
+def is_number(value: str | None) -> bool:
+    """Tell whether a text is a number."""
     try:
         float(value or "0")
     except (TypeError, ValueError):

@@ -103,7 +103,7 @@ def of_one_byte(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str,
         undefined += len(_UNDEFINED.findall(chunk))
         windows = windows or any(min(each) < 0xA0 for each in high)
     name = "cp1252" if windows else "latin-1"
-    shown = fault.raw.decode("cp1252", "replace")[:_SHOWN]
+    shown = fault.raw.decode("cp1252", "replace").strip()[:_SHOWN]
     where = f"the bytes of line {fault.line:,} are no UTF-8"
     if 4 * utf8 > groups:
         raise UnreadableFileError(
