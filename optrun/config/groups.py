@@ -91,11 +91,9 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     if group == "task" and str(name).lower() in _PREFERENCES:
         return ConfigError(f"task={name}: here it is task=preference task.loss_type={_PREFERENCES[str(name).lower()]}.")
     other = other_choice(group, str(name))
-    if other is not None and other.split()[0].partition("=")[2] in options:
-        return ConfigError(
-            f"{group}={name}: no such {group}. Did you mean {other}? Choices: {', '.join(sorted(options))}."
-        )
-    near = did_you_mean(str(name), options)
-    every = f" Choices: {', '.join(sorted(options))}." if nearest(str(name), options) else ""
+    near, close = did_you_mean(str(name), options), nearest(str(name), options)
+    if other is not None and other.split()[0].partition("=")[2] in options and not (close and "path=" in other):
+        near, close = f"Did you mean {other}?", [other]
+    every = f" Choices: {', '.join(sorted(options))}." if close else ""
     own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
     return ConfigError(f"{group}={name}: no such {group}. {near}{every}{own}")
