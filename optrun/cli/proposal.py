@@ -381,11 +381,9 @@ class _Run:
 
 def _is_small(data: DataConfig) -> bool:
     """Tell whether data are read and tokenised within seconds; those of the hub were fetched before."""
-    from optrun.data.files import resolve
-    from optrun.data.folders import files_of
+    from optrun.data.files import every_file, resolve
 
-    paths = resolve("data.train", data.train) if isinstance(data, PathsConfig) else []
-    files = [file for path in paths for file in ([path] if path.is_file() else files_of(path))]
+    files = every_file(resolve("data.train", data.train)) if isinstance(data, PathsConfig) else []
     return sum(file.stat().st_size for file in files) <= _SMALL
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError
 from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import digest, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import content_of_folder, is_read, why_not
-from optrun.data.formats import ENDINGS, FORMATS, check, format_of
+from optrun.data.folders import content_of_folder, files_of, is_read, why_not
+from optrun.data.formats import ENDINGS, check, format_of
 from optrun.data.known_files import content_of
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
@@ -55,6 +55,8 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 
 def _refuse_idle(config: FilesConfig, options: ReadOptions) -> None:
     """Refuse what is said of files and means nothing to any of them."""
+    if config.streaming and config.format is not None:
+        raise ConfigError(f"data.format={config.format}: a stream is read by its endings. Leave it out.")
     named = [] if config.streaming else [("data.train", config.train)]
     named += [(eval_key(name), paths) for name, paths in config.eval_files()]
     kinds = {format_of(key, path, options.format).name for key, paths in named for path in resolve(key, paths)}
@@ -75,6 +77,11 @@ def _split(key: str, paths: Any, options: ReadOptions, notes: list[str], *, docu
     said = () if options == ReadOptions() else (repr(options),)
     content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents, *said)
     return Split(rows, key, content=content, folder=files[0].parent)
+
+
+def every_file(paths: list[Path]) -> list[Path]:
+    """List files, and those of folders."""
+    return [file for path in paths for file in (files_of(path) if path.is_dir() else [path])]
 
 
 def _content(path: Path) -> str:
@@ -122,9 +129,6 @@ def read_files(
         ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be read.
     """
     files = resolve(key, paths)
-    if options.format is not None and options.format not in FORMATS:
-        known = [name for name, row in FORMATS.items() if row.endings]
-        raise ConfigError(f"data.format={options.format}: no such format. {did_you_mean(options.format, known)}")
     kinds = {(row := format_of(key, path, options.format)).name: row for path in files}
     if len(kinds) > 1:
         raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
@@ -132,7 +136,7 @@ def read_files(
     told = [] if notes is None else notes
     encodings = []
     for path in files:
-        if path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
         encoding, shown = check(key, path, kind, options.encoding)
         encodings.append(encoding)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.base.errors import ConfigError, OptrunError, UnreadableFileError
+from optrun.base.errors import ConfigError, OptrunError, UnreadableFileError, did_you_mean
 from optrun.base.reading import open_file
 from optrun.data.content import (
     COMPRESSED,
@@ -138,6 +138,9 @@ def format_of(key: str, path: Path, said: str | None) -> Format:
     if path.is_dir():
         return FORMATS["saved" if (path / "state.json").is_file() else "classes"]
     if said is not None:
+        known = [name for name, row in FORMATS.items() if row.endings]
+        if said not in known:
+            raise ConfigError(f"data.format={said}: no such format. {did_you_mean(said, known)}")
         return FORMATS[said]
     try:
         ending = Path(name_inside(path)).suffix.lower()

@@ -305,6 +305,8 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
         ("a.jsonl", {"column_names": ["a"]}, ["data.column_names", "xlsx"]),
         ("a.parquet", {"encoding": "cp1252"}, ["data.encoding=cp1252", "no effect on parquet"]),
         ("a.jsonl", {"delimiter": "ab"}, ["data.delimiter", "one character"]),
+        ("a.csv", {"format": "cvs"}, ["data.format=cvs", "csv"]),
+        ("a.jsonl", {"format": "json", "streaming": True, "eval_fraction": 0}, ["data.format=json", "a stream"]),
         ("a.csv", {"encoding": "klingon"}, ["data.encoding", "klingon"]),
         ("a.csv", {"encoding": "base64"}, ["data.encoding", "base64"]),
         ("a.csv", {"column_names": ["a", "a"]}, ["data.column_names", "each once"]),
