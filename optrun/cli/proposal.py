@@ -47,6 +47,7 @@ _STEPS = 300
 _MOST_EPOCHS, _LONGEST = 20, 512
 _TRIED = 200_000_000
 """Parameters up to which two trial steps are cheap."""
+_NO_TEXTS = ("true", "false", "null", "nan", "inf")
 _SMALL = 16 << 20
 """Bytes of data up to which they are prepared."""
 _SHOWN = 60
@@ -117,11 +118,12 @@ def propose(name: str, own: Sequence[str], config_dir: str | None, say: Say) -> 
 
     hydra = store.open_hydra(config_dir)
     keys = keys_of_place(name)
-    say("", *_formats(keys))
+    formats = _formats(keys)
+    say("", *(f"format {kind}" for kind in formats))
     place = [f"{key}={_value(value)}" for key, value in keys.items() if not _is_said(own, key)]
     task, found = "causal_lm", list[str]()
     if keys["data"] != "tokens":
-        source, place = _read(hydra, place, own, say)
+        source, place = _read(hydra, place, own, say, tables=formats <= {"csv", "tsv", "xlsx"})
         task, found = _task(_understood(source, own, say), own, named=isinstance(source.columns, ColumnsConfig))
     run = _Run(hydra, [*place, *found], [f"task={task}"], list(own))
     run.pick_model(say)
@@ -129,22 +131,20 @@ def propose(name: str, own: Sequence[str], config_dir: str | None, say: Say) -> 
 
 
 def _value(text: str) -> str:
-    """Write a value as Hydra reads it."""
-    return (
-        text if text.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum() else quote_path(text)
-    )
+    """Write a text as Hydra reads it: one that it would take for a number or for nothing is quoted."""
+    plain = re.fullmatch(r"[A-Za-z_./][\w./-]*", text, re.ASCII) and text.lower() not in _NO_TEXTS
+    return text if plain else quote_path(text)
 
 
-def _formats(keys: Mapping[str, str]) -> list[str]:
-    """Say what the files are by their endings."""
+def _formats(keys: Mapping[str, str]) -> set[str]:
+    """Name the formats of the files by their endings."""
     from optrun.data.files import resolve
     from optrun.data.formats import format_of
 
-    if keys["data"] != "files":
-        return []
     with contextlib.suppress(ConfigError):
-        return [", ".join({f"format {format_of('', path, None).name}" for path in resolve("", keys["data.train"])})]
-    return []
+        if keys["data"] == "files":
+            return {format_of("", path, None).name for path in resolve("", keys["data.train"])}
+    return set()
 
 
 def _is_said(own: Sequence[str], key: str) -> bool:
@@ -154,7 +154,7 @@ def _is_said(own: Sequence[str], key: str) -> bool:
 # What is there ----------------------------------------------------------------------------------------------------
 
 
-def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say) -> tuple[Source, list[str]]:
+def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say, *, tables: bool) -> tuple[Source, list[str]]:
     """Read the rows, as CoNLL if that is what the lines of a text are, with names if a table has none.
 
     Returns:
@@ -175,7 +175,7 @@ def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say) -> tuple
     if looks_tagged(rows) and not _is_said(own, "data.format"):
         more = ["data.format=conll"]
         say("lines", "a word and its tag on each (CoNLL)")
-    elif is_headless(source.train) and not _is_said(own, "data.column_names"):
+    elif tables and is_headless(source.train) and not _is_said(own, "data.column_names"):
         more = [f"data.column_names=[{','.join(_names(rows))}]"]
         say("names", "there is no line of names: the first line is a row as the others are")
     else:

@@ -171,6 +171,9 @@ HABITS = {
     "early_stopping_patience": "training.early_stopping_patience",
     "early_stopping_threshold": "training.early_stopping_threshold",
     "global_batch_size": "training.global_batch_size",
+    # lightning-hydra-template.
+    "experiment": "not offered: a file of values is a recipe, -cn NAME --config-dir DIR, that begins with defaults: "
+    "[config, _self_]",
     # torchrun.
     "nproc_per_node": "training.nproc_per_node",
     "nnodes": _MACHINES,
@@ -388,8 +391,6 @@ CHOICES = {
         "fill_mask": "task=masked_lm",
         "chat": "task=sft",
         "instruction_tuning": "task=sft",
-        "dpo": "task=preference",
-        "reward": "task=preference",
         "sentence_similarity": "task=embedding",
         "feature_extraction": "task=embedding",
     },
@@ -400,7 +401,6 @@ CHOICES = {
         "cosine_with_warmup": "scheduler=cosine",
     },
     "adapter": {
-        "qlora": "adapter=lora model=pretrained model.path=NAME model.quantization=4bit",
         "peft": "adapter=lora",
         "null": "adapter=none",
     },

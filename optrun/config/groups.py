@@ -90,6 +90,8 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
         )
     if group == "task" and str(name).lower() in _PREFERENCES:
         return ConfigError(f"task={name}: here it is task=preference task.loss_type={_PREFERENCES[str(name).lower()]}.")
+    if str(name).startswith("["):
+        return ConfigError(f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}.")
     other = other_choice(group, str(name))
     near, close = did_you_mean(str(name), options), nearest(str(name), options)
     if other is not None and other.split()[0].partition("=")[2] in options and not (close and "path=" in other):

@@ -118,6 +118,8 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
 def is_headless(split: Split) -> bool:
     """Tell whether the names of the columns are values of theirs: a line of names is missing."""
     names = [name for name in _texts(split.rows) if name]
+    if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), split.rows.column_names):
+        return False  # a text may well be the word text
     return any(name in split.rows.select_columns([name])[:1000][name] for name in names)
 
 

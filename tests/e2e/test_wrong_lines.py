@@ -115,8 +115,9 @@ def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytes
     ("line", "facts"),
     [
         ("resume=true", ["resume=True", "resume=latest"]),
-        ("adapter=qlora", ["adapter=lora", "model.quantization=4bit"]),
         ("scheduler=constant_with_warmup", ["scheduler.num_warmup_steps=STEPS"]),
+        ("tracking=[tensorboard,wandb]", ["a run has one tracking", "tensorboard", "wandb"]),
+        ("experiment=mine", ["a recipe", "-cn NAME", "defaults: [config, _self_]"]),
         ("model=bert_tny", ["Did you mean bert_tiny?"]),
         ("--learning_rate=1", ["Here it is written lr=VALUE"]),
         ("--nothing_like_it=1", ["no such option"]),

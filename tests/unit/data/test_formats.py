@@ -372,5 +372,7 @@ def test_names_in_other_case_or_with_blanks_around(header: str, tmp_path: Path) 
 def test_a_missing_line_of_names_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("fine day,good\n" + "fine day,good\nbad day,poor\n" * 4)
     source = load_source(FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False)
-    with pytest.raises(ConfigError, match=r"'fine day' is a value .* \"data.column_names=\[NAME1, NAME2\]\""):
+    with pytest.raises(
+        ConfigError, match=r"of a line of names: 'fine day', 'good'.*\"data.column_names=\[NAME1, NAME2\]\""
+    ):
         label_column(source, source.train)
