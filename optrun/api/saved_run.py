@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +170,7 @@ class Result:
 
     run_dir: Path
     """Absolute."""
-    summary: Mapping[str, Any]
+    summary: Mapping[str, Any] = field(repr=False)
     """`summary.json` at the end of the run."""
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.cli.parser import GivenOnce
 from optrun.cli.verbs import VERBS
 from optrun.config import keys
+from optrun.config.foreign_names import translated
 from optrun.config.hydra_internals import get_args_parser
 
 
@@ -38,6 +40,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
         close = nearest(unknown[0], options)
+        line = translated(argv, options)
+        if line is not None:
+            names = ", ".join(token.partition("=")[0] for token in unknown if token[:1] == "-")
+            raise ConfigError(f"{names}: no such options. Here that is: optrun {line}")
         hint = keys.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if "" in (args.config_name, args.config_dir):
@@ -52,9 +58,19 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise ConfigError("--config-path: not offered. --config-dir DIR adds choices and recipes of your own.")
     if args.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
-    for token in [] if args.help else args.overrides:
+    for at, token in enumerate([] if args.help else args.overrides):
+        _refuse_blanks(args.overrides, at)
         _refuse_bare(token)
     return args
+
+
+def _refuse_blanks(tokens: list[str], at: int) -> None:
+    """Refuse `lr = 1e-3`, with blanks around the sign."""
+    found = re.match(r"([\w./]+) ?= ?(\S+)$", " ".join(tokens[at : at + 3])) or re.match(
+        r"([\w./]+) ?= ?(\S+)$", " ".join(tokens[at : at + 2])
+    )
+    if found is not None and found[0] != tokens[at] and " " in found[0]:
+        raise ConfigError(f"{found[0]!r}: no blanks stand around the sign. Did you mean {found[1]}={found[2]}?")
 
 
 def _refuse_bare(token: str) -> None:

@@ -25,6 +25,8 @@ _RUN_KEYS = (
     "training.precision",
 )
 """Keys of the run that a prediction goes by."""
+_READ = ("format", "delimiter", "encoding", "column_names")
+"""Keys of `data` that say how the file is read."""
 _OPTIONS = ("top_k",)
 """Keys of predictors of optrun's own; a task of one's own may have others."""
 _GENERATION = "generation."
@@ -41,7 +43,8 @@ Predictions of a checkpoint (of a run: its newest) for each row of a file, in it
 entities, masked tokens, numbers, or generated texts. FILE of out ends with .jsonl, .csv or .parquet. Labels are not
 needed. A prediction that was stopped or killed is continued by the same command.
 
-Keys: data.text_column=NAME and its kin, keep=[COLUMN, ...] (what stands beside the predictions; all columns), top_k=N
+Keys: data.text_column=NAME and its kin, data.delimiter, data.encoding, data.format and data.column_names (how the
+file is read), keep=[COLUMN, ...] (what stands beside the predictions; all columns), top_k=N
 (masked_lm), generation.max_new_tokens=N and every other name of transformers' generation, data.max_length, seed,
 training.device, training.per_device_eval_batch_size, training.precision.
 """,
@@ -147,7 +150,7 @@ def _asked(values: dict[str, Any], options: Any) -> Asked:
     Raises:
         ConfigError: A key that does not exist, a value of another type, or one that is missing.
     """
-    from optrun.config.schema.data import ColumnsConfig
+    from optrun.config.schema.data import ColumnsConfig, FilesConfig
     from optrun.runner.predict import Asked
 
     columns = [one.name for one in fields(ColumnsConfig) if one.name.endswith("_column")]
@@ -158,6 +161,7 @@ def _asked(values: dict[str, Any], options: Any) -> Asked:
     generation = {key.removeprefix(_GENERATION): values.pop(key) for key in [*values] if key.startswith(_GENERATION)}
     data, out, keep = (values.pop(key, None) for key in ("data.eval", "out", "keep"))
     given = {key: values.pop(key) for key in [*values] if key in options or key in _OPTIONS}
+    read = {name: values.pop(f"data.{name}") for name in _READ if f"data.{name}" in values}
     for key, value in values.items():
         raise _no_such_key(key, value, [*columns], options)
     if data is None or out is None:
@@ -170,9 +174,10 @@ def _asked(values: dict[str, Any], options: Any) -> Asked:
             raise ConfigError(
                 f"{key}={value}: expected a path{', a list of paths, or a glob' if key != 'out' else ''}."
             )
+    FilesConfig(name="files", train=data, eval=None, **read)  # refuses what is no encoding or delimiter
     if keep is not None and not (isinstance(keep, list) and all(isinstance(one, str) for one in keep)):
         raise ConfigError(f"keep={keep}: expected a list of columns, such as keep=[id,text]; keep=[] keeps none.")
-    return Asked(data, Path(out).expanduser(), named, keep, given, generation)
+    return Asked(data, Path(out).expanduser(), named, keep, given, generation, read=read)
 
 
 def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> ConfigError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -76,6 +77,10 @@ def run(argv: list[str]) -> int:
         from optrun.launch.rank import leave
 
         return leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
+    if sys.stderr.isatty():
+        sys.stderr.write(
+            "optrun: reading configuration, libraries and data ...\n"
+        )  # the first line else is seconds away
     return _run(hydra, command_line, _caller(), sweeps=sweeps)
 
 

@@ -8,5 +8,6 @@ VERBS = {
     "export": "optrun.cli.export",
     "predict": "optrun.cli.predict",
     "report": "optrun.cli.report",
+    "start": "optrun.cli.start",
     "verify": "optrun.cli.verify",
 }

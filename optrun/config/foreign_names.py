@@ -5,6 +5,10 @@ A value is a key (`lr`), a token to type (`scheduler=NAME`), or a message that b
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Collection, Sequence
+
 _BATCHES = "not offered: metrics are counted batch by batch, so that no evaluation has to fit into memory"
 _LOG = "not offered: the log of a run is its optrun.log; of ranks above 0, logs/rank-N.log"
 _HUB = "not offered: training publishes nothing; optrun export RUN_DIR DEST push_to_hub=NAME [private=true] does"
@@ -167,6 +171,9 @@ HABITS = {
     "early_stopping_patience": "training.early_stopping_patience",
     "early_stopping_threshold": "training.early_stopping_threshold",
     "global_batch_size": "training.global_batch_size",
+    # lightning-hydra-template.
+    "experiment": "not offered: a file of values is a recipe, -cn NAME --config-dir DIR, that begins with defaults: "
+    "[config, _self_]",
     # torchrun.
     "nproc_per_node": "training.nproc_per_node",
     "nnodes": _MACHINES,
@@ -366,3 +373,110 @@ def explained(found: str, written: bool = False) -> str:
     if written:
         return f"Here it is written {found if '=' in found.split(' or ')[-1] else f'{found}=VALUE'}."
     return f"Here it is called {found}."
+
+
+CHOICES = {
+    "task": {
+        "text_classification": "task=sequence_classification",
+        "classification": "task=sequence_classification",
+        "regression": "task=sequence_classification task.problem_type=regression",
+        "ner": "task=token_classification",
+        "summarization": "task=seq2seq_lm",
+        "translation": "task=seq2seq_lm",
+        "seq2seq": "task=seq2seq_lm",
+        "language_modeling": "task=causal_lm",
+        "text_generation": "task=causal_lm",
+        "clm": "task=causal_lm",
+        "mlm": "task=masked_lm",
+        "fill_mask": "task=masked_lm",
+        "chat": "task=sft",
+        "instruction_tuning": "task=sft",
+        "sentence_similarity": "task=embedding",
+        "feature_extraction": "task=embedding",
+    },
+    "scheduler": {
+        "none": "scheduler=constant scheduler.num_warmup_steps=0",
+        "constant_with_warmup": "scheduler=constant scheduler.num_warmup_steps=STEPS",
+        "linear_with_warmup": "scheduler=linear",
+        "cosine_with_warmup": "scheduler=cosine",
+    },
+    "adapter": {
+        "peft": "adapter=lora",
+        "null": "adapter=none",
+    },
+    "optimizer": {
+        "adamw_torch": "optimizer=adamw",
+        "adamw_hf": "optimizer=adamw",
+        "adamw_torch_fused": "optimizer=adamw optimizer.fused=true",
+    },
+}
+"""What choices are called elsewhere, and the words that make them here."""
+
+NEEDED = {
+    "model.path": "model=pretrained",
+    "data.train": "data=files",
+    "data.eval": "data=files",
+    "data.path": "data=hub",
+}
+"""Keys that another program's option becomes, and the choice that has them."""
+
+
+def other_choice(group: str, name: str) -> str | None:
+    """Return the words that make what a choice of another program, a file or a hub name means; None: nobody knows.
+
+    Example:
+        >>> other_choice("model", "gpt2"), other_choice("data", "my.csv"), other_choice("task", "text-classification")
+        ('model=pretrained model.path=gpt2', 'data=files data.train=my.csv', 'task=sequence_classification')
+        >>> other_choice("data", "owner/name"), other_choice("clip", "max")
+        ('data=hub data.path=owner/name', None)
+    """
+    found = CHOICES.get(group, {}).get(name.replace("-", "_"))
+    if found is not None or group not in ("model", "data") or name.strip() in ("", "none", "null"):
+        return found
+    if group == "model":
+        return f"model=pretrained {shlex.quote(f'model.path={name}')}"
+    is_file = re.search(r"\.\w{1,8}$", name) is not None or name.startswith((".", "/", "~"))
+    return f"data=files {shlex.quote(f'data.train={name}')}" if is_file else f"data=hub data.path={name}"
+
+
+def translated(argv: Sequence[str], known: Collection[str]) -> str | None:
+    """Translate a whole line of another program's options.
+
+    Args:
+        argv: As typed.
+        known: Options that exist here.
+
+    Returns:
+        The words after `optrun`; None: there are fewer than two such options, or some mean nothing here.
+
+    Example:
+        >>> translated(["--learning_rate", "5e-5", "--num_train_epochs=3", "seed=1"], [])
+        'lr=5e-5 training.num_train_epochs=3 seed=1'
+        >>> translated(["--model_name_or_path", "gpt2", "--do_train", "--fp16"], [])
+        'model=pretrained model.path=gpt2 training.precision=fp16'
+    """
+    found: list[str] = []
+    count, at = 0, 0
+    while at < len(argv):
+        name, equals, value = argv[at].partition("=")
+        at += 1
+        if not name.startswith("--") or name in known:
+            found.append(argv[at - 1])
+            continue
+        if not equals and at < len(argv) and not argv[at].startswith("-") and "=" not in argv[at]:
+            value, at = argv[at], at + 1
+        key, count = counterpart(name.lstrip("-").replace("-", "_")), count + 1
+        if key is None and name.lstrip("-") not in ("lr", "seed"):
+            return None
+        if key is None or not key.startswith("not offered"):
+            words = _written(key or name.lstrip("-"), value)
+            found += [word for word in words if word not in found]
+    return " ".join(found) if count > 1 else None
+
+
+def _written(key: str, value: str) -> list[str]:
+    """Write what an option becomes, with its value."""
+    key = key.split(" or ")[0]
+    words = key if "=" in key else f"{key}=VALUE"
+    words = re.sub(r"=(VALUE|NAME)\b", lambda _: f"={value or 'true'}", words)
+    return [*(choice for name, choice in NEEDED.items() if words.startswith(f"{name}=")), *words.split(" ")]

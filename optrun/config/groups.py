@@ -11,6 +11,7 @@ from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config import registry
 from optrun.config.default_warmup import outside_a_run
 from optrun.config.dialects import own_default
+from optrun.config.foreign_names import other_choice
 from optrun.config.paths import config_dir
 from optrun.config.schema import (
     adapter,
@@ -89,7 +90,12 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
         )
     if group == "task" and str(name).lower() in _PREFERENCES:
         return ConfigError(f"task={name}: here it is task=preference task.loss_type={_PREFERENCES[str(name).lower()]}.")
-    near = did_you_mean(str(name), options)
-    every = f" Choices: {', '.join(sorted(options))}." if nearest(str(name), options) else ""
+    if str(name).startswith("["):
+        return ConfigError(f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}.")
+    other = other_choice(group, str(name))
+    near, close = did_you_mean(str(name), options), nearest(str(name), options)
+    if other is not None and other.split()[0].partition("=")[2] in options and not (close and "path=" in other):
+        near, close = f"Did you mean {other}?", [other]
+    every = f" Choices: {', '.join(sorted(options))}." if close else ""
     own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
     return ConfigError(f"{group}={name}: no such {group}. {near}{every}{own}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
-from optrun.data.content import ELSEWHERE
+from optrun.data.folders import IMAGES
 from optrun.data.long_text import LongText
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
 
@@ -60,9 +60,28 @@ def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
         ConfigError: The split has no column of that name.
     """
     name: str | None = getattr(columns, key) if columns is not None else None
-    if name is not None and name not in split.rows.column_names:
+    if name is None:
+        return None
+    found = same_column(name, split.rows.column_names)
+    if found is None:
         raise missing_column(f"data.{key}", name, split)
-    return name
+    return found
+
+
+def same_column(name: str, there: Sequence[str]) -> str | None:
+    """Find a column by its name, else the only one whose name differs in case and blanks around it alone.
+
+    Example:
+        >>> same_column("label", ["Text", " Label"]), same_column("text", ["Text", "TEXT"])
+        (' Label', None)
+    """
+    alike = [other for other in there if other.strip().casefold() == name.strip().casefold()]
+    return name if name in there else alike[0] if len(alike) == 1 else None
+
+
+def usual_columns(names: Iterable[str], there: Sequence[str]) -> list[str]:
+    """List the columns that have one of some usual names, as `same_column` finds them."""
+    return [found for name in names if (found := same_column(name, there)) is not None]
 
 
 def _refuse_plain_text(source: Source, split: Split, wanted: str) -> None:
@@ -87,7 +106,7 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
     there = split.rows.column_names
     _refuse_plain_text(source, split, "labels")
     usual_names = tuple(usual_names)
-    usual = [column for column in usual_names if column in there]
+    usual = usual_columns(usual_names, there)
     if len(usual) == 1:
         return usual[0]
     raise ConfigError(
@@ -96,14 +115,23 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
     )
 
 
+def is_headless(split: Split) -> bool:
+    """Tell whether the names of the columns are values of theirs: a line of names is missing."""
+    names = [name for name in _texts(split.rows) if name]
+    if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), split.rows.column_names):
+        return False  # a text may well be the word text
+    return any(name in split.rows.select_columns([name])[:1000][name] for name in names)
+
+
 def _headless(split: Split) -> str:
-    """Hint at a missing header line if the name of a column of texts is one of them."""
-    for name in _texts(split.rows):
-        if name in split.rows.select_columns([name])[:1000][name]:
-            return (
-                f" {name!r} is a value of its column, too: a line of names is missing, and a row stands in its place."
-            )
-    return ""
+    """Hint at a missing header line."""
+    if not is_headless(split):
+        return ""
+    names = ", ".join(f"NAME{at}" for at, _ in enumerate(split.rows.column_names, 1))
+    return (
+        f" A row stands in place of a line of names: {', '.join(map(repr, split.rows.column_names))}. "
+        f'"data.column_names=[{names}]" gives the columns their names, such as text and label.'
+    )
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
@@ -131,10 +159,11 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     candidates = [name for name in _texts(split.rows) if name not in taken]
     wanted = columns.text_column if columns is not None else None
     if wanted is not None:
-        if wanted in taken:
+        found_column = same_column(wanted, split.rows.column_names)
+        if found_column in taken and found_column is not None:
             raise ConfigError(f"data.text_column={wanted}: {split.key} has its labels or targets there, not its texts.")
-        if wanted in split.rows.column_names:
-            return wanted
+        if found_column is not None:
+            return found_column
         if evaluation and len(candidates) == 1:
             source.notes.append(
                 f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is read instead "
@@ -147,7 +176,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(split.rows.features.get(name))]
     if len(candidates) == 1 and not nested:
         return candidates[0]
-    usual = [name for name in USUAL_TEXTS if name in candidates]
+    usual = usual_columns(USUAL_TEXTS, candidates)
     if len(usual) == 1:
         return usual[0]
     for name in USUAL_TEXTS:
@@ -176,7 +205,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     )
     candidates = [name for name, feature in split.rows.features.items() if _holds_words(feature) and name != labels]
     if name is None:
-        usual = [column for column in USUAL_WORDS if column in candidates]
+        usual = usual_columns(USUAL_WORDS, candidates)
         found = candidates if len(candidates) == 1 else usual
         if len(found) != 1:
             for column in set(USUAL_WORDS) & set(split.rows.column_names):
@@ -213,8 +242,9 @@ def target_column(source: Source, split: Split) -> str:
     if name is not None:
         return name
     _refuse_plain_text(source, split, "targets")
-    if "target" in split.rows.column_names:
-        return "target"
+    usual = usual_columns(["target"], split.rows.column_names)
+    if usual:
+        return usual[0]
     raise ConfigError(
         f"data.target_column is needed: {split.key} has no column called target. {columns_in_words(split.rows)}"
     )
@@ -229,7 +259,7 @@ def choices_column(source: Source, split: Split) -> str:
     name = named(source.columns, "choices_column", split)
     if name is None:
         _refuse_plain_text(source, split, "choices")
-        usual = [column for column in USUAL_CHOICES if column in split.rows.column_names]
+        usual = usual_columns(USUAL_CHOICES, split.rows.column_names)
         if len(usual) != 1:
             raise ConfigError(
                 f"data.choices_column is needed: {split.key} has no single column called {' or '.join(USUAL_CHOICES)}. "
@@ -246,7 +276,7 @@ def choices_column(source: Source, split: Split) -> str:
 
 
 def image_column(source: Source, split: Split) -> str:
-    """Find the column of images: as named, else the only one.
+    """Find the column of images: as named, else the only one, else the only column of paths of images.
 
     Raises:
         ConfigError: There is none, or several.
@@ -258,12 +288,15 @@ def image_column(source: Source, split: Split) -> str:
     if len(found) == 1:
         return found[0]
     first = split.rows[0] if getattr(split.rows, "num_rows", 0) else {}  # of a stream nothing is read here
-    texts = {name: Path(cell).suffix.lower() for name, cell in first.items() if isinstance(cell, str)}
-    paths = [name for name, ending in texts.items() if ELSEWHERE.get(ending) == ELSEWHERE[".png"]]
-    hint = f" Column {paths[0]} holds paths of images: give data.image_column={paths[0]}." if len(paths) == 1 else ""
+    paths: list[str] = [
+        name for name, cell in first.items() if isinstance(cell, str) and Path(cell).suffix.lower() in IMAGES
+    ]
+    if len(paths) == 1 and not found:
+        source.notes.append(f"{split.key}: column {paths[0]} holds paths of images (data.image_column)")
+        return paths[0]
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
-        f"{columns_in_words(split.rows)}{hint}"
+        f"{columns_in_words(split.rows)}"
     )
 
 
@@ -272,11 +305,12 @@ def _texts(rows: Dataset) -> list[str]:
     names = [
         name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
     ]
-    wordy = [name for name in names if not all(_is_number(value) for value in rows.select_columns([name])[:100][name])]
+    wordy = [name for name in names if not all(is_number(value) for value in rows.select_columns([name])[:100][name])]
     return wordy or names
 
 
-def _is_number(value: str | None) -> bool:
+def is_number(value: str | None) -> bool:
+    """Tell whether a text is a number."""
     try:
         float(value or "0")
     except (TypeError, ValueError):

@@ -1,26 +1,22 @@
-"""The user's own csv, tsv, json, jsonl, parquet and text files, read by `datasets`."""
+"""The user's own files and folders: which they are, how they were said to be read, and their rows."""
 
 from __future__ import annotations
 
 import difflib
 import glob
-import json
-import shlex
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.errors import ConfigError
 from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
-from optrun.data.cache import cached, digest, versions
-from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_broken_row, refuse_other_content
-from optrun.data.delimited import read_csv
+from optrun.data.cache import digest, versions
+from optrun.data.encoding import UTF8
+from optrun.data.folders import content_of_folder, files_of, is_read, why_not
+from optrun.data.formats import ENDINGS, check, format_of
 from optrun.data.known_files import content_of
-from optrun.data.long_text import LONG, long_text
-from optrun.data.shapes import refuse_one_object
+from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 from optrun.data.text_rows import TextRows
@@ -28,18 +24,12 @@ from optrun.data.text_rows import TextRows
 if TYPE_CHECKING:
     from datasets import Dataset
 
-FORMATS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-    ".txt": "text",
-    ".text": "text",
-    ".py": "text",
-    ".md": "text",
+_MEANT_FOR = {
+    "delimiter": ("csv", "tsv"),
+    "column_names": ("csv", "tsv", "xlsx"),
+    "encoding": ("csv", "tsv", "json", "text", "conll", "classes"),
 }
+"""What is said of files, and the formats that it means something to."""
 
 
 def load_files(config: FilesConfig, *, documents: bool) -> Source:
@@ -49,28 +39,59 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
         ConfigError: As `read_files`.
     """
     notes: list[str] = []
+    options = ReadOptions(config.format, config.delimiter, config.encoding, config.column_names)
+    _refuse_idle(config, options)
     if config.streaming:
         rows: Any = open_stream("data.train", resolve("data.train", config.train), config.shuffle_window, notes)
         train = Split(rows, "data.train")
     else:
-        train = _split("data.train", config.train, documents=documents)
+        train = _split("data.train", config.train, options, notes, documents=documents)
     sets = {}
     for name, paths in config.eval_files():
         key = eval_key(name)
-        sets[name] = _split(key, paths, documents=documents)
+        sets[name] = _split(key, paths, options, notes, documents=documents)
     return Source(train, sets, config, notes=[*notes, *_common_files(config)])
 
 
-def _split(key: str, paths: Any, *, documents: bool) -> Split:
+def _refuse_idle(config: FilesConfig, options: ReadOptions) -> None:
+    """Refuse what is said of files and means nothing to any of them."""
+    if config.streaming and config.format is not None:
+        raise ConfigError(f"data.format={config.format}: a stream is read by its endings. Leave it out.")
+    named = [] if config.streaming else [("data.train", config.train)]
+    named += [(eval_key(name), paths) for name, paths in config.eval_files()]
+    kinds = {format_of(key, path, options.format).name for key, paths in named for path in resolve(key, paths)}
+    for name, formats in _MEANT_FOR.items():
+        value = getattr(options, name)
+        if value is not None and not kinds & set(formats):
+            raise ConfigError(
+                f"data.{name}={value}: has no effect on {' and '.join(sorted(kinds)) or 'a stream'}; it is read for "
+                f"{', '.join(formats)}. Leave it out."
+            )
+
+
+def _split(key: str, paths: Any, options: ReadOptions, notes: list[str], *, documents: bool) -> Split:
     """Read rows of files, with a digest of what decides them, by which later findings are remembered."""
-    rows = read_files(key, paths, documents=documents)
-    contents = map(_content, resolve(key, paths))
-    return Split(rows, key, content=digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents))
+    rows = read_files(key, paths, options, notes, documents=documents)
+    files = resolve(key, paths)
+    contents = map(_content, files)
+    said = () if options == ReadOptions() else (repr(options),)
+    content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents, *said)
+    return Split(rows, key, content=content, folder=files[0].parent)
+
+
+def every_file(paths: list[Path]) -> list[Path]:
+    """List files, and those of folders."""
+    return [file for path in paths for file in (files_of(path) if path.is_dir() else [path])]
 
 
 def _content(path: Path) -> str:
     """Digest a file's bytes with its format."""
-    return f"{path.suffixes} {content_of(path)}"
+    return f"{path.suffixes} {digest_of_path(path)}"
+
+
+def digest_of_path(path: Path) -> str:
+    """Digest the bytes of a file, or of the files of a folder with their names."""
+    return content_of_folder(path) if path.is_dir() else content_of(path)
 
 
 def _common_files(config: FilesConfig) -> Iterator[str]:
@@ -81,8 +102,15 @@ def _common_files(config: FilesConfig) -> Iterator[str]:
             yield f"{', '.join(both)}: in data.train and in {eval_key(name)}; evaluation sees training rows"
 
 
-def read_files(key: str, paths: Any, *, documents: bool) -> Dataset | TextRows:
-    """Read one file, a list of files, or a glob.
+def read_files(
+    key: str,
+    paths: Any,
+    options: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
+    notes: list[str] | None = None,
+    *,
+    documents: bool,
+) -> Dataset | TextRows:
+    """Read one file, a list of files, a glob, or a folder that is data as it stands.
 
     Every field of csv and tsv is text, the words NA, null and None included. A csv field may be quoted; a tsv field is
     taken as it stands.
@@ -90,6 +118,8 @@ def read_files(key: str, paths: Any, *, documents: bool) -> Dataset | TextRows:
     Args:
         key: The configuration key, for messages.
         paths: A path, a list of them; each may be a glob.
+        options: How they are read, as it was said.
+        notes: Takes what was found where nothing was said.
         documents: True: a text file is one row; False: each of its lines is one.
 
     Returns:
@@ -99,34 +129,45 @@ def read_files(key: str, paths: Any, *, documents: bool) -> Dataset | TextRows:
         ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be read.
     """
     files = resolve(key, paths)
-    formats = {_format(key, path) for path in files}
-    if len(formats) > 1:
-        raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(formats))}). Give files of one format.")
-    kind = formats.pop()
+    kinds = {(row := format_of(key, path, options.format)).name: row for path in files}
+    if len(kinds) > 1:
+        raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
+    kind = next(iter(kinds.values()))
+    told = [] if notes is None else notes
+    encodings = []
     for path in files:
-        if path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
-        refuse_other_content(key, path, kind)
-    return _load(key, files, kind, documents=documents)
+        encoding, shown = check(key, path, kind, options.encoding)
+        encodings.append(encoding)
+        if encoding != UTF8 and options.encoding is None:
+            told.append(f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)")
+    contents = [digest_of_path(path) for path in files]
+    asked = Reading(key, files, encodings, contents, documents, options, told)
+    rows = kind.read(asked)
+    if len(rows) == 0:
+        raise ConfigError(f"{key}={files[0]}: no rows in it.")
+    return rows
 
 
 def resolve(key: str, paths: Any) -> list[Path]:
     """List the files that paths and globs name, in order, without repeats.
 
     Raises:
-        ConfigError: A path or glob that names nothing; a folder; a file that may not be read.
+        ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a file that may not be
+            read.
     """
     found: dict[Path, None] = {}
     for pattern in paths if isinstance(paths, list | tuple) else [paths]:
         name = str(Path(pattern).expanduser())
-        if Path(name).is_file():
+        if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
             matches = [name]
         else:
             matches = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())  # noqa: PTH207
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
         found.update(dict.fromkeys(Path(match) for match in matches))
-    for path in found:
+    for path in (path for path in found if path.is_file()):
         try:
             open_file(path, follow=True).close()
         except PermissionError as error:
@@ -137,7 +178,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
 def _why_nothing(name: str) -> str:
     path = Path(name)
     if path.is_dir():
-        return _why_no_folder(path)
+        return why_not(path, ENDINGS)
     if path.exists():
         return f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once. Write it to one."
     if glob.has_magic(name):
@@ -149,140 +190,3 @@ def _why_nothing(name: str) -> str:
     alike += difflib.get_close_matches(path.name, [other for other in beside if Path(other).suffix != path.suffix], n=1)
     close = [beside[found] for found in alike[:1]]
     return f"no such file (looked from {Path.cwd()})." + (f" Did you mean {close[0]}?" if close else "")
-
-
-def _why_no_folder(path: Path) -> str:
-    """Explain what to give in place of a folder, by what is in it."""
-    endings = [other.suffix.lower() for other in sorted(path.glob("**/*"))[:1000]]
-    saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    if saved or any(ELSEWHERE.get(ending) == ELSEWHERE[".png"] for ending in endings):
-        what = "save_to_disk wrote" if saved else "images lie in"
-        return f"this is a folder, one that {what}. Take data=hub data.path={path}."
-    files = [other for other in sorted(path.glob("**/*"))[:1000] if other.is_file() and other.suffix in FORMATS]
-    if not files:
-        return f"this is a folder, and no file in it ends with one of {', '.join(FORMATS)}."
-    classes = {other.parent.name for other in files}
-    pattern = f"{'*' if any(other.parent == path for other in files) else '**/*'}{files[0].suffix}"
-    hint = f"this is a folder. Give files or a glob, such as {shlex.quote(str(path / pattern))}."
-    if FORMATS[files[0].suffix] != "text" or len(classes) < 2 or pattern[:2] != "**":
-        return hint
-    table = f"{path.name}.csv"
-    rows = f"[p.read_text(), p.parent.name] for p in sorted(pathlib.Path({json.dumps(str(path))}).glob(PATTERN))"
-    write = f'w = csv.writer(open({json.dumps(table)}, "w", newline="")); w.writerows([["text", "label"], *({rows})])'
-    code = shlex.quote(f"import csv, pathlib; {write.replace('PATTERN', json.dumps(pattern))}")
-    return (
-        f"{hint} If its folders are classes, write a table and take data.train={shlex.quote(table)}: python -c {code}"
-    )
-
-
-def _format(key: str, path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    ending = suffixes[-1] if suffixes else ""
-    if ending not in FORMATS:
-        what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
-        raise ConfigError(
-            f"{key}={path}: {what}. Known endings: {', '.join(FORMATS)} (also with {', '.join(COMPRESSED)})."
-        )
-    return FORMATS[suffixes[-1]]
-
-
-def _packed(files: list[Path]) -> bool:
-    return any(path.suffix.lower() in COMPRESSED for path in files)
-
-
-def _load(key: str, files: list[Path], kind: str, *, documents: bool) -> Dataset | TextRows:
-    # The bytes are part of the address: a file's time and size would be trusted otherwise.
-    contents = [_content(path).rpartition(" ")[2] for path in files]
-    content = contents[0] if len(contents) == 1 else digest(*contents)
-    if kind == "text" and documents and any(path.stat().st_size >= LONG for path in files) and not _packed(files):
-        return TextRows([long_text(path, one) for path, one in zip(files, contents, strict=True)])
-    rows = (
-        read_csv(key, files, kind, content) if kind in ("csv", "tsv") else _read(key, files, kind, content, documents)
-    )
-    if len(rows) == 0:
-        raise ConfigError(f"{key}={files[0]}: no rows in it.")
-    if kind == "json" and len(files) == len(rows) == 1:
-        refuse_one_object(key, files[0], rows)
-    return rows
-
-
-def _read(key: str, files: list[Path], kind: str, content: str, documents: bool) -> Dataset:
-    import datasets
-
-    options = {"sample_by": "document" if documents else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
-
-    def read(cache_dir: str) -> Any:
-        names = [glob.escape(str(path.resolve())) for path in files]
-        return datasets.load_dataset(kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options)
-
-    try:
-        return kept_rows("files", digest(kind, str(options), content), read)["train"]
-    except OptrunError:
-        raise
-    except Exception as error:  # whatever the reader says, the file and its words are what the user needs
-        if "corresponds to no data" in str(error):
-            raise ConfigError(f"{key}={files[0]}: no rows in it.") from error
-        for path in files if kind == "json" else ():
-            refuse_broken_row(key, path)
-        names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
-        raise ConfigError(f"{key}={names}: cannot be read as {kind}: {reason(error)}") from error
-
-
-def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]) -> dict[str, Dataset]:
-    """Read with a reader of `datasets`, and keep the Arrow files in our own cache, which notices damage.
-
-    Args:
-        kind: Subfolder of the cache.
-        key: Digest of everything the rows depend on besides the packages that read them.
-        read: Gives the splits; puts its files into the folder it is given.
-
-    Returns:
-        Split to rows, mapped from the cache.
-
-    Raises:
-        StorageError: The disk refused.
-    """
-    import datasets
-
-    def make(folder: Path) -> None:
-        with quiet():
-            splits = read(str(folder / "reader"))
-        for split, rows in splits.items():
-            for number, part in enumerate(rows.cache_files):
-                Path(part["filename"]).rename(folder / f"{split}-{number:05d}.arrow")
-        shutil.rmtree(folder / "reader")
-
-    folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
-    found: dict[str, list[Dataset]] = {}
-    for path in sorted(folder.glob("*.arrow")):
-        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(datasets.Dataset.from_file(str(path)))
-    return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence progress bars and log lines of `datasets`; what goes wrong is raised."""
-    import datasets
-
-    shown = datasets.utils.logging.is_progress_bar_enabled()
-    level = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def reason(error: BaseException) -> str:
-    """Return the innermost word of a library, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    message = " ".join(str(error).split()) or "no reason given"
-    if isinstance(error, UnicodeDecodeError):
-        message = f"its bytes are no UTF-8 ({message})"
-    return f"{type(error).__name__}: {message if len(message) <= 400 else message[:400] + ' ...'}"

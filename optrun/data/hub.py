@@ -10,8 +10,8 @@ from optrun.base.errors import ConfigError, OptrunError, did_you_mean
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest, digest_of, folder_for
-from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.hub_stream import load_stream
+from optrun.data.reader import kept_rows, quiet, reason
 from optrun.data.source import Source, Split
 
 USUAL_EVAL_SPLITS = ("validation", "dev", "eval", "test")

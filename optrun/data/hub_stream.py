@@ -9,8 +9,8 @@ from optrun.base.errors import ConfigError, OptrunError
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest
-from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.hub_file import HubFile
+from optrun.data.reader import kept_rows, quiet, reason
 from optrun.data.shards import kind_of_stream
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream

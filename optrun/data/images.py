@@ -119,6 +119,8 @@ class Images:
         if not value:
             raise ConfigError(f"{where} has no image in column {self.column}.")
         path = Path(value).expanduser()
+        if self.split.folder is not None and not path.exists() and (self.split.folder / path).exists():
+            path = self.split.folder / path
         try:
             return Encoded(read_bytes(path, _LARGEST, follow=True), f"{where} ({path})")
         except OSError as error:

@@ -92,11 +92,8 @@ def _labelled_lines(rows: Dataset) -> str:
     lines = [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
     if not lines:
         return ""
-    if all(_WORD_AND_TAG.match(line) for line in lines):
-        return (
-            f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. Write a sentence a line as jsonl: "
-            '{"tokens": [...], "ner_tags": [...]}.'
-        )
+    if looks_tagged(rows):
+        return f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. data.format=conll reads them."
     for pattern, form, command in _LINES:
         found = [match[1] for line in lines if (match := pattern.match(line))]
         if len(found) == len(lines) and len(set(found)) < len(found):
@@ -108,6 +105,14 @@ def _labelled_lines(rows: Dataset) -> str:
                 rf"{found[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
             )
     return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
+
+
+def looks_tagged(rows: Dataset) -> bool:
+    """Tell whether lines of text are a word and its tag each."""
+    if rows.column_names != ["text"] or is_nested(rows.features["text"]):
+        return False
+    lines = [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
+    return bool(lines) and all(_WORD_AND_TAG.match(line) for line in lines)
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:

@@ -19,7 +19,8 @@ import xxhash
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.base.reading import open_file, parse_json
 from optrun.data.cache import cached, digest, known_by
-from optrun.data.content import COMPRESSED, refuse_other_content
+from optrun.data.content import COMPRESSED
+from optrun.data.formats import ENDINGS, STREAMED, refuse_other_content
 from optrun.data.heads import HEAD, NO_TABLE, table
 from optrun.data.hub_file import BLOCK, HubFile
 from optrun.data.known_files import remembered
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 File = Path | HubFile
 
-STREAMED = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-"""Ending to format: what can be read in the middle without reading what stands before."""
 _CHUNK = 8 << 20
 _SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
 _GROUPS = 4
@@ -368,7 +367,7 @@ def kind_of_stream(key: str, path: File) -> str:
             f"{key}={path}: data.streaming=true reads {', '.join(STREAMED)}. Write its rows as one of these, or take "
             "data.streaming=false."
         )
-    return STREAMED[suffixes[-1]]
+    return ENDINGS[suffixes[-1]].name
 
 
 def _lines(key: str, path: File, new: list[int]) -> Lines:

@@ -19,6 +19,8 @@ from optrun.data.shapes import is_nested
 from optrun.data.text_rows import TextRows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from datasets import Dataset
 
 FEW_DOCUMENTS = 20
@@ -38,13 +40,16 @@ class Split:
     """Digest of everything that decides the rows, by which what was found out of all of them is remembered; None: it is
     found out anew."""
 
+    folder: Path | None = None
+    """Of the file that the rows came by, where relative paths in them may begin."""
+
     def take(self, indices: np.ndarray | None) -> Split:
         """Return the rows at these indices; None: all."""
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
         content = None if self.content is None else digest(self.content, np.ascontiguousarray(indices).tobytes())
-        return Split(self.rows.select(indices), self.key, positions, content)
+        return Split(self.rows.select(indices), self.key, positions, content, self.folder)
 
     def number(self, row: int) -> int:
         """Number a row for a person who looks for it in the file: counted from 1, without a header line."""

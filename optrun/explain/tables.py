@@ -59,13 +59,14 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
     if facts.frozen:
         names = ", ".join(facts.frozen[:3]) + (f" and {len(facts.frozen) - 3} more" if len(facts.frozen) > 3 else "")
         console.print(Text(f"· frozen: {names}", style="dim"))
-    for line in _data(facts):
+    for line in data_lines(facts):
         console.print(Text(printable(line)), soft_wrap=True)
     for note in facts.notes:
         console.print(Text(printable(f"· {note}"), style="dim"))
 
 
-def _data(facts: Facts) -> list[str]:
+def data_lines(facts: Facts) -> list[str]:
+    """Write what is known of the data."""
     data = facts.data
     if data is None:
         return []

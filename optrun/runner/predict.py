@@ -21,8 +21,9 @@ from optrun.config.schema.data import ColumnsConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.cache import digest_files
-from optrun.data.files import read_files, resolve
+from optrun.data.files import every_file, read_files, resolve
 from optrun.data.loader import Batch
+from optrun.data.reading import ReadOptions
 from optrun.data.source import Split
 from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
@@ -64,6 +65,8 @@ class Asked:
     """`generation.KEY`."""
     cut: bool = False
     """Whether the command line gives `data.max_length`."""
+    read: Mapping[str, Any] = field(default_factory=dict)
+    """How the file is read: fields of `ReadOptions`, as far as the command line gives them."""
 
 
 @dataclass
@@ -103,7 +106,9 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
         raise taken(asked.out)
     if not asked.out.parent.is_dir():
         raise ConfigError(f"out={asked.out}: no such folder: {asked.out.parent}. Make it first.")
-    split = Split(read_files("data.eval", asked.data, documents=False), "data.eval")
+    told: list[str] = []
+    options = ReadOptions(**asked.read)
+    split = Split(read_files("data.eval", asked.data, options, told, documents=False), "data.eval")
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
     trained = load_trained(run, checkpoint)
@@ -111,6 +116,7 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     refuse_other_vocabulary(run, checkpoint, trained.snapshot, tokenizer)
     precision = Precision(device, config.training.precision.value)
     rows = Rows(split, _columns(config, asked.columns))
+    rows.notes += told
     predictor = kind(
         Predicting(
             model=trained.model.to(device),
@@ -130,11 +136,12 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     batch_size = config.training.per_device_eval_batch_size
     header = {
         "model": checkpoint_digest(checkpoint),
-        "file": digest_files(resolve("data.eval", asked.data))[:16],
+        "file": digest_files(every_file(resolve("data.eval", asked.data)))[:16],
         "rows": len(split.rows),
         "options": {**predictor.options, **asked.options},
         "generation": dict(asked.generation),
         "columns": {name: value for name, value in _named(rows.columns).items() if value is not None},
+        **({"read": dict(asked.read)} if asked.read else {}),
         "data.max_length": config.data.max_length,
         "seed": config.seed,
         "training.per_device_eval_batch_size": batch_size,

@@ -31,6 +31,8 @@ from optrun.training.step import StepResult
 
 log = logging.getLogger("optrun")
 Item = TypeVar("Item")
+_WIDTH = 100
+"""Characters of a plain line, before the time that is left."""
 
 
 class Display(Protocol):
@@ -98,13 +100,13 @@ class PlainDisplay:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show one line with everything that was logged at a step."""
-        line = plain_line(record, self.total)
+        line = plain_line(record, self.total, width=_WIDTH)
         done = int(record["step"]) - self.first
         if done == 0:
             self.begun = time.monotonic()
         elif record["step"] < self.total:
             left = (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
-            line += f"  eta {duration(left)}"
+            line += f"  left {duration(left)}"
         self._say(line)
 
     def note(self, text: str) -> None:
@@ -127,19 +129,31 @@ class PlainDisplay:
             console.on_broken_pipe()
 
 
-def plain_line(record: Mapping[str, Any], total: int) -> str:
+def plain_line(record: Mapping[str, Any], total: int, width: int | None = None) -> str:
     """Write a record as one line.
 
+    Args:
+        record: As it stands in `metrics.jsonl`.
+        total: Steps of the run.
+        width: Characters for loss, lr and evaluations, as many as fit; None: every number, however many.
+
     Example:
-        >>> plain_line({"step": 10, "epoch": 0.5, "train/loss": 2.5, "train/lr": 0.001}, 20)
+        >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5, "train/grad_norm": 1.0, "train/lr": 0.001}
+        >>> plain_line(record, 20)
+        'step 10/20  epoch 0.50  train/loss 2.5  train/grad_norm 1  train/lr 0.001'
+        >>> plain_line(record, 20, width=60)
         'step 10/20  epoch 0.50  train/loss 2.5  train/lr 0.001'
     """
     shown = [f"step {record['step']}/{total}", f"epoch {record.get('epoch', 0):.2f}"]
     for name, value in record.items():
         if name in ("step", "epoch", "time", "unscheduled") or name.startswith("lr/"):
             continue
+        if width is not None and not name.startswith(("train/loss", "train/lr", "eval/")):
+            continue
         if isinstance(value, int | float):
             shown.append(f"{name} {size(value) if name.endswith('_bytes') else number(value)}")
+    while width is not None and len("  ".join(shown)) > width:
+        shown.pop()
     return "  ".join(shown)
 
 

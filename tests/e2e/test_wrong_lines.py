@@ -10,6 +10,7 @@ import pytest
 
 from optrun.cli.verbs import VERBS
 from optrun.config import overrides, store
+from optrun.config.groups import GROUPS
 from tests.running import optrun
 
 GRAMMAR = (
@@ -38,6 +39,22 @@ ADVISED = {
     "run_name=a(b)": 'run_name="a(b)"',
     "run_name=it's": 'run_name="it\'s"',
     "run_name=a,b": 'run_name="a,b"',
+    "model=gpt2": "model=pretrained model.path=gpt2",
+    "model=bert-base-uncased": "model=pretrained model.path=bert-base-uncased",
+    "model=owner/name": "model=pretrained model.path=owner/name",
+    "data=myfile.txt": "data=files data.train=myfile.txt",
+    "data=./my/rows.jsonl": "data=files data.train=./my/rows.jsonl",
+    "data=owner/name": "data=hub data.path=owner/name",
+    "task=text_classification": "task=sequence_classification",
+    "task=text-classification": "task=sequence_classification",
+    "task=ner": "task=token_classification",
+    "task=summarization": "task=seq2seq_lm",
+    "task=mlm": "task=masked_lm",
+    "scheduler=none": "scheduler=constant scheduler.num_warmup_steps=0",
+    "scheduler=linear_with_warmup": "scheduler=linear",
+    "adapter=peft": "adapter=lora",
+    "optimizer=adamw_torch": "optimizer=adamw",
+    "optimizer=adamw_torch_fused": "optimizer=adamw optimizer.fused=true",
     "lr@x=1e-3": "lr=1e-3",
     "optimizer@x=lamb": "optimizer=lamb",
 }
@@ -69,8 +86,50 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(capsys, line, "--cfg", "job")
     token = ADVISED[line]
-    assert shlex.quote(token) in said
-    assert optrun(token, "--cfg", "job") == 0
+    group = token.partition("=")[0] in GROUPS
+    assert (token if group else shlex.quote(token)) in said
+    assert optrun(*(token.split() if group else [token]), "--cfg", "job") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "advised"),
+    [
+        (["lr", "=", "1e-3"], "lr=1e-3"),
+        (["lr", "=1e-3"], "lr=1e-3"),
+        (["seed=1", "lr=", "1e-3"], "lr=1e-3"),
+        (["--learning_rate", "5e-5", "--num_train_epochs", "3"], "lr=5e-5 training.num_train_epochs=3"),
+        (["--learning-rate=5e-5", "--seed", "3"], "lr=5e-5 seed=3"),
+        (
+            ["--model_name_or_path", "gpt2", "--train_file", "a.csv", "--do_train", "--fp16"],
+            "model=pretrained model.path=gpt2 data=files data.train=a.csv training.precision=fp16",
+        ),
+        (["--max_seq_length", "64", "--optim=lamb", "seed=1"], "data.max_length=64 optimizer=lamb seed=1"),
+    ],
+)
+def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert advised in refusal(capsys, *words)
+    assert optrun(*advised.split(), "--cfg", "job") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ("resume=true", ["resume=True", "resume=latest"]),
+        ("scheduler=constant_with_warmup", ["scheduler.num_warmup_steps=STEPS"]),
+        ("tracking=[tensorboard,wandb]", ["a run has one tracking", "tensorboard", "wandb"]),
+        ("experiment=mine", ["a recipe", "-cn NAME", "defaults: [config, _self_]"]),
+        ("model=bert_tny", ["Did you mean bert_tiny?"]),
+        ("--learning_rate=1", ["Here it is written lr=VALUE"]),
+        ("--nothing_like_it=1", ["no such option"]),
+    ],
+)
+def test_what_is_said_of_it(line: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, line)
+    assert [fact for fact in facts if fact not in said] == [], said
+
+
+def test_blanks_behind_the_commas_of_a_sweep() -> None:
+    assert [str(value) for value in overrides.values_of(overrides.parse(["lr=1e-3, 2e-3"])[0])] == ["0.001", "0.002"]
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -77,3 +77,17 @@ def test_a_pipe_whose_reader_left_ends_as_rich_says(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Console, "on_broken_pipe", end)
     with pytest.raises(SystemExit):
         PlainDisplay(Console(file=Left())).note("a line")
+
+
+def test_a_plain_line_has_at_most_120_characters() -> None:
+    out = io.StringIO()
+    display = PlainDisplay(Console(file=out, width=300))
+    display.start(0, 1000)
+    names = ["train/loss", "train/grad_norm", "train/grad_norm_max", "train/lr", "perf/tokens_per_second"]
+    values = dict.fromkeys([*names, *(f"eval/set_{number}/accuracy" for number in range(9))], 0.123456)
+    display.record({"step": 10, "epoch": 0.1, **values})
+    (line,) = out.getvalue().splitlines()
+    assert len(line) <= 120
+    assert "train/loss 0.1235  train/lr 0.1235  eval/set_0/accuracy" in line
+    assert "perf/" not in line
+    assert "  left " in line

@@ -1,5 +1,6 @@
 """Where the examples come from."""
 
+import codecs
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -170,11 +171,31 @@ class StreamableConfig(ColumnsConfig):
 
 @dataclass(kw_only=True)
 class FilesConfig(PathsConfig, StreamableConfig):
-    """The user's own csv, tsv, json, jsonl, parquet or text files."""
+    """The user's own csv, tsv, json, jsonl, parquet, arrow, xlsx, CoNLL or text files, or folders of classes."""
+
+    # They have defaults: older runs have no such keys.
+    format: str | None = None
+    """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx, text, conll; null:
+    by their endings."""
+    delimiter: str | None = None
+    """What separates the columns of csv and tsv, one character or the word tab; null: found by the first rows, and
+    said."""
+    encoding: str | None = None
+    """Of texts, as Python names it, such as utf-8, cp1252 or gb18030; null: found, and said if it is not utf-8."""
+    column_names: list[str] | None = None
+    """Names of the columns of csv, tsv and xlsx without a line of names; null: their first line has them."""
 
     def __post_init__(self) -> None:
-        """Refuse a stream without rows to evaluate on."""
+        """Refuse a stream without rows to evaluate on, and what names no encoding and no delimiter."""
         super().__post_init__()
+        one = self.delimiter in (None, "tab") or (len(self.delimiter) == 1 and self.delimiter not in '"\r\n')
+        expect(one, "data.delimiter", self.delimiter, 'one character, such as ";", the word tab, or null')
+        expect(
+            _is_encoding(self.encoding), "data.encoding", self.encoding, "utf-8, cp1252, gb18030 or the like, or null"
+        )
+        names = self.column_names
+        good = names is None or (len(names) > 0 and len(set(names)) == len(names) and all(names))
+        expect(good, "data.column_names", names, "a name for each column, each once, or null")
         expect(
             not self.streaming or self.eval is not None or self.eval_fraction == 0,
             "data.streaming",
@@ -321,6 +342,14 @@ class HubConfig(StreamableConfig):
         """Refuse what is no name and no folder."""
         super().__post_init__()
         refuse_url("data.path", self.path)
+
+
+def _is_encoding(name: str | None) -> bool:
+    """Tell whether Python has an encoding of texts of this name."""
+    try:
+        return name is None or bool(getattr(codecs.lookup(name), "_is_text_encoding", True))
+    except (LookupError, ValueError):
+        return False
 
 
 def eval_key(name: str) -> str:

@@ -36,6 +36,10 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
         ConfigError: The path is no run and no checkpoint, or contradicts `hydra.run.dir`.
         CheckpointError: `latest` found no run.
     """
+    if value.lower() == "true" and not Path(value).exists():
+        raise ConfigError(
+            f"resume={value}: expected a run directory, a checkpoint, latest or auto. Did you mean resume=latest?"
+        )
     if value in ("latest", "auto"):
         found = _latest(run_dir, outputs)
         if found is None and value == "latest":

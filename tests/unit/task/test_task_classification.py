@@ -271,7 +271,7 @@ def test_the_fingerprint_is_that_of_bytes_and_labels(
 
 def test_image_refusals(make_source: Make, make_task: Make, pictures: Any, preparation: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.image_column is needed: data.train has no column of images"):
-        make_task("image_classification", make_source(pictures), preparation)
+        make_task("image_classification", make_source({"text": ["a", "b"], "label": [0, 1]}), preparation)
     pictures["image"][1] = str(tmp_path / "gone.png")
     task = make_task("image_classification", make_source(pictures, image_column="image"), preparation)
     with pytest.raises(ConfigError, match=r"data.train: row 2: .*gone.png: cannot be read: No such file"):

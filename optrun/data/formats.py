@@ -1,0 +1,216 @@
+"""The formats of files that are read, one row each: a new format is a row, and the function that reads it."""
+
+from __future__ import annotations
+
+import glob
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optrun.base.errors import ConfigError, OptrunError, UnreadableFileError, did_you_mean
+from optrun.base.reading import open_file
+from optrun.data.content import (
+    COMPRESSED,
+    ELSEWHERE,
+    begin_of,
+    called,
+    check_parquet,
+    check_text,
+    compression_of,
+    name_inside,
+    refuse_broken_row,
+)
+from optrun.data.delimited import read_delimited
+from optrun.data.encoding import UTF8
+from optrun.data.folders import read_classes, read_saved
+from optrun.data.known_files import remembered
+from optrun.data.long_text import LONG, long_text
+from optrun.data.reader import kept_rows, reason
+from optrun.data.reading import Reading
+from optrun.data.shapes import refuse_one_object
+from optrun.data.spreadsheet import read_spreadsheet
+from optrun.data.tagged import read_tagged
+from optrun.data.text_rows import TextRows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def _any_content(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
+    return UTF8, ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: As `data.format` says it.
+        endings: Of the files; none for folders.
+        magic: First bytes of every such file, by which one that is called otherwise is known; empty: it has none.
+        check: From a file, this name and the encoding that was said, to its encoding and a sample; raises an
+            `UnreadableFileError` that says what the file is instead.
+        read: Reads all rows.
+        streams: Whether rows can be read in the middle (`data.streaming=true`).
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    magic: bytes
+    check: Callable[[Path, str, str | None], tuple[str, str]]
+    read: Callable[[Reading], Dataset | TextRows]
+    streams: bool = False
+
+
+def _by_library(kind: str, asked: Reading) -> Dataset:
+    """Read with the reader of `datasets` of this name."""
+    import datasets
+
+    by = "document" if asked.documents else "line"
+    options = {"sample_by": by, "encoding": "utf-8-sig"} if kind == "text" else {}
+    plain: list[Path] = []
+
+    def read(cache_dir: str) -> Any:
+        plain[:] = asked.in_utf8(Path(cache_dir) / "utf8")
+        names = [glob.escape(str(path.resolve())) for path in plain]
+        try:
+            return datasets.load_dataset(kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options)
+        except Exception:
+            for path, text in zip(asked.files, plain, strict=True) if kind == "json" else ():
+                refuse_broken_row(f"{asked.key}={path}", text)
+            raise
+
+    try:
+        return kept_rows("files", asked.address(kind, str(options)), read)["train"]
+    except OptrunError:
+        raise
+    except Exception as error:  # whatever the reader says, the file and its words are what the user needs
+        if "corresponds to no data" in str(error):
+            raise ConfigError(f"{asked.key}={asked.files[0]}: no rows in it.") from error
+        names = ", ".join(str(path) for path in asked.files[:3]) + (", ..." if len(asked.files) > 3 else "")
+        raise ConfigError(f"{asked.key}={names}: cannot be read as {kind}: {reason(error)}") from error
+
+
+def _json(asked: Reading) -> Dataset:
+    rows = _by_library("json", asked)
+    if len(asked.files) == len(rows) == 1:
+        refuse_one_object(asked.key, asked.files[0], rows)
+    return rows
+
+
+def _text(asked: Reading) -> Dataset | TextRows:
+    plain = asked.is_utf8 and not any(compression_of(path) for path in asked.files)
+    if asked.documents and plain and any(path.stat().st_size >= LONG for path in asked.files):
+        return TextRows([long_text(path, one) for path, one in zip(asked.files, asked.contents, strict=True)])
+    return _by_library("text", asked)
+
+
+FORMATS: dict[str, Format] = {
+    row.name: row
+    for row in (
+        Format("csv", (".csv",), b"", check_text, partial(read_delimited, kind="csv")),
+        Format("tsv", (".tsv", ".tab"), b"", check_text, partial(read_delimited, kind="tsv")),
+        Format("json", (".json", ".jsonl", ".ndjson"), b"", check_text, _json, streams=True),
+        Format("parquet", (".parquet",), b"PAR1", check_parquet, partial(_by_library, "parquet"), streams=True),
+        Format("arrow", (".arrow", ".feather"), b"ARROW1", _any_content, partial(_by_library, "arrow")),
+        Format("xlsx", (".xlsx",), b"", _any_content, read_spreadsheet),
+        Format("text", (".txt", ".text", ".py", ".md"), b"", check_text, _text),
+        Format("conll", (".conll", ".iob", ".iob2", ".bio"), b"", check_text, read_tagged),
+        Format("saved", (), b"", _any_content, read_saved),
+        Format("classes", (), b"", _any_content, read_classes),
+    )
+}
+"""Name to format."""
+ENDINGS = {ending: row for row in FORMATS.values() for ending in row.endings}
+STREAMED = [ending for ending, row in ENDINGS.items() if row.streams and ending != ".json"]
+"""Endings of what can be read in the middle without reading what stands before."""
+
+
+def format_of(key: str, path: Path, said: str | None) -> Format:
+    """Name the format of a file by its ending, or as it was said; of a folder by what is in it.
+
+    Raises:
+        ConfigError: It is none that is read.
+    """
+    if path.is_dir():
+        return FORMATS["saved" if (path / "state.json").is_file() else "classes"]
+    if said is not None:
+        known = [name for name, row in FORMATS.items() if row.endings]
+        if said not in known:
+            raise ConfigError(f"data.format={said}: no such format. {did_you_mean(said, known)}")
+        return FORMATS[said]
+    try:
+        ending = Path(name_inside(path)).suffix.lower()
+    except UnreadableFileError as error:
+        raise ConfigError(f"{key}={path}: {error}") from error
+    if ending not in ENDINGS:
+        what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
+        raise ConfigError(
+            f"{key}={path}: {what}. Known endings: {', '.join(ENDINGS)} (also with {', '.join(COMPRESSED)}); "
+            f"data.format=NAME says what a file with another one holds."
+        )
+    return ENDINGS[ending]
+
+
+def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tuple[str, str]:
+    """Find the encoding of a file, and refuse one that cannot be what it is said to be, with what it is instead.
+
+    Args:
+        key: The configuration key, for messages.
+        path: The file; not empty.
+        kind: What its ending says.
+        encoding: Of a text, as it was said; None: found.
+
+    Returns:
+        The encoding, and what a person can judge it by; empty for one that is certain.
+
+    Raises:
+        ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web page, nothing but
+            white space.
+    """
+    if path.is_dir():
+        return UTF8, ""
+
+    def look() -> Sequence[str]:
+        try:
+            _refuse_magic(path, kind)
+            return kind.check(path, kind.name, encoding)
+        except UnreadableFileError as error:
+            raise ConfigError(f"{key}={path}: {error}") from error
+
+    name, shown = remembered(path, f"content-4 {kind.name} {encoding} {path.name}", look)
+    return name, shown
+
+
+def _refuse_magic(path: Path, kind: Format) -> None:
+    """Refuse a file by first bytes that are the same in every file of another kind."""
+    with open_file(path, follow=True) as file:
+        raw = file.read(64)
+    if raw.startswith(b"version https://git-lfs"):
+        raise UnreadableFileError(
+            "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
+        )
+    found = next((row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), None)
+    if kind.name == "xlsx" and not raw.startswith(b"PK\x03\x04"):
+        raise UnreadableFileError(f"cannot be read as xlsx: it begins with {begin_of(raw)}, and is no workbook.")
+    if found is not None and found.name != kind.name:
+        instead = called(path, found.endings[0])
+        raise UnreadableFileError(f"cannot be read as {kind.name}: its bytes are {found.name}. Call it {instead}.")
+
+
+def refuse_other_content(key: str, path: Path, kind: str) -> None:
+    """Refuse what `check` refuses, and a text that is no UTF-8: it is to be read where it lies.
+
+    Raises:
+        ConfigError: With the file, and what it is.
+    """
+    encoding, _ = check(key, path, FORMATS[kind])
+    if encoding != UTF8:
+        new = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
+        raise ConfigError(
+            f"{key}={path}: its bytes are {encoding}, no UTF-8, and a stream is read where it lies. Convert it: iconv "
+            f"-f {encoding.replace('latin-1', 'latin1')} -t utf-8 {shlex.quote(str(path))} > {new}"
+        )

@@ -1,0 +1,72 @@
+"""Readers of `datasets`, quiet, with their rows in a cache that notices damage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.data.cache import cached, digest, versions
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]) -> dict[str, Dataset]:
+    """Read with a reader of `datasets`, and keep the Arrow files in our own cache, which notices damage.
+
+    Args:
+        kind: Subfolder of the cache.
+        key: Digest of everything the rows depend on besides the packages that read them.
+        read: Gives the splits; puts its files into the folder it is given.
+
+    Returns:
+        Split to rows, mapped from the cache.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    import datasets
+
+    def make(folder: Path) -> None:
+        with quiet():
+            splits = read(str(folder / "reader"))
+        for split, rows in splits.items():
+            for number, part in enumerate(rows.cache_files):
+                Path(part["filename"]).rename(folder / f"{split}-{number:05d}.arrow")
+        shutil.rmtree(folder / "reader")
+
+    folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
+    found: dict[str, list[Dataset]] = {}
+    for path in sorted(folder.glob("*.arrow")):
+        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(datasets.Dataset.from_file(str(path)))
+    return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence progress bars and log lines of `datasets`; what goes wrong is raised."""
+    import datasets
+
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    level = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def reason(error: BaseException) -> str:
+    """Return the innermost word of a library, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    message = " ".join(str(error).split()) or "no reason given"
+    if isinstance(error, UnicodeDecodeError):
+        message = f"its bytes are no UTF-8 ({message})"
+    return f"{type(error).__name__}: {message if len(message) <= 400 else message[:400] + ' ...'}"

@@ -1,0 +1,228 @@
+"""What the columns of a table are for, and which task that makes: by their names, and by what stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optrun.base.errors import ConfigError
+from optrun.data.columns import USUAL_CHOICES, USUAL_WORDS, is_number, usual_columns
+from optrun.data.folders import IMAGES
+from optrun.data.shapes import USUAL_TEXTS, columns_in_words
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+LOOKED_AT = 1000
+_LABELS = ("label", "labels", "class", "category", "sentiment", "verdict", "intent", "topic", "rating", "stars",
+           "score", "similarity", "polarity", "gold_label", "y", "target")  # fmt: skip
+_TEXTS = (
+    *USUAL_TEXTS,
+    "review",
+    "body",
+    "comment",
+    "message",
+    "document",
+    "article",
+    "question",
+    "description",
+    "title",
+)
+_TAGS = ("tags", "ner_tags", "labels", "pos_tags")
+_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
+          ("text1", "text2"), ("question", "sentence"), ("query", "passage"))  # fmt: skip
+_TARGETS = (("source", "target"), ("src", "tgt"), ("input", "target"), ("input", "output"), ("text", "target"),
+            ("text", "summary"), ("article", "highlights"), ("document", "summary"),
+            ("question", "answer"))  # fmt: skip
+_CHATS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+_MOST_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a table is for.
+
+    Attributes:
+        task: The name of the task.
+        columns: Key of the data, such as `text_column`, to column; those that the task finds by itself have no key.
+        overrides: What else the task needs to be told.
+        unread: Columns that it does not read.
+        doubts: What else it may be, for a person.
+    """
+
+    task: str
+    columns: Mapping[str, str]
+    overrides: Sequence[str] = ()
+    unread: Sequence[str] = ()
+    doubts: Sequence[str] = field(default=())
+
+
+def roles_of(rows: Dataset) -> Roles:
+    """Recognise the columns of a table.
+
+    Args:
+        rows: At least one.
+
+    Raises:
+        ConfigError: They make no task.
+    """
+    head = rows.select(range(min(LOOKED_AT, len(rows))))
+    columns = {name: [value for value in head[name] if value is not None] for name in rows.column_names}
+    found = (
+        _by_names(columns)
+        or _tagged(columns)
+        or _images(rows, columns)
+        or _choices(columns)
+        or _seq2seq(columns)
+        or _classes(rows, columns)
+        or _texts(columns)
+    )
+    if found is None:
+        raise ConfigError(f"its columns make no task that optrun knows. {columns_in_words(rows)}")
+    read = {*found.columns.values()}
+    return Roles(
+        found.task, found.columns, found.overrides, [name for name in columns if name not in read], found.doubts
+    )
+
+
+Columns = Mapping[str, list[Any]]
+
+
+def _by_names(columns: Columns) -> Roles | None:
+    """Recognise tables whose task finds its columns by their names alone."""
+    there = list(columns)
+    if {"chosen", "rejected"} <= set(there):
+        return Roles("preference", {name: name for name in ("prompt", "chosen", "rejected") if name in there})
+    for first in ("query", "anchor"):
+        if {first, "positive"} <= set(there):
+            return Roles(
+                "embedding", {name: name for name in there if name in (first, "positive", "negative", "score")}
+            )
+    for names in _CHATS:
+        chats = [value for value in columns.get(names[0], []) if isinstance(value, list)]
+        if set(names) <= set(there) and (len(names) > 1 or chats):
+            more = [name for name in ("input", "system", "tools") if name in there]
+            return Roles("sft", {name: name for name in (*names, *more)})
+    return None
+
+
+def _tagged(columns: Columns) -> Roles | None:
+    lists = {name: values for name, values in columns.items() if values and _is_list(values)}
+    words = next(
+        iter([*(n for n in USUAL_WORDS if n in lists), *(n for n, v in lists.items() if _holds(v, str))]), None
+    )
+    if words is None:
+        return None
+    same = [name for name, values in lists.items() if name != words and _lengths(values) == _lengths(lists[words])]
+    tags = next(iter([*(name for name in _TAGS if name in same), *same]), None)
+    if tags is None:
+        return None
+    doubts = [f"data.label_column={name} may be its tags as well" for name in same if name != tags]
+    return Roles("token_classification", {"text_column": words, "label_column": tags}, doubts=doubts)
+
+
+def _images(rows: Dataset, columns: Columns) -> Roles | None:
+    images = [name for name, feature in rows.features.items() if type(feature).__name__ == "Image"]
+    images += [
+        name
+        for name, values in columns.items()
+        if values and all(isinstance(value, str) and Path(value).suffix.lower() in IMAGES for value in values)
+    ]
+    label = None if not images else _label(rows, columns, images)
+    return None if label is None else Roles("image_classification", {"image_column": images[0], "label_column": label})
+
+
+def _choices(columns: Columns) -> Roles | None:
+    choices = [name for name in USUAL_CHOICES if name in columns and _is_list(columns[name])]
+    texts = [name for name in columns if _is_text(columns[name])]
+    labels = usual_columns(("label", "labels", "answer"), list(columns))
+    if not choices or not texts or not labels:
+        return None
+    roles = {"text_column": _first_of(_TEXTS, texts, columns), "choices_column": choices[0], "label_column": labels[0]}
+    pair = [name for name in texts if name not in roles.values()]
+    return Roles("multiple_choice", {**roles, **({"text_pair_column": pair[0]} if len(pair) == 1 else {})})
+
+
+def _seq2seq(columns: Columns) -> Roles | None:
+    for source, target in _TARGETS:
+        found = usual_columns((source, target), list(columns))
+        if len(found) == 2 and all(_is_text(columns[name]) for name in found) and not _is_few(columns[found[1]]):
+            return Roles("seq2seq_lm", {"text_column": found[0], "target_column": found[1]})
+    return None
+
+
+def _classes(rows: Dataset, columns: Columns) -> Roles | None:
+    label = _label(rows, columns, [])
+    texts = [name for name in columns if name != label and _is_text(columns[name])]
+    if label is None or not texts:
+        return None
+    pair = next((two for two in _PAIRS if len(usual_columns(two, texts)) == 2), None)
+    if pair is not None:
+        first, second = usual_columns(pair, texts)
+        roles = {"text_column": first, "text_pair_column": second, "label_column": label}
+    else:
+        roles = {"text_column": _first_of(_TEXTS, texts, columns), "label_column": label}
+    other = [name for name in texts if name not in roles.values()]
+    doubts = [f"data.text_column={name} holds texts as well" for name in other[:2]]
+    number = all(is_number(str(value)) for value in columns[label])
+    graded = number and any(float(value) % 1 for value in columns[label])
+    return Roles("sequence_classification", roles, ["task.problem_type=regression"] if graded else [], doubts=doubts)
+
+
+def _texts(columns: Columns) -> Roles | None:
+    texts = [name for name in columns if _is_text(columns[name])]
+    if not texts:
+        return None
+    text = _first_of(_TEXTS, texts, columns)
+    return Roles("causal_lm", {"text_column": text}, doubts=[f"data.text_column={n}" for n in texts if n != text][:2])
+
+
+def _label(rows: Dataset, columns: Columns, others: Sequence[str]) -> str | None:
+    """Find the column of labels: by its name, else the only one with few values that repeat."""
+    usual = usual_columns(_LABELS, [name for name in columns if name not in others])
+    declared: list[str] = [name for name, feature in rows.features.items() if type(feature).__name__ == "ClassLabel"]
+    for name in [*declared, *usual]:
+        if not _is_list(columns[name]) and (_is_few(columns[name]) or _are_numbers(columns[name])):
+            return name
+    few = [name for name, values in columns.items() if name not in others and _is_few(values)]
+    return few[0] if len(few) == 1 else None
+
+
+def _first_of(usual: Sequence[str], names: Sequence[str], columns: Columns) -> str:
+    """Pick the column with a usual name, else that of the longest values."""
+    found = usual_columns(usual, names)
+    return found[0] if found else max(names, key=lambda name: sum(len(str(value)) for value in columns[name]))
+
+
+def _is_list(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, list) for value in values)
+
+
+def _holds(values: Sequence[list[Any]], kind: type) -> bool:
+    return all(isinstance(each, kind) for value in values for each in value)
+
+
+def _lengths(values: Sequence[list[Any]]) -> list[int]:
+    return [len(value) for value in values]
+
+
+def _is_text(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) for value in values) and not _are_numbers(values)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, int | float) or is_number(value) for value in map(_plain, values))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) else "no number"
+
+
+def _is_few(values: Sequence[Any]) -> bool:
+    """Tell whether values are classes: few different ones, each more than once on average."""
+    if not values or not all(isinstance(value, str | int | bool) for value in values):
+        return False
+    different = len(set(values))
+    return 2 <= different <= min(_MOST_CLASSES, max(2, len(values) // 2))

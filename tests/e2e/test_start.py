@@ -1,0 +1,165 @@
+"""`optrun start`: what is understood of a file, and that each command it shows works as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from optrun.cli import proposal
+from optrun.runner import trial_steps
+from tests.running import optrun, sentence
+
+REVIEWS = "id;Review;verdict\n" + "".join(f"{n};{sentence(n)} café;{'good' if n % 3 else 'bad'}\n" for n in range(60))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def started(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, list[list[str]]]:
+    """What is said, and the commands that are shown."""
+    assert optrun("start", *words) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out, [shlex.split(line)[1:] for line in said.out.splitlines() if line.startswith("   optrun ")]
+
+
+def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "my reviews.csv").write_bytes(REVIEWS.encode("cp1252"))
+    own = ("training.max_steps=2", "checkpoint=none", "hydra.run.dir=run")
+    said, (train, compare, explain) = started(capsys, "my reviews.csv", *own)
+    facts = ["format csv", "separated by ';'", "latin-1", "café", "Review is the text", "verdict is the label",
+             "not read: id", "54 to train on", "0 rows repeat", "good: ", "tokens of an example", "s a step on",
+             "for a step of 16 examples", "18 runs", "nothing was written"]  # fmt: skip
+    assert [fact for fact in facts if fact not in said] == []
+    assert all(len(line) <= 120 for line in said.splitlines() if "   optrun " not in line)
+    assert sorted(path.name for path in here.iterdir()) == ["my reviews.csv"]
+    assert optrun(*train) == 0
+    assert optrun(*explain) == 0
+    assert {"search.adamw.lr=6e-4,2e-3,6e-3", "search.lamb.lr=6e-3,2e-2,6e-2", "seed=0,1,2"} <= set(compare)
+    few = [re.sub(r"(lr|seed)=([^,]+),.*", r"\1=\2", word) for word in compare]
+    assert optrun(*few, "hydra.sweep.dir=sweep") == 0
+    assert (here / "sweep" / "report.html").is_file()
+
+
+def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"role": "user", "content": sentence(1)}, {"role": "assistant", "content": sentence(2)}]
+    (here / "chat.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 12)
+    words = ("run=true", "training.max_steps=2", "checkpoint=none", "hydra.run.dir=run")
+    said, (train, compare, _) = started(capsys, "chat.jsonl", *words)
+    assert "task=sft" in train
+    assert "user: " in said
+    assert "10 rows repeat another one" in said
+    assert not [word for word in compare if word.startswith("hydra.run")]
+    assert (here / "run" / "summary.json").is_file()
+
+
+def test_a_pretrained_model_at_hand_is_taken(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.running import TINY_BERT
+
+    (here / "a.csv").write_text(REVIEWS)
+    words = ["data=files", "data.train=a.csv", "data.label_column=verdict", "data.text_column=Review"]
+    done = optrun("task=sequence_classification", *TINY_BERT, *words, "training.max_steps=1", "hydra.run.dir=run")
+    assert done == 0
+    capsys.readouterr()
+    monkeypatch.setattr("optrun.model.at_hand.models_at_hand", lambda: ["nowhere", "run/model"])
+    _, (train, *_) = started(capsys, "a.csv")
+    assert [word for word in train if word.startswith("model")] == ["model=pretrained", "model.path=run/model"]
+    assert "training.num_train_epochs=3" in train
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "facts"),
+    [
+        ({}, ["no.csv"], ["data.train=no.csv", "no such file"]),
+        ({"a.csv": ""}, ["a.csv"], ["a.csv", "the file is empty"]),
+        ({"a.pdf": "x"}, ["a.pdf"], ["a.pdf", "unknown format"]),
+        ({"a.csv": "a,b\n1,2\n3,4\n"}, ["a.csv"], ["make no task", "Columns: a, b", "task=NAME"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "run=yes"], ["run=yes", "true or false"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "b.csv"], ["takes one file"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "resume=run"], ["resume=run", "proposes a new run"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "tsk=sft"], ["tsk", "task"]),
+        ({"x/a.csv": "a", "x/b.txt": "b"}, ["x"], ["data.train=x", "Give files or a glob"]),
+        ({}, ["some/name"], ["data.path=some/name"]),
+        ({"a.bin": "abcd"}, ["a.bin"], ["model.tokenizer"]),
+    ],
+)
+def test_what_it_refuses(
+    make: dict[str, str], words: list[str], facts: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in make.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(content)
+    assert optrun("start", *words) == 2
+    said = capsys.readouterr().err
+    assert [fact for fact in facts if fact not in said] == [], said
+    assert said.count("optrun: error: ") == 1
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trial steps, which other tests take."""
+    trial = trial_steps.Trial(0.1, "cpu", None, [])
+    monkeypatch.setattr(trial_steps, "try_steps", lambda _: trial)
+
+
+FOLDERS = {
+    "splits of classes": ({f"x/{part}/{kind}/0.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
+                          "x", ["data.train=x/train", "data.eval=x/test", "task=sequence_classification"]),
+    "tables by their names": ({f"x/{part}.tsv": "text\tlabel\n" + "a b\tu\nc d\tv\n" * 9 for part in ("train", "dev")},
+                              "x", ["data.train=x/train.tsv", "data.eval=x/dev.tsv"]),
+    "rows beside those to train on": ({"train.jsonl": '{"text": "a b"}\n' * 9, "valid.jsonl": '{"text": "a"}\n'},
+                                      "train.jsonl", ["data.eval=valid.jsonl", "task=causal_lm"]),
+    "parts of one table": ({f"x/{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 3 for n in range(3)},
+                           "x", ["data.train='x/*.csv'"]),
+    "no line of names": ({"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")}, "a.tsv",
+                         ["data.column_names=[column1,text,label]"]),
+    "a text that is the word text": ({"a.csv": REVIEWS.replace(";", ",").replace("Review", "text") + "9,text,good\n"},
+                                     "a.csv", ["data.label_column=verdict"]),
+    "a column that is called as a number": ({"a.csv": REVIEWS.replace("verdict", "2")}, "a.csv",
+                                            ["data.label_column='2'", "data.text_column=Review"]),
+    "CoNLL in a text": ({"a.txt": "Anna B-PER\nsings O\n\n" * 9}, "a.txt",
+                        ["data.format=conll", "task=token_classification"]),
+    "a task of one's own choice": ({"a.txt": "a line of words\n" * 20}, "a.txt task=masked_lm", ["task=masked_lm"]),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("shape", FOLDERS)
+def test_where_data_lie(shape: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, words, expected = FOLDERS[shape]
+    for name, content in files.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(content)
+    _, (train, *_) = started(capsys, *words.split())
+    assert [token for token in expected if token not in train] == [], train
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_batch_that_fits_and_examples_that_are_not_cut(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "a.jsonl").write_text(
+        "".join(json.dumps({"text": sentence(n) * 20, "label": n % 2}) + "\n" for n in range(40))
+    )
+    monkeypatch.setattr("optrun.explain.fit.memory_there", lambda: 100 << 20)
+    said, (train, *_) = started(capsys, "a.jsonl")
+    assert "cuts" not in said
+    assert int(re.search(r"data.max_length=(\d+)", shlex.join(train))[1]) > 128  # type: ignore[index]
+    assert "training.global_batch_size=16" in train
+    batch = next(word for word in train if word.startswith("training.per_device_train_batch_size="))
+    assert int(batch.partition("=")[2]) < 16
+
+
+def test_overrides_that_a_comparison_decides_itself() -> None:
+    own = ["optimizer=lamb", "optimizer.eps=1", "lr=1", "task=sft", "hydra.run.dir=x"]
+    made = proposal.Proposal(own, {"adamw": "1,2"}, 9, None)
+    assert made.commands()[1][1] == ["-m", "search.adamw.lr=1,2", "seed=0,1,2", "task=sft"]

@@ -1,0 +1,378 @@
+"""Files in the shapes that people have: each is read as it is meant, told, or refused in a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.data import FilesConfig
+from optrun.data.build import load_source
+from optrun.data.columns import label_column, text_column
+from optrun.data.files import load_files, read_files
+from optrun.data.formats import FORMATS
+from optrun.data.reading import ReadOptions
+
+COMMA = "text,label\nfine day,good\nbad day,poor\n"
+ROWS = {"text": ["fine day", "bad day"], "label": ["good", "poor"]}
+CAFE = "text,label\ncafé “one”,good\nthe naïve résumé,poor\n"
+CAFE_ROWS = {"text": ["café “one”", "the naïve résumé"], "label": ["good", "poor"]}
+LATIN = "text,label\nle café,good\nça va très bien,poor\n"
+LATIN_ROWS = {"text": ["le café", "ça va très bien"], "label": ["good", "poor"]}
+RUSSIAN = "text,label\nхороший день,good\nплохой день,poor\n"
+LINES = '{"text": "fine day", "label": "good"}\n{"text": "bad day", "label": "poor"}\n'
+CONLL = "-DOCSTART- O\n\nAnna B-PER\nsings O\n\n\nin O\nRome B-LOC\n"
+TAGGED = {"tokens": [["Anna", "sings"], ["in", "Rome"]], "tags": [["B-PER", "O"], ["O", "B-LOC"]]}
+
+
+def by(mark: str, text: str = COMMA) -> str:
+    return text.replace(",", mark)
+
+
+def zipped(**files: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "/").replace("_", "."), content)
+    return out.getvalue()
+
+
+def zstd(text: str) -> bytes:
+    import pyarrow
+
+    return bytes(pyarrow.Codec("zstd").compress(text.encode(), asbytes=True))
+
+
+def arrow(*, stream: bool) -> bytes:
+    import pyarrow
+
+    out, table = io.BytesIO(), pyarrow.table(ROWS)
+    with (pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file)(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue()
+
+
+# what it is, name, bytes, what is said of it, the rows or words of the refusal, words of the note
+Case = tuple[str, str, str | bytes, dict[str, Any], dict[str, list[Any]] | list[str], list[str]]
+CASES: list[Case] = [
+    ("commas", "a.csv", COMMA, {}, ROWS, []),
+    ("semicolons", "a.csv", by(";"), {}, ROWS, ["separated by ';'", "data.delimiter"]),
+    ("bars", "a.csv", by("|"), {}, ROWS, ["'|'"]),
+    ("tabs called csv", "a.csv", by("\t"), {}, ROWS, ["'\\t'"]),
+    ("tabs", "a.tsv", by("\t"), {}, ROWS, []),
+    ("tabs called tab", "a.tab", by("\t"), {}, ROWS, []),
+    ("commas called tsv", "a.tsv", COMMA, {}, ROWS, ["','"]),
+    ("semicolons and commas in texts", "a.csv", "text;label\na, b;x\nc;y\n", {},
+     {"text": ["a, b", "c"], "label": ["x", "y"]}, ["';'"]),
+    ("commas in a quoted text", "a.csv", 'text;label\n"a; b, c";x\n', {},
+     {"text": ["a; b, c"], "label": ["x"]}, ["';'"]),
+    ("semicolons in every comma row", "a.csv", "text;one,label\na;b,x\nc;d,y\n", {},
+     {"text;one": ["a;b", "c;d"], "label": ["x", "y"]}, ["every row has ';', too", "reads them so"]),
+    ("two ways", "a.csv", "a;b|c\nd;e|f\n", {},
+     ["several ways", """'data.delimiter=";"'""", """'data.delimiter="|"'"""], []),
+    ("a way of two, said", "a.csv", "a;b|c\nd;e|f\n", {"delimiter": ";"}, {"a": ["d"], "b|c": ["e|f"]}, []),
+    ("tab, said", "a.csv", "a\tb\nc,\td\n", {"delimiter": "tab"}, {"a": ["c,"], "b": ["d"]}, []),
+    ("colons, said", "a.csv", by(":"), {"delimiter": ":"}, ROWS, []),
+    ("what Excel says first", "a.csv", "sep=;\n" + by(";"), {}, ROWS, ["first line says"]),
+    ("a single column", "a.csv", "text\na; b\nc\n", {}, {"text": ["a; b", "c"]}, []),
+    ("semicolons, one row too wide", "a.csv", by(";") + "a;b;c\n", {},
+     ["row 3", "2 columns, got 3", "';' needs quotes"], []),
+    ("no line of names", "a.csv", "fine day,good\nbad day,poor\n", {"column_names": ["text", "label"]}, ROWS, []),
+    ("no line of names, semicolons", "a.csv", "fine day;good\nbad day;poor\n", {"column_names": ["text", "label"]},
+     ROWS, ["';'"]),
+    ("no line of names, tabs", "a.tsv", "fine day\tgood\nbad day\tpoor\n", {"column_names": ["text", "label"]},
+     ROWS, []),
+    ("a name too many", "a.csv", COMMA, {"column_names": ["a", "b", "c"]}, ["data.column_names", "2 columns"], []),
+    ("a mark of UTF-8", "a.csv", b"\xef\xbb\xbf" + by(";").encode(), {}, ROWS, ["';'"]),
+    ("UTF-16", "a.csv", CAFE.encode("utf-16"), {}, CAFE_ROWS, ["utf-16", "data.encoding"]),
+    ("UTF-16, big end first, tabs", "a.tsv", b"\xfe\xff" + by("\t", CAFE).encode("utf-16-be"), {},
+     CAFE_ROWS, ["utf-16"]),
+    ("UTF-16 without a mark", "a.csv", CAFE.encode("utf-16-le"), {}, CAFE_ROWS, ["utf-16le"]),
+    ("UTF-32", "a.csv", CAFE.encode("utf-32"), {}, CAFE_ROWS, ["utf-32"]),
+    ("cp1252", "a.csv", CAFE.encode("cp1252"), {}, CAFE_ROWS, ["cp1252", "line 2", "café “one”"]),
+    ("cp1252, semicolons", "a.csv", by(";", CAFE).encode("cp1252"), {}, CAFE_ROWS, ["cp1252", "';'"]),
+    ("Latin-1", "a.csv", LATIN.encode("latin-1"), {}, LATIN_ROWS, ["latin-1", "café"]),
+    ("Latin-1, packed", "a.csv.gz", gzip.compress(LATIN.encode("latin-1")), {}, LATIN_ROWS, ["latin-1"]),
+    ("cp1251", "a.csv", RUSSIAN.encode("cp1251"), {}, ["no UTF-8", "no text", "data.encoding=cp1251"], []),
+    ("cp1251, said", "a.csv", RUSSIAN.encode("cp1251"), {"encoding": "cp1251"},
+     {"text": ["хороший день", "плохой день"], "label": ["good", "poor"]}, []),
+    ("cp1250", "a.csv", "text,label\ngęsią złotą,good\n".encode("cp1250"), {}, ["no UTF-8", "cp1250"], []),
+    ("Mac Roman", "a.csv", "text,label\nun café très long,good\nles élèves,a\n".encode("mac-roman"), {},
+     ["no UTF-8"], []),
+    ("GB 18030", "a.csv", "text,label\n今天天气很好,good\n".encode("gb18030"), {}, ["no UTF-8", "gb18030"], []),
+    ("Shift JIS", "a.csv", "text,label\nとても良い,good\n".encode("shift_jis"), {}, ["no UTF-8", "shift_jis"], []),
+    ("GB 18030, said", "a.jsonl", '{"text": "天气"}\n'.encode("gb18030"),
+     {"encoding": "gb18030"}, {"text": ["天气"]}, []),
+    ("a byte of no encoding", "a.csv", b"text,label\n\x81,1\n", {}, ["line 2", "no UTF-8", "no text"], []),
+    ("damaged UTF-8", "a.csv", "text,label\nçà,1\né,2\n".encode() + b"\xe9a,1\n", {}, ["line 4", "damaged"], []),
+    ("another encoding than is said", "a.csv", LATIN.encode("latin-1"), {"encoding": "utf-8"},
+     ["data.encoding=utf-8", "line 2"], []),
+    ("lines of cp1252", "a.txt", "a “b”\nc\n".encode("cp1252"), {}, {"text": ["a “b”", "c"]}, ["cp1252"]),
+    ("lines of UTF-16", "a.txt", "fine day\nbad day\n".encode("utf-16"), {},
+     {"text": ["fine day", "bad day"]}, ["utf-16"]),
+    ("JSON lines of UTF-16", "a.jsonl", LINES.encode("utf-16"), {}, ROWS, ["utf-16"]),
+    ("JSON lines of Latin-1", "a.jsonl", '{"text": "le café"}\n'.encode("latin-1"), {},
+     {"text": ["le café"]}, ["latin-1"]),
+    ("a broken row of UTF-16", "a.jsonl", (LINES + "{\n").encode("utf-16"), {}, ["a.jsonl", "row 3"], []),
+    ("brackets of UTF-16", "a.json", ("[" * 9000 + "]" * 9000).encode("utf-16"), {}, ["brackets are open"], []),
+    ("zip", "a.zip", zipped(a_csv=by(";")), {}, ROWS, ["';'"]),
+    ("zip of JSON lines", "a.zip", zipped(data__a_jsonl=LINES), {}, ROWS, []),
+    ("zip of cp1252 lines", "a.txt.zip", zipped(a_txt="fine\nbad\n"), {}, {"text": ["fine", "bad"]}, []),
+    ("zip with what a Mac adds", "a.zip", zipped(a_csv=COMMA, __MACOSX___a_csv="x"), {}, ROWS, []),
+    ("zip of two files", "a.zip", zipped(train_csv=COMMA, test_csv=COMMA), {}, ["2 files", "train.csv", "Unpack"], []),
+    ("zip of nothing", "a.zip", zipped(), {}, ["no file"], []),
+    ("zip that is none", "a.zip", b"PK\x03\x04 and more", {}, ["cannot be read as zip"], []),
+    ("zip of something else", "a.zip", zipped(a_pdf="x"), {}, ["unknown format", "no table"], []),
+    ("zip called csv", "a.csv", zipped(a_csv=COMMA), {}, ROWS, []),
+    ("gz", "a.csv.gz", gzip.compress(by(";").encode()), {}, ROWS, ["';'"]),
+    ("zst", "a.csv.zst", zstd(by(";")), {}, ROWS, ["';'"]),
+    ("zst of JSON lines", "a.jsonl.zst", zstd(LINES), {}, ROWS, []),
+    ("xz", "a.tsv.xz", lzma.compress(by("\t").encode()), {}, ROWS, []),
+    ("an Arrow file", "a.arrow", arrow(stream=False), {}, ROWS, []),
+    ("an Arrow stream", "a.arrow", arrow(stream=True), {}, ROWS, []),
+    ("feather", "a.feather", arrow(stream=False), {}, ROWS, []),
+    ("Arrow called csv", "a.csv", arrow(stream=False), {}, ["its bytes are arrow", "a.arrow"], []),
+    ("an Arrow file cut short", "a.arrow", arrow(stream=False)[:300], {}, ["cannot be read as arrow"], []),
+    ("CoNLL", "a.conll", CONLL, {}, TAGGED, []),
+    ("CoNLL in a text file", "a.txt", CONLL, {"format": "conll"}, TAGGED, []),
+    ("CoNLL with more columns", "a.iob", "Anna\tNNP\tB-PER\n", {}, {"tokens": [["Anna"]], "tags": [["B-PER"]]}, []),
+    ("CoNLL with comments", "a.conll", "# id = 1\n# O\n", {}, {"tokens": [["#"]], "tags": [["O"]]}, []),
+    ("CoNLL with a column missing", "a.conll", "a O\nb\n", {}, ["line 2", "1 columns", "Expected 2"], []),
+    ("CoNLL of nothing", "a.conll", "\n\n", {}, ["no rows"], []),
+    ("no ending", "a", COMMA, {"format": "csv"}, ROWS, []),
+    ("no ending, nothing said", "a", COMMA, {}, ["unknown format", "data.format"], []),
+    ("no such format", "a", COMMA, {"format": "cvs"}, ["data.format=cvs", "csv"], []),
+    ("a sheet that is none", "a.xlsx", COMMA, {}, ["cannot be read as xlsx", "no workbook"], []),
+    ("a sheet called csv", "a.csv", zipped(xl__workbook_xml="x"), {}, ["spreadsheet", "a.xlsx"], []),
+]  # fmt: skip
+
+
+def read(path: Path, said: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
+    notes: list[str] = []
+    rows = read_files("data.train", str(path), ReadOptions(**said), notes, documents=False)
+    return dict(rows[:]), "\n".join(notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said", "expected", "told"), [row[1:] for row in CASES], ids=[r[0] for r in CASES]
+)
+def test_a_file(
+    name: str, content: str | bytes, said: dict[str, Any], expected: dict[str, list[Any]] | list[str], told: list[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    if isinstance(expected, dict):
+        rows, notes = read(path, said)
+        assert rows == expected
+        assert all(fact in notes for fact in told), notes
+        assert bool(told) == bool(notes), "what is as its ending says is not told"
+        return
+    with pytest.raises(ConfigError) as refused:
+        read(path, said)
+    message = str(refused.value)
+    assert [fact for fact in expected if fact not in message] == [], message
+    assert "\n" not in message
+
+
+def workbook(path: Path, *sheets: list[list[Any]]) -> Path:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for number, rows in enumerate(sheets):
+        sheet = book.active if number == 0 else book.create_sheet()
+        for row in rows:
+            sheet.append(row)
+    book.save(path)
+    return path
+
+
+def test_a_workbook(tmp_path: Path) -> None:
+    path = workbook(
+        tmp_path / "a.xlsx", [["text", "label"], ["007", 1], [None, None], ["b", 2.5], ["c", True]], [["x"]]
+    )
+    rows, notes = read(path, {})
+    assert rows == {"text": ["007", "b", "c"], "label": ["1", "2.5", "True"]}
+    assert "'Sheet', is read; 'Sheet1' are not" in notes
+    assert read(workbook(tmp_path / "b.xlsx", [["a", 1]]), {"column_names": ["text", "label"]})[0]["text"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "facts"),
+    [
+        ([["text", None, "label"], ["a", "b", "c"]], ["names of the columns", "data.column_names"]),
+        ([["text", "text"], ["a", "b"]], ["each once"]),
+        ([["text"], ["a", "b"]], ["row 1", "more cells"]),
+        ([["text"], ["=1+1"]], ["row 2", "formula without a value", "=1+1"]),
+        ([], ["names of the columns"]),
+    ],
+)
+def test_a_workbook_that_is_no_table(rows: list[list[Any]], facts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(workbook(tmp_path / "a.xlsx", rows), {})
+    assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value
+
+
+def test_a_workbook_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    (tmp_path / "a.xlsx").write_bytes(zipped(xl__workbook_xml="x"))
+    with pytest.raises(ConfigError, match=r"pip install 'optrun\[excel\]'"):
+        read(tmp_path / "a.xlsx", {})
+
+
+# Folders ----------------------------------------------------------------------------------------------------------
+
+
+def texts(folder: Path, *classes: str, ending: str = ".txt") -> Path:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(2):
+            (folder / name / f"{number}{ending}").write_bytes(f"{name} café {number}\nmore".encode("cp1252"))
+    return folder
+
+
+def test_folders_of_classes(tmp_path: Path) -> None:
+    folder = texts(tmp_path / "mine", "good", "bad")
+    (folder / ".DS_Store").write_text("x")
+    rows, notes = read(folder, {})
+    assert rows["label"] == ["bad", "bad", "good", "good"]
+    assert rows["text"][3] == "good café 1\nmore"
+    assert "2 folders, which are the labels" in notes
+    assert "latin-1" in notes
+    before = load_files(FilesConfig(name="files", train=str(folder), eval=None), documents=False).train.content
+    (folder / "good" / "1.txt").write_text("another")
+    assert load_files(FilesConfig(name="files", train=str(folder), eval=None), documents=False).train.content != before
+
+
+def test_folders_of_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "mine" / name / "0.png")
+    rows = read_files("data.train", str(tmp_path / "mine"), documents=False)
+    assert type(rows.features["image"]).__name__ == "Image"
+    assert rows["label"][:] == ["cat", "dog"]
+
+
+def saved(folder: Path) -> Path:
+    from datasets import Dataset, DatasetDict
+
+    DatasetDict({"train": Dataset.from_dict(ROWS), "test": Dataset.from_dict(ROWS)}).save_to_disk(str(folder))
+    return folder
+
+
+FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
+    ("splits of classes", lambda path: texts(path / "train", "a", "b").parent, ["splits", "data.train=mine/train"]),
+    ("train and test are no classes", lambda path: texts(path, "train", "test"), ["**/*.txt"]),
+    ("one class alone", lambda path: texts(path, "a"), ["**/*.txt"]),
+    ("what save_to_disk wrote, splits", saved, ["splits", "data.train=mine/train data.eval=mine/test"]),
+    ("nothing that is read", lambda path: texts(path, "a", "b", ending=".exe"), ["no file in it ends with"]),
+    ("tables", lambda path: texts(path, "a", "b", ending=".csv"), ["**/*.csv"]),
+]
+
+
+@pytest.mark.parametrize(("make", "facts"), [row[1:] for row in FOLDERS], ids=[row[0] for row in FOLDERS])
+def test_a_folder_that_is_not_read(
+    make: Callable[[Path], Path], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("mine"))
+    with pytest.raises(ConfigError) as refused:
+        read(Path("mine"), {})
+    assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value
+
+
+def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
+    assert read(saved(tmp_path / "mine") / "train", {})[0] == ROWS
+
+
+# What is said ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "facts"),
+    [
+        ("a.jsonl", {"delimiter": ";"}, ["data.delimiter=;", "no effect on json", "csv, tsv"]),
+        ("a.jsonl", {"column_names": ["a"]}, ["data.column_names", "xlsx"]),
+        ("a.parquet", {"encoding": "cp1252"}, ["data.encoding=cp1252", "no effect on parquet"]),
+        ("a.jsonl", {"delimiter": "ab"}, ["data.delimiter", "one character"]),
+        ("a.csv", {"format": "cvs"}, ["data.format=cvs", "csv"]),
+        ("a.jsonl", {"format": "json", "streaming": True, "eval_fraction": 0}, ["data.format=json", "a stream"]),
+        ("a.csv", {"encoding": "klingon"}, ["data.encoding", "klingon"]),
+        ("a.csv", {"encoding": "base64"}, ["data.encoding", "base64"]),
+        ("a.csv", {"column_names": ["a", "a"]}, ["data.column_names", "each once"]),
+    ],
+)
+def test_what_has_no_effect_is_refused(name: str, said: dict[str, Any], facts: list[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_text(LINES)
+    with pytest.raises(ConfigError) as refused:
+        load_files(FilesConfig(name="files", train=str(tmp_path / name), eval=None, **said), documents=False)
+    assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value
+
+
+def test_a_stream_is_read_as_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"text": "café, the naïve one"}\n'.encode("cp1252"))
+    config = FilesConfig(name="files", train=str(tmp_path / "a.jsonl"), eval=None, eval_fraction=0, streaming=True)
+    with pytest.raises(ConfigError, match="iconv -f latin1"):
+        load_source(config, seed=0, documents=False)
+
+
+def test_rows_are_known_by_what_is_said(tmp_path: Path) -> None:
+    """One file, read in two ways, is two sets of rows, in the cache and for what is remembered of them."""
+    (tmp_path / "a.csv").write_text("a;b|c\nd;e|f\n")
+    found = []
+    for mark in (";", "|"):
+        config = FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None, delimiter=mark)
+        split = load_files(config, documents=False).train
+        found.append((split.content, split.rows.column_names))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == ["a", "b|c"]
+    assert found[1][1] == ["a;b", "c"]
+
+
+def test_each_ending_has_one_format() -> None:
+    endings = [ending for row in FORMATS.values() for ending in row.endings]
+    assert len(endings) == len(set(endings))
+
+
+def test_json_lines_keep_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in the cache of an earlier version are found: their key is of bytes and format alone."""
+    from optrun.data import reader
+    from optrun.data.cache import digest
+    from optrun.data.known_files import content_of
+
+    keys: list[str] = []
+    kept = reader.kept_rows
+    monkeypatch.setattr(
+        "optrun.data.formats.kept_rows", lambda kind, key, make: keys.append(key) or kept(kind, key, make)
+    )
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a"}) + "\n")
+    read(path, {})
+    assert keys == [digest("json", "{}", content_of(path))]
+
+
+@pytest.mark.parametrize("header", ["Text,Label", "TEXT, LABEL", " text ,label"])
+def test_names_in_other_case_or_with_blanks_around(header: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(COMMA.replace("text,label", header))
+    source = load_source(FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False)
+    label = label_column(source, source.train)
+    assert [label, text_column(source, source.train, [label])] == header.split(",")[::-1]
+
+
+def test_a_missing_line_of_names_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("fine day,good\n" + "fine day,good\nbad day,poor\n" * 4)
+    source = load_source(FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False)
+    with pytest.raises(
+        ConfigError, match=r"of a line of names: 'fine day', 'good'.*\"data.column_names=\[NAME1, NAME2\]\""
+    ):
+        label_column(source, source.train)
