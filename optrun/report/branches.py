@@ -5,11 +5,10 @@ Branches of one trunk share its luck: they are one observation of it, however ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,6 @@ from optrun.artifacts.run_dir import CHECKPOINTS, RunDir
 from optrun.artifacts.trunk import Trunk
 from optrun.base.formatting import plain
 from optrun.report.collect import Run, load_run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from optrun.report.theme import Theme
 
 Array = NDArray[np.float64]
 KEY = "branch_from"
@@ -128,53 +122,11 @@ def _trunk(fork: Fork) -> Run | None:
     return trunk
 
 
-def trunk_line(run: Run, metric: str, axis: str) -> tuple[Array, Array]:
-    """Find a metric of the trunk up to where a run left it; both empty where there is none.
-
-    Args:
-        run: A branch, or not.
-        metric: What was logged.
-        axis: As for `Run.line`.
-    """
-    fork = fork_of(run)
+def whole_line(run: Run, metric: str, axis: str) -> tuple[Array, Array]:
+    """Return a metric of a run as `Run.line` does, a branch's with that of its trunk before it."""
+    fork, own = fork_of(run), run.line(metric, axis)
     trunk = None if fork is None else _trunk(fork)
-    return (np.empty(0), np.empty(0)) if trunk is None else trunk.line(metric, axis)
-
-
-def joined(run: Run, metric: str, axis: str, line: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Begin the line of a branch where its trunk's ends; any other line stays as it is."""
-    x, y = trunk_line(run, metric, axis)
-    if not len(x) or not len(line[0]) or x[-1] >= line[0][0]:
-        return line
-    return np.append(x[-1:], line[0]), np.append(y[-1:], line[1])
-
-
-def draw_trunks(
-    ax: Axes,
-    runs: Iterable[Run],
-    metric: str,
-    axis: str,
-    theme: Theme,
-    *,
-    scale: float = 1.0,
-    smoothed: Callable[[Array], Array] = np.asarray,
-) -> None:
-    """Draw each trunk once, up to the last branch, with a dot where each leaves it.
-
-    Args:
-        ax: Where the branches are drawn.
-        runs: Branches, and others.
-        metric: What is drawn.
-        axis: Against what.
-        theme: Colours.
-        scale: Seconds in the unit of the axis.
-        smoothed: What is done to the lines of the branches.
-    """
-    lines = [(fork.trunk, *trunk_line(run, metric, axis)) for run in runs if (fork := fork_of(run)) is not None]
-    lines = sorted((line for line in lines if len(line[1])), key=lambda line: len(line[1]))
-    trunks = {name: (x, smoothed(y)) for name, x, y in lines}
-    for number, (x, y) in enumerate(trunks.values()):
-        label = None if number else "trunk" if len(trunks) == 1 else f"{len(trunks)} trunks"
-        forks = np.isin(x, [end[-1] for name, end, _ in lines])
-        ax.plot(x / scale, y, label=label, color=theme.muted, linewidth=2.2, zorder=1.9)
-        ax.plot(x[forks] / scale, y[forks], marker="o", markersize=6, color=theme.muted, linewidth=0, zorder=1.95)
+    if trunk is None or not len(own[0]):
+        return own
+    before = trunk.line(metric, axis)
+    return np.append(before[0], own[0]), np.append(before[1], own[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class Mark:
     text: str
     series: int | None
     """Whose it is."""
+    shown: bool = True
+    """Whether the page has it; the data beside the picture has all."""
 
 
 class Chart(Figure):
@@ -57,11 +59,15 @@ class Chart(Figure):
         """
         self.marks.append(Mark(ax, ax.transData if transform is None else transform, float(x), float(y), text, series))
 
-    def mark_line(self, ax: Axes, x: Array, y: Array, told: Callable[[int], str], *, series: int | None = None) -> None:
-        """Let points of a line tell their values, all of few, evenly many of more."""
-        for index in np.unique(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int)):
-            if np.isfinite(y[index]):
-                self.mark(ax, x[index], y[index], told(index), series=series)
+    def mark_line(self, ax: Axes, x: Array, y: Array, told: Sequence[str], *, series: int | None = None) -> None:
+        """Let points of a line tell their values, on the page all of few, evenly many of more."""
+        shown = set(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int).tolist())
+        for index in np.flatnonzero(np.isfinite(y)).tolist():
+            self.marks.append(Mark(ax, ax.transData, x[index], y[index], told[index], series, index in shown))
+
+    def rows(self) -> Iterable[tuple[str, float, float]]:
+        """List the marks: what each tells, and where it lies."""
+        return [(mark.text, mark.x, mark.y) for mark in self.marks]
 
 
 def of_series(artists: Artist | Iterable[Artist], series: int, kind: str = SERIES) -> None:

@@ -43,7 +43,12 @@ class Confirmed:
 
 
 def judge_together(
-    planned: Mapping[Path, Confirmation], directories: Sequence[Path], choice: Comparison, **typed: Any
+    planned: Mapping[Path, Confirmation],
+    directories: Sequence[Path],
+    choice: Comparison,
+    *,
+    matters: float | None = None,
+    **of_choice: Any,
 ) -> Confirmed | None:
     """Judge the confirmations directly beneath some directories by all their runs; None where there is none.
 
@@ -53,7 +58,8 @@ def judge_together(
         planned: What `confirmation.confirmations` found.
         directories: The sweeps.
         choice: What was found in them.
-        typed: Options of `compare_runs` that a person gave.
+        matters: The smallest difference that counts; None: as planned.
+        of_choice: Options of `compare_runs` that a person gave for the choice alone.
     """
     sweeps = {directory.resolve() for directory in directories}
     plans = {folder: made for folder, made in planned.items() if folder.resolve().parent in sweeps}
@@ -67,9 +73,15 @@ def judge_together(
     alike = [each for each in ended if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)]
     notes |= {it: f"Seeds {label(plans[it].seeds)} confirmed another choice." for it in ended if it not in alike}
     fresh = [run for folder in alike for run in runs[folder]]
-    made = compare_runs(fresh, looks=len(ended), **planned_options([plans[it] for it in alike], fresh, **typed))
+    options = planned_options([plans[it] for it in alike], fresh, matters=matters)
+    made = compare_runs(fresh, looks=len(ended), **options)
     lost = sum(len(plans[it].points()) for it in alike) - sum(len(arm.scores) for arm in made.findings.arms)
     said = [*notes.values(), *([f"{lost} of their runs failed and have no result."] if lost > 0 else [])]
+    planned_as = {"baseline": options["baseline"], "metric": made.findings.metric}
+    if other := [
+        f"{key}={given}" for key in planned_as if (given := of_choice.get(key)) not in (None, planned_as[key])
+    ]:
+        said.append(f"Judged as planned: {', '.join(other)} is for the choice alone.")
     seeds = " and ".join(label(plans[folder].seeds) for folder in alike)
     return Confirmed(plans, made, seeds, " ".join(said), len(ended), waiting)
 

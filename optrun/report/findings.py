@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
-from optrun.report.milestones import TimeToTarget, choose_target, common_level, floor_of, time_to_target
+from optrun.report.milestones import TimeToTarget, floor_of, time_to_target
 from optrun.report.paths import respell
 from optrun.report.statistics import Comparison, Judgement, compare, pooled_sd
 from optrun.report.sweep_folder import untuned
@@ -75,12 +76,8 @@ class Findings:
     """None where nothing is ranked."""
     floor: float
     """The metric before the first step: the median over runs; NaN where it was not evaluated."""
-    level: float
-    """Level of the metric for the width of lr basins; NaN where there is none."""
     target: float
-    """Level of the metric for steps and time to target; NaN where there is none."""
-    chosen_target: bool
-    """Whether a person set it."""
+    """Level of the metric for steps and time to target; NaN where none was asked for."""
     incomparable: str = ""
     """Why nothing is ranked although there are scores; empty where that is not so."""
     objectives: Sequence[Objective] = ()
@@ -131,7 +128,7 @@ def find(
         baseline: A contender to test the others against; default: each is asked whether it could be the best.
         by: Configuration keys that separate contenders; default: see `arms.compared`.
         tuned: Keys that separate none unless they stand in `by`, or nothing else does.
-        target: Level of the metric for times to target and lr basins; default: see `milestones`.
+        target: Level of the metric for steps and time to it; default: they are not counted.
         objectives: What is weighed against each other.
         matters: The smallest difference that counts; None: that of the configuration, else what another seed changes.
         looks: How often the growing set of seeds was asked, this time among them.
@@ -169,9 +166,7 @@ def find(
             sd=pooled_sd([each.best.finished for each in contenders]),
             looks=looks,
         )
-    floor = floor_of(described, name)
-    reached = choose_target([each.best for each in contenders if chosen in (None, each.label)], mode, floor)
-    level = common_level([] if apart else contenders, mode, floor)
+    level = math.nan if target is None else target
     return Findings(
         runs=list(runs),
         metric=name,
@@ -187,16 +182,14 @@ def find(
                 name=label,
                 contender=each,
                 versus=None if judgement is None else judgement.comparisons.get(label),
-                basin=basin(each, mode, level if target is None else target),
-                target=time_to_target(each.best, name, mode, reached if target is None else target),
+                basin=basin(each, mode),
+                target=time_to_target(each.best, name, mode, level),
             )
             for label, each in zip(names, contenders, strict=True)
         ],
         judgement=judgement,
-        floor=floor,
-        level=level if target is None else target,
-        target=reached if target is None else target,
-        chosen_target=target is not None,
+        floor=floor_of(described, name),
+        target=level,
         incomparable=apart,
         objectives=objectives,
     )

@@ -17,7 +17,7 @@ from optrun.report.arms import Arm, describe
 from optrun.report.chart import Chart
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
-from optrun.report.picture import Data, Dot, draw_dots, panel
+from optrun.report.picture import Dot, draw_dots, panel
 from optrun.report.table import Table, value
 from optrun.report.tables import Column, tabulate
 from optrun.report.theme import Theme, legend
@@ -126,13 +126,6 @@ def pareto_table(findings: Findings) -> Table | None:
         ("settings", False, settings),
     ]
     return tabulate(kept, columns, lambda _: "") if kept else None
-
-
-def pareto_data(findings: Findings) -> Data:
-    """List all configurations with their means."""
-    names = [each.name for each in findings.objectives]
-    found = [[each.contender, settings(each), *each.values, each.seeds, each.front] for each in points(findings)]
-    return Data(["contender", "settings", *names, "seeds", "front"], found)
 
 
 def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:

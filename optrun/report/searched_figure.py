@@ -14,7 +14,7 @@ from optrun.base.formatting import rate
 from optrun.report.arms import Arm
 from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Findings, Row
-from optrun.report.picture import Data, panel, reach
+from optrun.report.picture import panel, reach
 from optrun.report.searched import outcomes, places, searched_keys
 from optrun.report.table import NONE, value
 from optrun.report.theme import Theme
@@ -27,17 +27,6 @@ _WORDS = 12
 """Characters of a label."""
 _GOOD_TO_BAD = LinearSegmentedColormap.from_list("score", ["#1f7fd1", "#8f97a3", "#d9682b"])
 """Colours that are seen on paper, light or dark."""
-
-
-def searched_data(rows: Sequence[Row], findings: Findings) -> Data:
-    """List all configurations with an outcome."""
-    keys = searched_keys(findings)
-    found = [
-        [row.name, *(arm.settings.get(key) for key in keys), arm.mean if arm.finished else None, len(arm.finished),
-         bool(arm.diverged), arm is row.arm]
-        for row in rows for arm in outcomes(row.contender)
-    ]  # fmt: skip
-    return Data(["contender", *keys, f"mean {findings.metric}", "seeds", "diverged", "chosen"], found)
 
 
 def leaf(key: str) -> str:

@@ -66,7 +66,7 @@ def _circles(marks: Iterable[Mark]) -> str:
     for mark in marks:
         figure = mark.axes.get_figure(root=True)
         x, y = mark.transform.transform((mark.x, mark.y))
-        if figure is None or not mark.axes.bbox.padded(2).contains(x, y):
+        if figure is None or not mark.shown or not mark.axes.bbox.padded(2).contains(x, y):
             continue
         points = 72 / figure.dpi
         series = "" if mark.series is None else f" s{mark.series}"

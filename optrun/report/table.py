@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from optrun.base.formatting import plain
+from optrun.base.formatting import csv_cell, plain
 
+CSV_MARK = "optrun_report"
+"""Name of the last CSV column: by it an earlier report is told from a person's own file."""
 NONE = "–"
 """Where nothing is known."""
 
@@ -89,6 +94,15 @@ def to_markdown(table: Table) -> str:
     rule = "| " + " | ".join("---:" if numeric else "---" for numeric in table.numeric) + " |"
     rows = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in table.rows]
     return "\n".join([head, rule, *rows])
+
+
+def to_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Write rows as CSV; the last column marks the file as a report's."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*map(csv_cell, columns), CSV_MARK])
+    writer.writerows([*map(csv_cell, row), 1] for row in rows)
+    return buffer.getvalue()
 
 
 def escape_markdown(text: str) -> str:

@@ -7,8 +7,8 @@ be compared; scores on the scale of what was learnt in each can be.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -57,9 +57,18 @@ class Comparison:
     workloads: list[Workload]
     """One is the usual case."""
     scores: dict[str, dict[int, float]]
-    """Contender -> seed -> mean score over the workloads that count; empty for a single workload."""
+    """Contender -> seed -> outcome: of several workloads the mean score over those that count."""
+    lost: Mapping[str, Collection[int]]
+    """Contender -> seeds that diverged on some of them."""
     judgement: Judgement | None
     """That of the one workload, or over all; None where nothing is ranked."""
+
+    @classmethod
+    def of(cls, found: Findings) -> Comparison:
+        """Make that of a single workload."""
+        rows = found.rows
+        scores, lost = {row.name: row.arm.scores for row in rows}, {row.name: row.arm.lost for row in rows}
+        return cls([Workload("", found)], scores, lost, found.judgement)
 
     @property
     def findings(self) -> Findings:
@@ -70,6 +79,16 @@ class Comparison:
     def several(self) -> bool:
         """Whether the judgement is over several workloads."""
         return len(self.workloads) > 1
+
+    @property
+    def unit(self) -> str:
+        """What is compared."""
+        return "score" if self.several else self.findings.metric
+
+    @property
+    def counted(self) -> list[Workload]:
+        """The workloads that the judgement is over."""
+        return [each for each in self.workloads if not each.left_out]
 
     @property
     def runs(self) -> list[Run]:
@@ -111,7 +130,7 @@ def compare_runs(
     names = Counter(row.name for each in several for row in each.findings.ranked)
     if sum(count > 1 for count in names.values()) < 2:
         found = find(runs, metric=metric, baseline=baseline, by=by, matters=matters, looks=looks, **options)
-        return Comparison([Workload("", found)], {}, found.judgement)
+        return Comparison.of(found)
     if options.get("target") is not None:
         raise ConfigError(
             f"target={options['target']}: {len(several)} workloads have a metric each, and no level in common. "
@@ -120,17 +139,17 @@ def compare_runs(
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}")
     several = [replace(each, left_out=_why_left_out(each)) for each in several]
-    scores = _mean_scores([each for each in several if not each.left_out])
-    judgement, lost = None, defaultdict[str, set[int]](set)
-    for row in (row for each in several if not each.left_out for row in each.findings.ranked):
-        lost[row.name] |= row.arm.lost
+    counted = [each for each in several if not each.left_out]
+    rows = [row for each in counted for row in each.findings.ranked]
+    scores, judgement = _mean_scores(counted), None
+    lost = {name: set[int]().union(*(row.arm.lost for row in rows if row.name == name)) for name in scores}
     if sum(map(bool, scores.values())) > 1:
         if baseline is not None:
             scores.setdefault(baseline, {})  # what has no score differs from nobody
-        finished = ([x for seed, x in found.items() if seed not in lost[name]] for name, found in scores.items())
+        finished = ([x for seed, x in own.items() if seed not in lost.get(name, ())] for name, own in scores.items())
         sd = pooled_sd(finished)
         judgement = compare(scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks)
-    return Comparison(several, scores, judgement)
+    return Comparison(several, scores, lost, judgement)
 
 
 def _why_left_out(workload: Workload) -> str:
