@@ -1,4 +1,4 @@
-"""Runs that branch from a trunk: what they left where, its curve up to there, and what they cannot tell apart.
+"""Runs that branch from a trunk: what they left where, and what they cannot tell apart.
 
 Branches of one trunk share its luck: they are one observation of it, however many they are.
 """
@@ -7,19 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from optrun.artifacts.metrics import MetricsLog
-from optrun.artifacts.run_dir import CHECKPOINTS, RunDir
+from optrun.artifacts.run_dir import CHECKPOINTS
 from optrun.artifacts.trunk import Trunk
 from optrun.base.formatting import plain
-from optrun.report.collect import Run, load_run
+from optrun.report.collect import Run
 
-Array = NDArray[np.float64]
 KEY = "branch_from"
 ADVICE = "train trunks of more seeds and branch from each: branch_from=TRUNK_0,TRUNK_1,TRUNK_2"
 
@@ -62,14 +56,6 @@ def note(run: Run) -> str:
     return "" if fork is None else f"branch of {fork.name}"
 
 
-def facts(run: Run) -> list[tuple[str, str | None]]:
-    """List what the run said of its branching, a name and a value each."""
-    if (fork := fork_of(run)) is None:
-        return []
-    rest = [(key.replace("_", " "), str(run.at("branch", key) or "")) for key in ("optimizer_state", "schedule")]
-    return [("trunk", f"{fork.folder} (step {fork.step:,})"), *rest]
-
-
 def name_trunks(runs: Sequence[Run]) -> None:
     """Let branches be compared by where they left a trunk, not by which of the seeds' trunks it was.
 
@@ -107,26 +93,3 @@ def shared_luck(runs: Iterable[Run]) -> str:
         f"{len(forks)} runs branch from one trunk ({next(iter(trunks.values()))}) and share its luck: they may be "
         f"compared with each other, and count as one seed. For a verdict {ADVICE}."
     )
-
-
-@lru_cache(maxsize=64)
-def _trunk(fork: Fork) -> Run | None:
-    """Read a trunk up to where it was left; None where it is gone, or another run lies there now."""
-    trunk = load_run(fork.run) if RunDir(fork.run).is_run() else None
-    if trunk is None or trunk.summary.get("run_id") not in (None, fork.trunk):
-        return None
-    below = fork_of(trunk)  # a branch of a branch
-    before = _trunk(below) if below is not None else None
-    records = [record for record in trunk.log.records if record.get("step", 0) <= fork.step]
-    trunk.log = MetricsLog([*(before.log.records if before is not None else ()), *records])
-    return trunk
-
-
-def whole_line(run: Run, metric: str, axis: str) -> tuple[Array, Array]:
-    """Return a metric of a run as `Run.line` does, a branch's with that of its trunk before it."""
-    fork, own = fork_of(run), run.line(metric, axis)
-    trunk = None if fork is None else _trunk(fork)
-    if trunk is None or not len(own[0]):
-        return own
-    before = trunk.line(metric, axis)
-    return np.append(before[0], own[0]), np.append(before[1], own[1])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,19 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.reading import open_file
-from optrun.report import looks
-from optrun.report.chart import Chart
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
-from optrun.report.confirmed import Confirmed, judge_together, looks_at, planned_options
+from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings
-from optrun.report.next_step import next_command
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, Section, content_of, render
 from optrun.report.pareto import expected
 from optrun.report.picture import Picture
-from optrun.report.sweep_folder import objectives_of, tuned_keys
+from optrun.report.sweep_folder import look, objectives_of, tuned_keys
 from optrun.report.table import CSV_MARK, filled, to_csv, to_rich
 from optrun.report.tables import runs_csv, runs_table
-from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, save_png
+from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Chart, Theme, save_png
 from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
@@ -162,7 +160,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
         return 1
     seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.findings.ranked)
     sweeps = [each for each in dirs if not RunDir(each).is_run()]
-    return looks.look(sweeps, comparison.unit, seeds, note=note)
+    return look(sweeps, comparison.unit, seeds, note=note)
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
@@ -172,25 +170,19 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
         for warning in find_warnings(each.findings):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
                 found.setdefault(warning, []).append(each.name)
-    everywhere = len(comparison.workloads)
-    return [
-        warning
-        if len(names) == everywhere
-        else Warning(warning.kind, f"{', '.join(names)}: {warning.text}", warning.runs)
-        for warning, names in found.items()
-    ]
+    for warning, names in found.items():
+        if len(names) < len(comparison.workloads):
+            found[warning] = [f"{', '.join(names)}: "]
+    return [replace(warning, text="".join(names) + warning.text) for warning, names in found.items()]
 
 
 def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
     """Choose where a report goes: no run directory holds what was found of others."""
     if len(runs) == 1 or not RunDir(first).is_run():
         return first
-    made = datetime.now().astimezone()
-    folder = free = _REPORTS / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
-    number = 2
-    while free.exists():
-        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
-    return free
+    now = datetime.now().astimezone()
+    day, stem = _REPORTS / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
+    return next(each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists())
 
 
 def print_report(made: Report, content: Mapping[str, Any], console: Console) -> None:

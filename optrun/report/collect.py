@@ -247,12 +247,6 @@ class Run:
         )
         return [each for each in listed if isinstance(each, kind)]
 
-    @property
-    def changed(self) -> dict[str, Any]:
-        """Keys that were changed when the run was resumed, to their last values: no fresh run repeats that."""
-        pairs = (pair for changes in self.of_resumes("changes", dict) for pair in changes.items())
-        return {key: pair[-1] for key, pair in pairs if isinstance(pair, list) and pair}
-
 
 def comparable(value: object) -> object:
     """Normalise a setting so that 1 and 1.0 are equal, True and 1 are not."""

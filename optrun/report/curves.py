@@ -14,22 +14,28 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
-from optrun.report.branches import whole_line
-from optrun.report.chart import Chart
 from optrun.report.collect import Run, load_run
-from optrun.report.theme import LIGHT, Theme, count_axis, legend, new_figure, number_axis, ring, save_png, style_axes
+from optrun.report.theme import (
+    LIGHT,
+    Chart,
+    Theme,
+    count_axis,
+    legend,
+    new_figure,
+    number_axis,
+    ring,
+    save_png,
+    style_axes,
+)
 
 Array = NDArray[np.float64]
 
-_BOOKKEEPING = re.compile(r"(runtime|seconds|time|per_second|examples|samples|tokens|batches|steps)$")
 _LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
 _LEGEND_LIMIT = 6
-_NOISY = ("train/loss", "train/grad_norm")
-"""What is logged of single batches."""
 
 
 def draw_curves(run_dir: Path | str) -> Path:
-    """Draw the picture of one run: losses, evaluation metrics, learning rates, gradient norm.
+    """Draw the picture of one run: losses, evaluation metric, learning rates.
 
     Args:
         run_dir: A run directory with `metrics.jsonl`; summary and configuration add the title where they are readable.
@@ -47,7 +53,7 @@ def draw_curves(run_dir: Path | str) -> Path:
 
 
 def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) -> Chart:
-    """Draw losses over the whole width; below them evaluation metrics, learning rates and gradient norm, where logged.
+    """Draw losses over the whole width; below them the main evaluation metric and learning rates, where logged.
 
     Args:
         run: What its files say.
@@ -56,12 +62,11 @@ def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) 
         stacked: The panels stand one below the other, as wide as a phone.
     """
     names = run.log.names()
-    losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
+    main = [name for name in (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity") if name in names]
     panels = {
-        "Loss": ["train/loss", *losses],
-        "Evaluation": evaluation_names(names),
+        "Loss": ["train/loss", *(name for name in names if name.startswith("eval/") and name.endswith("/loss"))],
+        "Evaluation": [name for name in main if not name.endswith("/loss")][:1],
         "Learning rate": _rates(run),
-        "Gradient norm before clipping": [name for name in names if name == "train/grad_norm"],
     }
     drawn = [(name, logged) for name, logged in panels.items() if logged]
     beside = 1 if stacked else max(1, len(drawn) - 1)
@@ -76,23 +81,6 @@ def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) 
         style_axes(ax, theme, title=name, xlabel="optimizer step")
         _draw_panel(figure, ax, run, logged, theme)
     return figure
-
-
-def evaluation_names(names: list[str]) -> list[str]:
-    """Choose the evaluation metrics that belong into one panel: those on a common scale, bounded ones first.
-
-    Example:
-        >>> evaluation_names(["train/loss", "eval/loss", "eval/accuracy", "eval/f1", "eval/perplexity", "eval/seconds"])
-        ['eval/accuracy', 'eval/f1']
-        >>> evaluation_names(["eval/loss", "eval/perplexity"])
-        ['eval/perplexity']
-    """
-    found = [
-        name for name in names
-        if name.startswith("eval/") and not name.endswith("/loss") and not _BOOKKEEPING.search(name.rsplit("/", 1)[-1])
-    ]  # fmt: skip
-    bounded = [name for name in found if not name.endswith(("perplexity", "loss", "mse", "rmse", "mae"))]
-    return bounded[:_LEGEND_LIMIT] if bounded else found[:1]
 
 
 def smooth(values: Array, width: float) -> Array:
@@ -144,7 +132,7 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
     An axis is logarithmic where a linear one would press almost everything against its bottom. Every value that is NaN
     or infinite is a cross on the upper edge, the best of the first evaluation metric a ring.
     """
-    lines = {name: line for name in names if len((line := _line(run, name))[0])}
+    lines = {name: line for name in names if len((line := run.series(name))[0])}
     if not lines:
         ax.text(0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=theme.muted)
         return
@@ -158,7 +146,7 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
         style: dict[str, Any] = {"color": theme.series[0 if many else index % len(theme.series)], "linewidth": 1.7}
         style |= {"alpha": 1 - 0.75 * index / len(lines) if many else 1.0, "label": name}
         y = np.where(y > 0, y, np.nan) if log else y
-        if name in _NOISY and len(y) >= 12:
+        if name == "train/loss" and len(y) >= 12:  # of single batches
             ax.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.3)
             ax.plot(x, smooth(y, max(1.0, len(y) / 60)), **style)
         else:
@@ -181,13 +169,6 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
         ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label=None if index else "resumed")
     if len(lines) <= _LEGEND_LIMIT:
         legend(ax, theme, loc="best")
-
-
-def _line(run: Run, name: str) -> tuple[Array, Array]:
-    """Return a metric with what is not finite in it; a branch begins with what its trunk had."""
-    before, own = whole_line(run, name, "step"), run.series(name)
-    first = before[0] < (own[0][0] if len(own[0]) else -math.inf)
-    return np.append(before[0][first], own[0]), np.append(before[1][first], own[1])
 
 
 def metric_mode(name: str) -> str:

@@ -10,10 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from optrun.report.chart import Chart, of_series
 from optrun.report.picture import SHOWN, WIDTH, reach, short_name, style_of
 from optrun.report.statistics import Comparison
-from optrun.report.theme import Theme, new_figure, style_axes
+from optrun.report.theme import Chart, Theme, new_figure, of_series, style_axes
 
 LINES = 16
 """So many contenders have a line each; more are in the table."""

@@ -7,17 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from optrun.report.basin_figure import draw_basins
-from optrun.report.chart import Chart
-from optrun.report.differences import LINES, differences, draw_differences
+from optrun.report import differences, pareto, searched, seed_curves
 from optrun.report.findings import Findings
-from optrun.report.pareto import draw_pareto, points
 from optrun.report.picture import Picture, drawn_rows
-from optrun.report.searched import importances, searched_keys
-from optrun.report.searched_figure import MOST, draw_parallel
-from optrun.report.seed_curves import draw_seed_curves, progress, seed_curves
 from optrun.report.statistics import Judgement
-from optrun.report.theme import Theme
+from optrun.report.theme import Chart, Theme
 from optrun.report.workloads import Comparison, Workload
 
 _WITHIN = ("differences", "metric", "basin", "pareto")
@@ -67,30 +61,37 @@ def pictures(findings: Findings) -> list[Picture]:
         scores = {row.name: row.arm.scores for row in findings.rows}
         lost = {row.name: row.arm.lost for row in findings.rows}
         found += verdict_picture(findings.judgement, list(scores), scores, lost, metric, mode)
-    axis = progress(rows)
+    axis = seed_curves.progress(rows)
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
-    if curves := seed_curves(rows, metric, axis):
+    if curves := seed_curves.seed_curves(rows, metric, axis):
         bands = "the band spans all seeds" if len(rows) < 4 else "bands: the best two; pointing shows seeds of others"
         caption = f"Mean over seeds of the best configuration; {bands}.{same}"
-        add("metric", f"{metric} during training", caption, partial(draw_seed_curves, curves, metric, mode, axis))
+        add(
+            "metric",
+            f"{metric} during training",
+            caption,
+            partial(seed_curves.draw_seed_curves, curves, metric, mode, axis),
+        )
     if any(len(row.basin.tried) > 1 for row in rows):
         caption = "Mean over seeds at each lr; the ring is the best. Cross: diverged; arrowhead: outside."
-        add("basin", f"Final {metric} against learning rate", caption, partial(draw_basins, rows, findings))
-    if findings.objectives and points(findings):
+        add("basin", f"Final {metric} against learning rate", caption, partial(seed_curves.draw_basins, rows, findings))
+    if findings.objectives and pareto.points(findings):
         first, second = findings.objectives[:2]
         caption = "A dot is a configuration; none is better than those on the line in one number and as good in all."
         if len(findings.objectives) > 2:
             caption += f" The first two of {len(findings.objectives)} are drawn: the line may bend back."
-        add("pareto", f"{second.name} against {first.name}", caption, partial(draw_pareto, rows, findings))
-    keys, shares = searched_keys(findings), importances(findings)
+        add("pareto", f"{second.name} against {first.name}", caption, partial(pareto.draw_pareto, rows, findings))
+    keys, shares = searched.searched_keys(findings), searched.importances(findings)
     if keys not in ([], ["lr"]):  # a search over lr alone is seen in its basin
         caption = "A line is a configuration: blue is good, dotted diverged, thick chosen."
         caption += " Above a setting: its importance (PED-ANOVA)." if shares else ""
-        caption += f" {len(keys) - MOST} more settings are in the table alone." if len(keys) > MOST else ""
+        caption += (
+            f" {len(keys) - searched.MOST} more settings are in the table alone." if len(keys) > searched.MOST else ""
+        )
         title = f"{len(keys)} setting{'s' * (len(keys) > 1)} searched"
-        add("search", title, caption, partial(draw_parallel, rows, findings, shares))
-    if losses := seed_curves(rows, "train/loss", axis):
-        draw = partial(draw_seed_curves, losses, "train/loss", "min", axis)
+        add("search", title, caption, partial(searched.draw_parallel, rows, findings, shares))
+    if losses := seed_curves.seed_curves(rows, "train/loss", axis):
+        draw = partial(seed_curves.draw_seed_curves, losses, "train/loss", "min", axis)
         add("train-loss", "train/loss during training", f"Smoothed.{same}", draw)
     return found
 
@@ -113,12 +114,12 @@ def verdict_picture(
         metric: What differs.
         mode: "min" or "max".
     """
-    found = differences({name: judged.comparisons.get(name) for name in order}, scores, lost)
+    found = differences.differences({name: judged.comparisons.get(name) for name in order}, scores, lost)
     if len(found) < 2:
         return []
     caption = "Mean over shared seeds (small dots), the bar its interval; hollow: ruled out."
     caption += " Shaded: too small to matter." if math.isfinite(judged.matters) else ""
     caption += " Arrowhead: outside, with its value." if len(found) > 2 else ""
-    caption += f" The best {LINES} of {len(order)} are drawn." if len(order) > LINES else ""
-    draw = partial(draw_differences, found, metric, mode, judged.matters)
+    caption += f" The best {differences.LINES} of {len(order)} are drawn." if len(order) > differences.LINES else ""
+    draw = partial(differences.draw_differences, found, metric, mode, judged.matters)
     return [Picture("differences", f"Differences to {judged.reference}", caption, draw)]

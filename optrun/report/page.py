@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from optrun.base.formatting import plain
-from optrun.report.collect import Run
+from optrun.report import tables
 from optrun.report.confirmed import Confirmed
 from optrun.report.curves import run_title
 from optrun.report.figures import drawn_names
@@ -19,16 +19,6 @@ from optrun.report.pareto import pareto_sentence, pareto_table
 from optrun.report.picture import Picture
 from optrun.report.svg import to_svg
 from optrun.report.table import Table, value
-from optrun.report.tables import (
-    answers_table,
-    arms_table,
-    ranking_table,
-    run_facts,
-    runs_table,
-    scores_table,
-    states,
-    workloads_table,
-)
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import DARK, LIGHT, PAGE, css_variables
 from optrun.report.verdict import SweepVerdict, is_tested
@@ -85,45 +75,45 @@ def content_of(
         refresh: Seconds until the page loads itself anew; 0: never.
 
     Returns:
-        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders, or of facts of a
-        single run; `warnings`, of which three stand open; `sections`, open, in both files; `switches`, the names of the
-        contenders of the pictures; `folds`, folded, in HTML alone; `commands` that make the runs again; `tested`, how
-        the verdict came about; `footer`.
+        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders; `warnings`, of which
+        three stand open; `sections`, open, in both files; `switches`, the names of the contenders of the pictures;
+        `folds`, folded, in HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
     """
     runs, found = comparison.runs, comparison.findings
-    sections, folds, total = _sections(comparison), _folds(comparison), f"{len(runs):,} runs"
-    table = scores_table(comparison) if comparison.several else ranking_table(found)
+    table, sections = (
+        tables.scores_table(comparison) if comparison.several else tables.ranking_table(found),
+        _sections(comparison),
+    )
     if single := len(runs) == 1:
-        table, folds, total = run_facts(runs[0], found.metric, found.mode, found.target), [], "1 run"
-        sections = [Section("Answers", told)] if (told := answers_table(runs[0])) is not None else []
+        sections = [Section("Metrics", tables.metrics_table(runs[0]))]
+        sections += [Section("Answers", told)] if (told := tables.answers_table(runs[0])) is not None else []
     if confirmed is not None and confirmed.comparison is not comparison:
         sections = [Section("The choice that was confirmed", table), *sections]
-        table = ranking_table(confirmed.comparison.findings)
+        table = tables.ranking_table(confirmed.comparison.findings)
     by = "the metric of each workload" if comparison.several else found.metric
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return {
         "title": run_title(runs[0]) if single else _title(comparison),
-        "subtitle": f"{total} ({states(runs)}), compared by {by}, {made}",
+        "subtitle": f"{len(runs):,} run{'s' * (not single)} ({tables.states(runs)}), compared by {by}, {made}",
         "line": verdict.text,
         "next": verdict.next,
         "table": table,
         "warnings": warnings,
         "sections": sections,
         "switches": [] if single else drawn_names(comparison),
-        "folds": folds,
+        "folds": _folds(comparison),
         "commands": [*_commands(comparison), ("report", "", command)],
         "tested": "" if single else _tested(comparison if confirmed is None else confirmed.comparison, verdict),
-        "footer": _footer(runs),
         "refresh": refresh,
     }
 
 
 def _sections(comparison: Comparison) -> list[Section]:
     """List what stands open below the table of the verdict: each workload by itself, and what is weighed."""
-    found = [Section("Workloads", workloads_table(comparison))] if comparison.several else []
+    found = [Section("Workloads", tables.workloads_table(comparison))] if comparison.several else []
     for each in comparison.workloads:
         if comparison.several:
-            found.append(Section(f"Within {each.name}", ranking_table(each.findings)))
+            found.append(Section(f"Within {each.name}", tables.ranking_table(each.findings)))
         if each.findings.objectives:
             found.append(Section("Pareto front", pareto_table(each.findings), pareto_sentence(each.findings)))
     return found
@@ -134,35 +124,29 @@ def _folds(comparison: Comparison) -> list[Section]:
     found = []
     for each in comparison.workloads:
         within, own = f" of {each.name}" if each.name else "", each.findings
-        found.append(Section(f"Every configuration{within}", arms_table(own)))
-        found.append(Section(f"Every run{within}", runs_table(own.runs, own.keys, own.metric, own.mode)))
+        found.append(Section(f"Every configuration{within}", tables.arms_table(own)))
+        found.append(Section(f"Every run{within}", tables.runs_table(own.runs, own.keys, own.metric, own.mode)))
     return found
 
 
 def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
     """Say how the verdict came about, in at most 150 words."""
-    judged = comparison.judgement
+    judged, every = comparison.judgement, [each.findings for each in comparison.workloads]
     text = fill_text(
-        "tested.txt",
-        comparison=comparison,
-        judged=judged,
-        lost=any(arm.lost for each in comparison.workloads for arm in each.findings.arms),
-        tuned=any(each.findings.tuned_keys for each in comparison.workloads),
-        is_tested=judged is not None and is_tested(judged),
-        matters="" if judged is None else value(judged.matters),
-        selected=verdict.kind == "selected",
-    )
+        "tested.txt", comparison=comparison, judged=judged, is_tested=judged is not None and is_tested(judged),
+        matters="" if judged is None else value(judged.matters), selected=verdict.kind == "selected",
+        lost=any(arm.lost for each in every for arm in each.arms), tuned=any(each.tuned_keys for each in every),
+    )  # fmt: skip
     return " ".join(text.split())
 
 
 def _title(comparison: Comparison) -> str:
+    names = {row.name for each in comparison.workloads for row in each.findings.rows}
+    count = f"{len(names)} contender{'s' * (len(names) != 1)}"
     if comparison.several:
-        names = {row.name for each in comparison.workloads for row in each.findings.rows}
-        return f"{len(names)} contenders over {len(comparison.workloads)} workloads"
-    found = comparison.findings
-    values = [sorted({str(run.config[key]) for run in found.runs if key in run.config}) for key in _WHERE]
-    where = " on ".join(", ".join(names) for names in values if names)
-    count = f"{len(found.rows)} contender{'s' * (len(found.rows) != 1)}"
+        return f"{count} over {len(comparison.workloads)} workloads"
+    values = ({str(run.config[key]): 0 for run in comparison.runs if key in run.config} for key in _WHERE)
+    where = " on ".join(", ".join(each) for each in values if each)
     return f"{count}: {where}" if where else count
 
 
@@ -177,19 +161,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
             runs = row.arm.counted
             seeds = sorted({run.seed for run in runs if run.seed is not None})
             if runs and (line := runs[0].command(seeds=seeds)):
-                changes = ", ".join(dict.fromkeys(f"{key}={to}" for run in runs for key, to in run.changed.items()))
-                notes = [each.name, f"{len(seeds)} seeds" if len(seeds) > 1 else ""]
-                notes.append(f"changed when resumed: {changes}" if changes else "")
+                changed = any(each for run in runs for each in run.of_resumes("changes", dict))
+                notes = [each.name, f"{len(seeds)} seeds" * (len(seeds) > 1), "changed when resumed" * changed]
                 found.append((row.name, "; ".join(filter(None, notes)), plain(line)))
     return found
-
-
-def _footer(runs: Sequence[Run]) -> str:
-    """Say what the runs ran on, as far as all agree."""
-    parts = ["Made by optrun report from the files of the runs alone"]
-    for section in ("versions", "hardware"):
-        values = [value for run in runs if isinstance(value := run.summary.get(section), dict)]
-        if values and all(value == values[0] for value in values):
-            told = (f"{key} {each}" for key, each in values[0].items() if isinstance(each, (str, int, float)))
-            parts.append(", ".join(told))
-    return ". ".join(parts) + "."

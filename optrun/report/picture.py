@@ -10,10 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from optrun.base.formatting import number
-from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Row
 from optrun.report.table import value
-from optrun.report.theme import MARKERS, Theme, new_figure, number_axis, ring, style_axes
+from optrun.report.theme import MARKERS, Chart, Theme, new_figure, number_axis, of_series, ring, style_axes
 
 SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all."""

@@ -1,7 +1,8 @@
-"""Draw a metric during training: one line per contender, the mean over its seeds, with bands where there is room."""
+"""Draw a metric of contenders during training, and at its end against the learning rate: a line for each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,18 +11,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from optrun.report.branches import whole_line
-from optrun.report.chart import SEEDS, Chart, of_series
+from optrun.base.formatting import rate
+from optrun.report.arms import Arm
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
-from optrun.report.findings import Row
-from optrun.report.picture import limit, panel, reach, short_name, style_of, tell_cut
+from optrun.report.findings import Findings, Row
+from optrun.report.picture import Dot, draw_dots, limit, panel, reach, short_name, style_of, tell_cut
+from optrun.report.searched import searched_keys
 from optrun.report.table import value
-from optrun.report.theme import PAGE, Theme, count_axis, legend
+from optrun.report.theme import PAGE, SEEDS, Chart, Theme, count_axis, legend, log_axis, of_series
 
 Array = NDArray[np.float64]
 Axis = Literal["step", "epoch"]
 
+_CROWDED = 10
+"""A contender with more learning rates than this was searched at random, not on a grid."""
 _POINTS = 600
 _BANDS = 3
 """With more contenders than this the bands are a fog: the best two have one, the page shows the seeds of the others."""
@@ -124,7 +128,7 @@ def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
 
 def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]:
     """Interpolate several runs where all of them run, on the points of all; shapes (n,) and (seeds, n)."""
-    curves = [line for run in runs if len((line := whole_line(run, metric, axis))[0])]
+    curves = [line for run in runs if len((line := run.line(metric, axis))[0])]
     if not curves:
         return np.empty(0), np.empty((0, 0))
     if metric.startswith("train/"):
@@ -135,3 +139,38 @@ def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]
     if len(points) > _POINTS:
         points = points[np.linspace(0, len(points) - 1, _POINTS).astype(int)]
     return points, np.array([np.interp(points, x, y) for x, y in curves])
+
+
+def draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
+    """Draw the metric against lr, lr logarithmic."""
+    figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
+    log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
+    ax.margins(x=0.05)
+    # With other settings searched, too, neighbours differ by more than lr: a line through them would show that noise.
+    joined = len(searched_keys(findings)) < 2 or max(len(row.basin.points) for row in rows) <= _CROWDED
+    bests = [(row.name, row.basin.best.mean) for row in rows if row.basin.best is not None]
+    if bests:
+        means = [mean for _, mean in bests]
+        best = min(means) if findings.mode == "min" else max(means)
+        every = [arm.mean for row in rows for arm in row.basin.points.values()]
+        limit(ax, every, findings.mode, least=1.3 * reach(abs(mean - best) for mean in means))
+        tell_cut(ax, theme, findings.mode, bests, ())
+    low, high = ax.get_ylim()
+    for series, row in enumerate(rows):
+        basin = row.basin
+        inside = {lr: arm for lr, arm in basin.points.items() if lr not in basin.diverged or low <= arm.mean <= high}
+        dots = [Dot(lr, arm.mean, _told_lr(row, lr, arm), arm is basin.best) for lr, arm in inside.items()]
+        dots += [Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged") for lr in basin.diverged]
+        colour = style_of(theme, series)["color"]
+        for lr, arm in inside.items():
+            ends = [min(arm.finished), max(arm.finished)]
+            of_series(ax.plot([lr, lr], ends, linewidth=1.1, alpha=0.7, color=colour), series)
+        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, linewidth=1.4 if joined else 0)
+    legend(ax, theme, below=True, series=range(len(rows)))
+    return figure
+
+
+def _told_lr(row: Row, lr: float, arm: Arm) -> str:
+    seeds = arm.finished
+    over = f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)" if len(seeds) > 1 else ""
+    return f"{row.name}, lr {rate(lr)}: {value(arm.mean)}{over}"

@@ -11,8 +11,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from optrun.report.chart import Chart, Mark
-from optrun.report.theme import DARK, LIGHT, PAGE, any_letters, css_variables, variables
+from optrun.report.theme import DARK, LIGHT, PAGE, Chart, Mark, any_letters, css_variables, variables
 
 
 def to_svg(figure: Figure, *, name: str, label: str) -> str:

@@ -15,8 +15,9 @@ from optrun.base.formatting import duration, plain, rate, size
 from optrun.report import branches
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import NOT_STARTED, Run
+from optrun.report.curves import metric_mode
 from optrun.report.findings import Findings, Row
-from optrun.report.milestones import expected_best, first_reached
+from optrun.report.milestones import expected_best
 from optrun.report.paths import shortened
 from optrun.report.statistics import Comparison as Compared
 from optrun.report.statistics import Verdict
@@ -46,15 +47,15 @@ def ranking_table(findings: Findings) -> Table:
     same = min((len(_tried(row)) for row in findings.ranked), default=0)
     unequal = any(len(_tried(row)) > same for row in findings.ranked)
     against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
-    best_of = f"expected best of {same}"
+    best_of, several = f"expected best of {same}", len(findings.rows) > 1
     columns: list[tuple[bool, Column[Row]]] = [
         (True, ("#", True, lambda row: str(row.rank or NONE))),
         (True, ("contender", False, lambda row: row.name)),
         (bool(tuned), ("chosen", False, lambda row: describe(_settings(row, tuned)) or NONE)),
         (True, (f"{findings.metric} (mean ± sd)", True, lambda row: mean_sd(row.arm))),
-        (True, ("verdict", False, partial(verdict, findings))),
+        (several, ("verdict", False, partial(verdict, findings))),
         (True, ("seeds", True, lambda row: seeds(row.arm))),
-        (True, (against, True, lambda row: difference(row.versus))),
+        (several, (against, True, lambda row: difference(row.versus))),
         (True, ("diverged", True, lambda row: _lost(_runs(row)))),
         (not math.isnan(target), (f"steps to {at_least(target, findings.mode)}", True, _to_target)),
         (bool(tuned) and unequal, (best_of, True, lambda row: _known(expected_best(_tried(row), same, findings.mode)))),
@@ -121,7 +122,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         ("seed", True, lambda run: NONE if run.seed is None else str(run.seed)),
         ("status", False, lambda run: "diverged" if run.diverged and run.status != "failed" else run.status),
         ("step", True, _step),
-        (f"last {metric}", True, lambda run: _number(run.last(metric))),
+        (f"last {metric}", True, lambda run: NONE if (last := run.last(metric)) is None else value(last)),
         ("best", True, lambda run: _best(run, metric, mode)),
         ("wall time", True, lambda run: _total([run.wall_seconds])),
         *([("device", False, lambda run: run.device or NONE)] if any(run.device for run in runs) else []),
@@ -132,28 +133,14 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     return tabulate(runs, columns, lambda run: "worse" if run.diverged or run.status in bad else sort[run.finished])
 
 
-def run_facts(run: Run, metric: str, mode: str, target: float = math.nan) -> Table:
-    """Tabulate one run: a name and a value each; when it reached the target, where there is one."""
-    names = [name for name in run.log.names() if name.startswith("eval/")]
-    settings = ("model.name", "data.name", "optimizer.name", "lr")
-    facts: list[tuple[str, str]] = [
-        ("run", str(run.path)),
-        ("settings", describe({key: run.config[key] for key in settings if key in run.config})),
-        ("status", f"{run.status}: {run.message}" if run.message else run.status),
-        ("diverged", run.diverged),
-        ("steps", _step(run)),
-        ("branch", branches.note(run)),
-        *((name, _number(run.last(name))) for name in dict.fromkeys([metric, *names, "train/loss"])),
-        (f"best {metric}", _best(run, metric, mode)),
+def metrics_table(run: Run) -> Table:
+    """Tabulate what a run logged of its evaluations."""
+    columns: list[Column[str]] = [
+        ("metric", False, str),
+        ("last", True, lambda name: NONE if (last := run.last(name)) is None else value(last)),
+        ("best", True, lambda name: _best(run, name, metric_mode(name))),
     ]
-    if not math.isnan(target):
-        found = first_reached(run, metric, mode, target)
-        told = "not reached" if found is None else f"at step {found[0]:,.0f}, after {duration(found[1])}"
-        facts.append((f"{metric} {at_least(target, mode)}", told))
-    facts += [("wall time", _total([run.wall_seconds])), ("device", run.device)]
-    facts += [(told, _middle(name, run)) for name, (told, _) in _PERF.items()]
-    shown = [(name, plain(text)) for name, text in facts if text and text != NONE]
-    return tabulate(shown, [("", False, lambda fact: fact[0]), ("", False, lambda fact: fact[1])])
+    return tabulate([name for name in run.log.names() if name.startswith("eval/")], columns)
 
 
 def answers_table(run: Run) -> Table | None:
@@ -259,10 +246,6 @@ def _settings(row: Row, keys: Sequence[str]) -> dict[str, Any]:
     return {key: row.arm.settings[key] for key in keys if key in row.arm.settings}
 
 
-def _number(number: float | None) -> str:
-    return NONE if number is None else value(number)
-
-
 def _known(number: float) -> str:
     return NONE if math.isnan(number) else value(number)
 
@@ -321,8 +304,7 @@ def row_style(row: Row) -> str:
     return "muted" if row.rank is None or row.versus is None else _STYLES.get(row.versus.verdict, "")
 
 
-def _middle(name: str, of: Arm | Run) -> str:
+def _middle(name: str, arm: Arm) -> str:
     """Format the median of what is known of speed or memory."""
-    runs = of.runs if isinstance(of, Arm) else [of]
-    known = [number for run in runs if (number := run.perf(name)) is not None]
+    known = [number for run in arm.runs if (number := run.perf(name)) is not None]
     return _PERF[name][1](median(known)) if known else NONE

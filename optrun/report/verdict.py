@@ -166,16 +166,14 @@ def configuration(row: Row, findings: Findings) -> str:
 
 def beyond(row: Row, findings: Findings) -> float | None:
     """Find the lr to try next where the best one is the last of its grid; None where it is not."""
-    if "lr" not in findings.tuned_keys or row.basin.best is None:
+    basin = row.basin
+    if "lr" not in findings.tuned_keys or basin.best is None or len(basin.begun) < 2:
         return None
-    sides = row.basin.neighbours()
-    means = {point.lr: point.mean for point in row.basin.points}
-    if any(means.get(side.lr or 0.0) == row.basin.best.mean for side in sides):
+    below, above = basin.beside()
+    inside, best = basin.points.get(below or above or 0.0), basin.best.lr or 0.0
+    if (below and above) or (inside is not None and inside.mean == basin.best.mean):
         return None  # as good inside: nothing says that further out is better
-    for side in sides:
-        if side.lr is None and not side.unfinished:
-            return row.basin.best.lr * 2 if side.end == "highest" else row.basin.best.lr / 2
-    return None
+    return best * 2 if above is None else best / 2
 
 
 def _learnt(row: Row) -> str:

@@ -66,20 +66,18 @@ def _unequal(kind: str, of: Mapping[str, object], **details: Any) -> Iterable[Wa
 
 
 def _edges(findings: Findings) -> Iterable[Warning]:
-    """Warn where the best lr has no result close by on both sides."""
+    """Warn where the best lr has no other close by on both sides."""
     for row in findings.rows if "lr" in findings.tuned_keys else ():
-        for side in row.basin.neighbours():
-            assert row.basin.best is not None
-            best, further = row.basin.best.lr, beyond(row, findings)
-            about: dict[str, Any] = {"name": row.name, "best": rate(best), "end": side.end}
-            about |= {"unfinished": _listed([rate(lr) for lr in side.unfinished]), "tried": len(row.basin.tried)}
-            if side.unfinished:
-                yield _warn("edge", **about)
-            elif side.lr is None and further is not None:
+        if row.basin.best is None or len(row.basin.begun) < 2:
+            continue
+        best, further = row.basin.best.lr or 0.0, beyond(row, findings)
+        for end, lr in zip(("lowest", "highest"), row.basin.beside(), strict=True):
+            about: dict[str, Any] = {"name": row.name, "best": rate(best), "end": end, "tried": len(row.basin.tried)}
+            if lr is None and further is not None:
                 yield _warn("edge", try_lr=rate(further), **about)
-            elif side.lr is not None and (factor := max(best / side.lr, side.lr / best)) > COARSE:
-                about |= {"beside": rate(side.lr), "gone": side.lr in row.basin.diverged, "factor": f"{factor:.3g}"}
-                yield _warn("coarse", try_lr=rate(math.sqrt(best * side.lr)), **about)
+            elif lr is not None and (factor := max(best / lr, lr / best)) > COARSE:
+                about |= {"beside": rate(lr), "gone": lr in row.basin.diverged, "factor": f"{factor:.3g}"}
+                yield _warn("coarse", try_lr=rate(math.sqrt(best * lr)), **about)
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:
@@ -124,13 +122,9 @@ def _versions(findings: Findings) -> Iterable[Warning]:
     # A split that is cut with the seed differs between seeds by design; it must not differ within one.
     if len(prints) > len({seed for seed, _ in prints}):
         yield _warn("data")
-    names = ("optrun", "torch", "transformers")
-    found = {name: _distinct(run.at("versions", name) for run in runs) for name in names}
-    found["commits"] = [commit[:10] for commit in _distinct(run.at("git", "commit") for run in runs)]
-    differing = [f"{name} {_listed(values)}" for name, values in found.items() if len(values) > 1]
-    if len(_distinct(run.at("git", "dirty") for run in runs)) > 1:
-        differing.append("some ran with uncommitted changes")
-    if differing:
+    names = {"optrun": "versions", "torch": "versions", "transformers": "versions", "commit": "git", "dirty": "git"}
+    found = {name: _distinct(run.at(section, name) for run in runs) for name, section in names.items()}
+    if differing := [f"{name} {_listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1]:
         yield _warn("code", listed="; ".join(differing))
     if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
         yield _warn("hardware")

@@ -15,9 +15,9 @@ from typing import Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
-from optrun.report.arms import compared, describe, differing, telling
+from optrun.report.arms import compared, describe, differing, numbered, telling
 from optrun.report.collect import Run
-from optrun.report.comparable import incomparable, workload_of
+from optrun.report.comparable import data_of, incomparable, workload_of
 from optrun.report.findings import Findings, find
 from optrun.report.paths import respell
 from optrun.report.statistics import Judgement, compare, pooled_sd
@@ -205,20 +205,11 @@ def _names(parts: Sequence[list[Run]]) -> list[str]:
     """Name workloads by their tasks, then by their data, then by what else tells them apart."""
     firsts = [part[0] for part in parts]
     tasks = [str(run.config.get("task.name") or "task") for run in firsts]
-    data = [_data(run) for run in firsts]
+    data = [data_of(run) for run in firsts]
     names = tasks if len(set(data)) == 1 else data if len(set(tasks)) == 1 else []
     names = names or [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
     if len(set(names)) < len(names):
         keys = [key for key in differing(firsts) if key.partition(".")[0] in ("task", "data")]
         told = [describe({key: run.setting(key) for key in telling(keys, firsts)}) for run in firsts]
         names = [f"{name} ({more})" if names.count(name) > 1 else name for name, more in zip(names, told, strict=True)]
-    return [
-        plain(f"{name} #{1 + names[:index].count(name)}" if name in names[:index] else name)
-        for index, name in enumerate(names)
-    ]
-
-
-def _data(run: Run) -> str:
-    """Name the data: files by the evaluation file, hub data by its path, other sources by their choice."""
-    keys = ("data.eval", "data.path", "data.train", "data.name")
-    return next((str(value) for key in keys if (value := run.setting(key)) is not None), "data")
+    return numbered([*map(plain, names)])

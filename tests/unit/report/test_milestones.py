@@ -16,7 +16,7 @@ from optrun.cli.report import run as report_verb
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
 from optrun.report.milestones import censored_median, expected_best
-from optrun.report.tables import ranking_table, run_facts
+from optrun.report.tables import ranking_table
 
 MakeRun = Callable[..., Path]
 NEVER = math.inf
@@ -90,14 +90,6 @@ def test_a_target_that_nobody_set_is_not_counted_to(tmp_path: Path, make_run: Ma
     findings = find(load_runs([tmp_path]))
     assert math.isnan(findings.target)
     assert not any("steps to" in name for name in ranking_table(findings).columns)
-
-
-def test_of_one_run_it_is_a_line(tmp_path: Path, make_run: MakeRun) -> None:
-    path = make_run(tmp_path / "run", max_steps=40, eval_every=10, final=2.0)
-    for target, told in ((2.01, "at step 40, after 0.40 s"), (1.0, "not reached")):
-        facts = dict(run_facts(load_runs([path])[0], "eval/loss", "min", target=target).rows)
-        assert facts[f"eval/loss ≤ {target:.4f}"] == told
-    assert not any("≤" in name for name, _ in run_facts(load_runs([path])[0], "eval/loss", "min").rows)
 
 
 def test_a_level_that_the_untrained_model_had_reached_takes_no_step(tmp_path: Path, make_run: MakeRun) -> None:

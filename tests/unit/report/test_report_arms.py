@@ -137,10 +137,10 @@ def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: Make
         make_run(tmp_path / str(number), lr=lr, max_steps=40, final=2.0 + lr, diverge_at=20 if lr == 4e-3 else None)
         make_run(tmp_path / f"x{number}", optimizer="lamb", lr=lr, max_steps=40, final=2.0)
     basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
-    assert [(point.lr, point.mean) for point in basin.points] == [(1e-3, 2.001), (2e-3, 2.002)]
+    assert {lr: arm.mean for lr, arm in basin.points.items()} == {1e-3: 2.001, 2e-3: 2.002}
     assert (basin.diverged, basin.tried) == ((4e-3,), (1e-3, 2e-3, 4e-3))
-    assert basin.best is basin.points[0]
-    assert [(side.end, side.lr) for side in basin.neighbours()] == [("lowest", None), ("highest", 2e-3)]
+    assert basin.best is basin.points[1e-3]
+    assert basin.beside() == (None, 2e-3)
 
 
 def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: MakeRun) -> None:
@@ -209,8 +209,8 @@ def test_commands_take_one_point_of_a_recipe_that_is_a_sweep() -> None:
 
 def test_what_was_changed_when_a_run_was_resumed() -> None:
     resumes = [{"changes": {"lr": [1, 2], "training.max_steps": [5, 9]}}, {"changes": {"lr": [2, 3]}}, {"changes": 1}]
-    assert _command([], resumes=resumes).changed == {"lr": 3, "training.max_steps": 9}
-    assert _command([], resumes="torn").changed == {}
+    assert _command([], resumes=resumes).of_resumes("changes", dict) == [each["changes"] for each in resumes[:2]]
+    assert _command([], resumes="torn").of_resumes("changes", dict) == []
 
 
 def test_configuration_files(tmp_path: Path) -> None:

@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from optrun.base.errors import ConfigError
-from optrun.report.branches import fork_of, whole_line
+from optrun.report.branches import fork_of
 from optrun.report.collect import Run, load_run, load_runs
 from optrun.report.confirmation import prepare
 from optrun.report.figures import pictures
 from optrun.report.findings import find
-from optrun.report.tables import run_facts, runs_table
+from optrun.report.tables import runs_table
 from optrun.report.warnings import find_warnings
 from tests.unit.report.conftest import write_run
 
@@ -52,24 +51,6 @@ def grove(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of(run: Path) -> Run:
     return load_run(run)
-
-
-def test_the_line_of_a_branch_begins_with_that_of_its_trunk(grove: Path) -> None:
-    run, trunk = of(grove / "branches/lamb0"), of(grove / "trunks/oak0")
-    x, y = whole_line(run, "eval/loss", "step")
-    steps, values = trunk.series("eval/loss")
-    own = run.series("eval/loss")
-    np.testing.assert_array_equal(x, [*steps[steps <= FORK], *own[0]])
-    np.testing.assert_array_equal(y, [*values[steps <= FORK], *own[1]])
-    np.testing.assert_array_equal(whole_line(trunk, "eval/loss", "step")[0], steps)
-
-
-def test_a_trunk_that_is_gone_or_another_run_now_is_not_drawn(tmp_path: Path) -> None:
-    gone = branch(tmp_path / "gone", tmp_path / "nowhere", "lamb")
-    assert whole_line(of(gone), "eval/loss", "step")[0][0] > FORK
-    other = write_run(tmp_path / "other", summary={"run_id": "another"})
-    assert whole_line(of(branch(tmp_path / "b", other, "lamb")), "eval/loss", "step")[0][0] > FORK
-    assert find([of(gone)]).rows[0].rank == 1
 
 
 def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> None:
@@ -110,8 +91,6 @@ def test_the_tables_name_trunk_and_step(grove: Path) -> None:
     assert fork_of(run) is not None
     table = runs_table([run], [], "eval/loss", "min")
     assert "oak0 step 100" in table.rows[0][-1]
-    facts = {row[0]: row[1] for row in run_facts(run, "eval/loss", "min").rows}
-    assert facts["branch"] == "branch of oak0 step 100"
 
 
 def test_a_confirmation_wants_seeds_that_no_trunk_has(grove: Path, tmp_path: Path) -> None:
