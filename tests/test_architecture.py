@@ -155,7 +155,6 @@ OTHER_DOORS = {
     "base/bounded_yaml.py": "the door for YAML, of what `reading` reads",
     "config/saved.py": "what `bounded_yaml` read",
     "config/yaml_files.py": "nodes of what `reading` reads, for line numbers",
-    "report/paths.py": "one line of what `reading` read",
     # Descriptors to write, to lock and to flush; none of their bytes is believed.
     "artifacts/atomic.py": "writes",
     "artifacts/lock.py": "locks",

@@ -25,7 +25,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "optimizer": (5033, 49619),
     "param_groups": (996, 9680),
     "plugin": (31, 230),
-    "report": (4198, 50367),
+    "report": (3594, 43605),
     "runner": (4552, 41323),
     "scheduler": (607, 5506),
     "sweeper": (2593, 24625),

@@ -30,7 +30,7 @@ on disk (in the first DIR; where that is one run of several, in outputs/reports/
   metric    the metric to compare by, such as eval/loss; else the main metric of the runs
   matters   the smallest difference of it that counts; else one standard deviation between seeds
   by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
-  target    the level of the metric to which steps, tokens and time are counted; else one that all contenders reach
+  target    the level of the metric to which steps and time are counted, as in target=4.5
   objectives  numbers to weigh against each other, such as eval/loss,perf/tokens_per_second: the configurations that no
             other is better than in all; else those of the sweep
   port      of the page that --watch serves on this machine alone; else a free one

@@ -92,11 +92,6 @@ class Contender:
         """Describe the settings that set this contender apart."""
         return describe(self.settings) or self.best.runs[0].optimizer or "all runs"
 
-    def values(self) -> set[str]:
-        """Collect its settings as they are shown, and as its runs have them."""
-        whole = {str(run.config.get(key)) for key in self.settings for run in self.best.runs}
-        return whole | {str(value) for value in self.settings.values()}
-
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
@@ -141,13 +136,8 @@ def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """
     typed = [override.lstrip("+").partition("=")[0] for run in runs[:1] for override in run.overrides]
 
-    def typed_at(key: str) -> int:
-        return min(
-            (typed.index(name) for name in (key, key.removesuffix(".name")) if name in typed), default=len(typed)
-        )
-
-    kept = list(keys)
-    for key in sorted(keys, key=typed_at, reverse=True):  # the last typed goes first
+    kept, place = list(keys), {name: -at for at, name in enumerate(typed)}
+    for key in sorted(keys, key=lambda key: place.get(key, place.get(key.removesuffix(".name"), -len(typed)))):
         if any(follows(key, [other], runs) for other in kept if other != key):
             kept.remove(key)
     return kept
@@ -223,14 +213,29 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
     Raises:
         ConfigError: None or several fit; the message lists what there is.
     """
+    # Settings as they are shown, and as the runs have them.
+    values = [{*map(str, each.settings.values())} for each in contenders]
+    for each, own in zip(contenders, values, strict=True):
+        own |= {str(run.config.get(key)) for key in each.settings for run in each.best.runs}
     exact = [each for each in contenders if each.label == name]
-    fitting = exact or [each for each in contenders if name in each.values()]
-    if len(fitting) == 1:
-        return fitting[0]
+    fitting = exact or [each for each, own in zip(contenders, values, strict=True) if name in own]
     labels = [each.label for each in (fitting or contenders)]
-    if fitting:
+    if not fitting:
+        raise ConfigError(f"baseline={name}: nothing compared here has this name. {did_you_mean(name, labels)}")
+    if len(fitting) > 1:
         raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(labels)}")
-    raise ConfigError(f"baseline={name}: nothing compared here has this name. {did_you_mean(name, labels)}")
+    return fitting[0]
+
+
+def numbered(labels: Sequence[str]) -> list[str]:
+    """Number labels where two would read the same.
+
+    Example:
+        >>> numbered(["a", "b", "a"])
+        ['a', 'b', 'a #2']
+    """
+    before = [labels[:index].count(label) for index, label in enumerate(labels)]
+    return [f"{label} #{count + 1}" if count else label for label, count in zip(labels, before, strict=True)]
 
 
 def describe(settings: Mapping[str, Any]) -> str:

@@ -1,31 +1,19 @@
-"""Runs that branch from a trunk: what they left where, its curve up to there, and what they cannot tell apart.
+"""Runs that branch from a trunk: what they left where, and what they cannot tell apart.
 
 Branches of one trunk share its luck: they are one observation of it, however many they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from optrun.artifacts.metrics import MetricsLog
-from optrun.artifacts.run_dir import CHECKPOINTS, RunDir
+from optrun.artifacts.run_dir import CHECKPOINTS
 from optrun.artifacts.trunk import Trunk
 from optrun.base.formatting import plain
-from optrun.report.collect import Run, load_run
+from optrun.report.collect import Run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from optrun.report.theme import Theme
-
-Array = NDArray[np.float64]
 KEY = "branch_from"
 ADVICE = "train trunks of more seeds and branch from each: branch_from=TRUNK_0,TRUNK_1,TRUNK_2"
 
@@ -68,14 +56,6 @@ def note(run: Run) -> str:
     return "" if fork is None else f"branch of {fork.name}"
 
 
-def facts(run: Run) -> list[tuple[str, str | None]]:
-    """List what the run said of its branching, a name and a value each."""
-    if (fork := fork_of(run)) is None:
-        return []
-    rest = [(key.replace("_", " "), str(run.at("branch", key) or "")) for key in ("optimizer_state", "schedule")]
-    return [("trunk", f"{fork.folder} (step {fork.step:,})"), *rest]
-
-
 def name_trunks(runs: Sequence[Run]) -> None:
     """Let branches be compared by where they left a trunk, not by which of the seeds' trunks it was.
 
@@ -113,68 +93,3 @@ def shared_luck(runs: Iterable[Run]) -> str:
         f"{len(forks)} runs branch from one trunk ({next(iter(trunks.values()))}) and share its luck: they may be "
         f"compared with each other, and count as one seed. For a verdict {ADVICE}."
     )
-
-
-@lru_cache(maxsize=64)
-def _trunk(fork: Fork) -> Run | None:
-    """Read a trunk up to where it was left; None where it is gone, or another run lies there now."""
-    trunk = load_run(fork.run) if RunDir(fork.run).is_run() else None
-    if trunk is None or trunk.summary.get("run_id") not in (None, fork.trunk):
-        return None
-    below = fork_of(trunk)  # a branch of a branch
-    before = _trunk(below) if below is not None else None
-    records = [record for record in trunk.log.records if record.get("step", 0) <= fork.step]
-    trunk.log = MetricsLog([*(before.log.records if before is not None else ()), *records])
-    return trunk
-
-
-def trunk_line(run: Run, metric: str, axis: str) -> tuple[Array, Array]:
-    """Find a metric of the trunk up to where a run left it; both empty where there is none.
-
-    Args:
-        run: A branch, or not.
-        metric: What was logged.
-        axis: As for `Run.line`.
-    """
-    fork = fork_of(run)
-    trunk = None if fork is None else _trunk(fork)
-    return (np.empty(0), np.empty(0)) if trunk is None else trunk.line(metric, axis)
-
-
-def joined(run: Run, metric: str, axis: str, line: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Begin the line of a branch where its trunk's ends; any other line stays as it is."""
-    x, y = trunk_line(run, metric, axis)
-    if not len(x) or not len(line[0]) or x[-1] >= line[0][0]:
-        return line
-    return np.append(x[-1:], line[0]), np.append(y[-1:], line[1])
-
-
-def draw_trunks(
-    ax: Axes,
-    runs: Iterable[Run],
-    metric: str,
-    axis: str,
-    theme: Theme,
-    *,
-    scale: float = 1.0,
-    smoothed: Callable[[Array], Array] = np.asarray,
-) -> None:
-    """Draw each trunk once, up to the last branch, with a dot where each leaves it.
-
-    Args:
-        ax: Where the branches are drawn.
-        runs: Branches, and others.
-        metric: What is drawn.
-        axis: Against what.
-        theme: Colours.
-        scale: Seconds in the unit of the axis.
-        smoothed: What is done to the lines of the branches.
-    """
-    lines = [(fork.trunk, *trunk_line(run, metric, axis)) for run in runs if (fork := fork_of(run)) is not None]
-    lines = sorted((line for line in lines if len(line[1])), key=lambda line: len(line[1]))
-    trunks = {name: (x, smoothed(y)) for name, x, y in lines}
-    for number, (x, y) in enumerate(trunks.values()):
-        label = None if number else "trunk" if len(trunks) == 1 else f"{len(trunks)} trunks"
-        forks = np.isin(x, [end[-1] for name, end, _ in lines])
-        ax.plot(x / scale, y, label=label, color=theme.muted, linewidth=2.2, zorder=1.9)
-        ax.plot(x[forks] / scale, y[forks], marker="o", markersize=6, color=theme.muted, linewidth=0, zorder=1.95)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
@@ -19,21 +20,19 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.reading import open_file
-from optrun.report import looks
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
-from optrun.report.confirmed import Confirmed, judge_together, looks_at, planned_options
+from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings
-from optrun.report.next_step import next_command
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, Section, content_of, render
 from optrun.report.pareto import expected
-from optrun.report.picture import Data, Picture
-from optrun.report.sweep_folder import objectives_of, tuned_keys
-from optrun.report.table import filled, to_rich
-from optrun.report.tables import CSV_MARK, runs_csv, runs_table
-from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png
+from optrun.report.picture import Picture
+from optrun.report.sweep_folder import look, objectives_of, tuned_keys
+from optrun.report.table import CSV_MARK, filled, to_csv, to_rich
+from optrun.report.tables import runs_csv, runs_table
+from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Chart, Theme, save_png
 from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
@@ -115,56 +114,41 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target, "matters": matters}
-    typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
-    typed += [f"objectives={','.join(f'{each.name}:{each.mode}' for each in objectives)}"] if objectives else []
-    told_so, own = Asked(baseline=baseline, metric=metric, by=by), read(dirs[0]) if len(dirs) == 1 else None
+    options: dict[str, Any] = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
+    weighed = ",".join(f"{each.name}:{each.mode}" for each in objectives)
+    typed = options | {"by": ",".join(by), "target": target, "objectives": weighed}
+    line = [*map(str, dirs), *(f"{key}={given}" for key, given in typed.items() if given not in (None, ""))]
+    sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
+    weighs = expected(objectives, runs) or objectives_of(sweeps)
+    compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps), target=target, objectives=weighs)
     if own is not None:
-        planned_so = planned_options([own], runs, metric=metric, by=by, baseline=baseline, matters=matters)
-        metric, by, baseline, matters = (planned_so[key] for key in ("metric", "by", "baseline", "matters"))
-    sweeps = [run.path.parent for run in runs]
-    tuned, weighed = tuned_keys(sweeps), expected(objectives, runs) or objectives_of(sweeps)
-
-    def compare(asked: int) -> Comparison:
-        return compare_runs(
-            runs, metric=metric, baseline=baseline, by=by, matters=matters,
-            looks=asked, tuned=tuned, target=target, objectives=weighed,
-        )  # fmt: skip
-
-    comparison = compare(1)
+        options = planned_options([own], runs, **options)
+    comparison = compare(**options)
     asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
     if asked > 1:
-        comparison = compare(asked)
-    if own is None:
-        confirmed = judge_together(planned, dirs, comparison, matters=matters)
-    else:
+        comparison = compare(**options, looks=asked)
+    confirmed = judge_together(planned, dirs, comparison, **options) if own is None else None
+    if own is not None:
         confirmed = Confirmed.of(dirs[0], own, comparison, asked)
-    told = comparison if confirmed is None else confirmed.comparison
-    note = "" if confirmed is None else confirmed.note
-    if own is None and confirmed is not None and confirmed.seeds:
-        found = told.findings
-        planned_as = {"baseline": found.reference if found.named else None, "metric": found.metric}
-        asked_as = {"baseline": baseline, "metric": metric}
-        if other := [f"{key}={given}" for key, given in asked_as.items() if given not in (None, planned_as[key])]:
-            note = f"{note} Judged as planned: {', '.join(other)} is for the choice alone.".strip()
     verdict = judge(
-        told,
+        comparison if confirmed is None else confirmed.comparison,
         confirmed="" if confirmed is None else confirmed.seeds,
         looks=asked if confirmed is None else confirmed.looks,
         left=sum(run.status in ("running", NOT_STARTED) for run in runs) if follows else 0,
-        next_command=next_command(comparison, confirmed, dirs, told_so),
-        note=note,
+        next_command=next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)),
+        note="" if confirmed is None else confirmed.note,
         waits=own is not None and confirmed is not None and bool(confirmed.waiting),
     )
     cautions = _cautions(comparison, of_the_choice=own is None)
-    made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *map(str, dirs), *typed]), confirmed)
+    command = shlex.join(["optrun", "report", *line])
     said = content_of(
-        comparison, verdict, cautions, confirmed=confirmed, command=made.command, refresh=REFRESH if follows else 0
+        comparison, verdict, cautions, confirmed=confirmed, command=command, refresh=REFRESH if follows else 0
     )
     drawn = [_run_picture(runs[0])] if len(runs) == 1 else all_pictures(comparison)
-    made.files.extend(_write(out or _folder_for(dirs[0], runs), said, runs_csv(comparison), drawn))
+    files = _write(out or _folder_for(dirs[0], runs), said, runs_csv(comparison), drawn)
+    made = Report(comparison, verdict, cautions, command, confirmed, files)
     if console is not None and brief:
-        console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{verdict} More in {files[0]}", markup=False, highlight=False, soft_wrap=True)
     elif console is not None:
         print_report(made, said, console)
     return made
@@ -176,7 +160,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
         return 1
     seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.findings.ranked)
     sweeps = [each for each in dirs if not RunDir(each).is_run()]
-    return looks.look(sweeps, "score" if comparison.several else comparison.findings.metric, seeds, note=note)
+    return look(sweeps, comparison.unit, seeds, note=note)
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
@@ -186,46 +170,37 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
         for warning in find_warnings(each.findings):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
                 found.setdefault(warning, []).append(each.name)
-    everywhere = len(comparison.workloads)
-    return [
-        warning
-        if len(names) == everywhere
-        else Warning(warning.kind, f"{', '.join(names)}: {warning.text}", warning.runs)
-        for warning, names in found.items()
-    ]
+    for warning, names in found.items():
+        if len(names) < len(comparison.workloads):
+            found[warning] = [f"{', '.join(names)}: "]
+    return [replace(warning, text="".join(names) + warning.text) for warning, names in found.items()]
 
 
 def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
     """Choose where a report goes: no run directory holds what was found of others."""
     if len(runs) == 1 or not RunDir(first).is_run():
         return first
-    made = datetime.now().astimezone()
-    folder = free = _REPORTS / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
-    number = 2
-    while free.exists():
-        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
-    return free
+    now = datetime.now().astimezone()
+    day, stem = _REPORTS / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
+    return next(each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists())
 
 
 def print_report(made: Report, content: Mapping[str, Any], console: Console) -> None:
     """Print the report in a terminal: the line, the tables that stand open on the page, warnings, files."""
-    first, begun = made.findings, [run for run in made.comparison.runs if run.status != NOT_STARTED]
+    begun = [run for run in made.comparison.runs if run.status != NOT_STARTED]
     console.print()
-    if content["facts"] is not None:
-        console.print(to_rich(content["facts"]))
-    else:
-        console.print(Text(content["line"], style="bold"))
-        if content["next"]:
-            console.print(f"next: {content['next']}", markup=False, highlight=False, soft_wrap=True)
-        for section in [Section("", tables=[content["table"]]), *content["sections"]]:
-            for paragraph in section.paragraphs if not section.tables else ():
-                console.print(paragraph, markup=False, highlight=False)
-            for table in section.tables:
-                console.print(to_rich(table, title=section.title or None, width=console.width))
-        if rest := [run for run in begun if not run.finished or run.diverged]:
-            title = f"{len(rest)} of {len(begun)} runs without a result{', the first 20' if len(rest) > 20 else ''}"
-            shown = runs_table(rest[:20], first.keys, first.metric, first.mode)
-            console.print(to_rich(filled(shown), title=title, width=console.width))
+    console.print(Text(content["line"], style="bold"))
+    if content["next"]:
+        console.print(f"next: {content['next']}", markup=False, highlight=False, soft_wrap=True)
+    for section in [Section("", content["table"]), *content["sections"]]:
+        if section.table is None:
+            console.print(section.text, markup=False, highlight=False)
+        else:
+            console.print(to_rich(section.table, title=section.title or None, width=console.width))
+    if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
+        title = f"{len(rest)} of {len(begun)} runs without a result{', the first 20' if len(rest) > 20 else ''}"
+        shown = runs_table(rest[:20], made.findings.keys, made.findings.metric, made.findings.mode)
+        console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
     if made.warnings:
@@ -237,31 +212,29 @@ def print_report(made: Report, content: Mapping[str, Any], console: Console) -> 
 def _write(folder: Path, content: Mapping[str, Any], table: str, drawn: Sequence[Picture]) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
-    numbers = {path.with_suffix(".csv"): one.data for one, path in images.items() if one.data is not None}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
+    files = [*pages, *images.values(), *(path.with_suffix(".csv") for path in images.values())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*pages, *images.values(), *numbers]:
+        for path in files:
             if path.exists() and not is_own(path):
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        texts = dict(zip(pages, [*render(content, images), table], strict=True))
-        texts |= {path: data().to_csv() for path, data in numbers.items()}
-        with recorded(*pages, *images.values(), *numbers):
-            for path, text in texts.items():
+        with recorded(*files):
+            for path, text in zip(pages, [*render(content, images), table], strict=True):
                 replace_text(path, text)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
-                if figure.get_suptitle() == "":
-                    look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
-                    figure.suptitle(picture.title, x=0.012, **look)
+                replace_text(path.with_suffix(".csv"), to_csv(("what", "x", "y"), figure.rows()))
+                look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
+                figure.suptitle(picture.title, x=0.012, **look)
                 save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
         ) from error
-    return [*pages, *images.values(), *numbers]
+    return files
 
 
 def is_own(path: Path) -> bool:
@@ -282,16 +255,9 @@ def is_own(path: Path) -> bool:
 
 def _run_picture(run: Run) -> Picture:
     """Describe the picture of a single run."""
-    title = run_title(run)
-
-    def draw(theme: Theme) -> Figure:
-        if not run.log.records:
-            return new_figure(9.0, 1.0, theme)
-        return curves_figure(run, title="" if theme is PAGE else title, theme=theme, stacked=theme is PAGE)
-
-    def data() -> Data:
-        names = run.log.names()
-        return Data(["step", *names], [[each["step"], *map(each.get, names)] for each in run.log.records])
-
     caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
-    return Picture("curves", title, caption, draw, data)
+
+    def draw(theme: Theme) -> Chart:
+        return curves_figure(run, title="", theme=theme, stacked=theme is PAGE)
+
+    return Picture("curves", run_title(run), caption, draw)

@@ -116,7 +116,7 @@ class Run:
         return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
 
     def line(self, name: str, axis: str) -> tuple[Array, Array]:
-        """Return finite values of one metric against `step`, `epoch` or `time`; shapes (n,) and (n,)."""
+        """Return finite values of one metric against `step` or another; shapes (n,) and (n,)."""
         steps, values = self.series(name)
         x = steps if axis == "step" else self.between(axis, steps)
         known = np.isfinite(x) & np.isfinite(values)
@@ -132,10 +132,6 @@ class Run:
         before = self.before_training(metric)
         finite = filter(math.isfinite, self.log.series(metric)[1])
         return (max if mode == "min" else min)(finite, default=None) if before is None else before
-
-    def elapsed(self, steps: Array) -> Array:
-        """Return seconds since the start of the run at given logged steps; see `between`."""
-        return self.between("time", steps)
 
     def between(self, name: str, steps: Array) -> Array:
         """Interpolate a metric at steps, in between those logged; NaN beyond, or where none was. Shape (n,)."""
@@ -243,13 +239,13 @@ class Run:
         except ValueError:  # a quotation mark without its partner: not written by optrun
             return []
 
-    @property
-    def changed(self) -> dict[str, Any]:
-        """Keys that were changed when the run was resumed, to their last values: no fresh run repeats that."""
+    def of_resumes(self, key: str, kind: type[T]) -> list[T]:
+        """List what the summary says of each resume under a key."""
         resumes = self.summary.get("resumes")
-        listed = [resume for resume in (resumes if isinstance(resumes, list) else []) if isinstance(resume, dict)]
-        changes = [each for resume in listed if isinstance(each := resume.get("changes"), dict)]
-        return {key: pair[-1] for each in changes for key, pair in each.items() if isinstance(pair, list) and pair}
+        listed = (
+            [resume.get(key) for resume in resumes if isinstance(resume, dict)] if isinstance(resumes, list) else []
+        )
+        return [each for each in listed if isinstance(each, kind)]
 
 
 def comparable(value: object) -> object:

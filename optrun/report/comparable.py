@@ -51,7 +51,7 @@ def _other_rows(runs: Sequence[Run]) -> str:
     if any(len(digests) > 1 for digests in prepared.values()):
         return "the content of the evaluation data changed between the runs"
     if len(examples) > 1 and len(set.union(*examples.values())) > 1:
-        named = sorted({_data(run) for run in runs})
+        named = sorted({data_of(run) for run in runs})
         return f"the runs were evaluated on different rows ({', '.join(named[:4])})"
     return ""
 
@@ -63,6 +63,7 @@ def _rows(run: Run) -> tuple[object, ...]:
     return (*(str(run.setting(key)) for key in source), *(str(run.config.get(f"data.{key}")) for key in _SOURCE))
 
 
-def _data(run: Run) -> str:
+def data_of(run: Run) -> str:
+    """Name the data: files by the evaluation file, hub data by its path, other sources by their choice."""
     keys = ("data.eval", "data.path", "data.train", "data.name")
-    return plain(str(next((run.config[key] for key in keys if run.config.get(key) is not None), "unknown")))
+    return plain(next((str(value) for key in keys if (value := run.setting(key)) is not None), "data"))

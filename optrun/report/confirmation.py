@@ -74,11 +74,12 @@ class Confirmation:
         Raises:
             TypeError: There is one.
         """
-        lists: list[list[Any]] = [self.by, self.config_dir or [], *self.contenders.values(), self.seeds]
-        texts = [self.metric, self.reference or "", self.sweep or "", *(text for one in lists[:-1] for text in one)]
+        texts: list[Any] = [self.metric, self.reference or "", self.sweep or ""]
+        for each in (self.by, self.config_dir or [], *self.contenders.values()):
+            texts += each if isinstance(each, list) else [None]
         numbers = [each for each in (self.power, self.difference, self.spread) if each is not None]
-        right = all(isinstance(one, list) for one in lists) and all(isinstance(text, str) for text in texts)
-        right &= bool(self.seeds) and all(type(seed) is int for seed in self.seeds)
+        right = all(isinstance(text, str) for text in texts) and isinstance(self.seeds, list) and bool(self.seeds)
+        right = right and all(type(seed) is int for seed in self.seeds)
         if not right or not all(type(each) in (int, float) and 0 < each < math.inf for each in numbers):
             raise TypeError("no confirmation has such values")
 

@@ -10,11 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from optrun.report.chart import Chart, of_series
-from optrun.report.picture import SHOWN, WIDTH, Data, reach, short_name, style_of
+from optrun.report.picture import SHOWN, WIDTH, reach, short_name, style_of
 from optrun.report.statistics import Comparison
-from optrun.report.table import value
-from optrun.report.theme import MARKERS, Theme, legend, new_figure, style_axes
+from optrun.report.theme import Chart, Theme, new_figure, of_series, style_axes
 
 LINES = 16
 """So many contenders have a line each; more are in the table."""
@@ -54,16 +52,6 @@ def differences(
     return found[:LINES]
 
 
-def difference_data(found: Sequence[Difference], metric: str) -> Data:
-    """List the paired differences, a line for each seed."""
-    columns = ["contender", "reference", "verdict", "seed", f"difference in {metric}", "diverged"]
-    rows = [
-        [one.name, one.reference, str(one.verdict), seed, gap, seed in each.lost, one.difference, one.low, one.high]
-        for each in found for one in [each.versus] for seed, gap in each.seeds.items()
-    ]  # fmt: skip
-    return Data([*columns, "mean difference", "interval from", "interval to"], rows)
-
-
 def draw_differences(found: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme) -> Chart:
     """Draw one line per contender, best on top: the mean a dot, the interval a bar, the seeds small dots.
 
@@ -76,28 +64,19 @@ def draw_differences(found: Sequence[Difference], metric: str, mode: str, matter
     """
     better = "lower" if mode == "min" else "higher"
     label = f"{metric} minus that of {short_name(found[0].versus.reference)} ({better} is better)"
-    figure, ax = _lines(theme, {each.series: each.versus.name for each in found}, label)
-    ax.set_xlim(*_limits(found, matters))
+    figure = new_figure(WIDTH, 0.95 + 0.4 * len(found), theme)
+    ax = figure.add_subplot()
+    style_axes(ax, theme, xlabel=label)
+    ax.grid(False, axis="y")
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.set(yticks=[], ylim=(-len(found) + 0.55, 0.7), xlim=_limits(found, matters))
+    ax.spines["left"].set_visible(False)
     ax.axvline(0, color=theme.muted, linewidth=1.0, zorder=1)
     if math.isfinite(matters):
         ax.axvspan(-matters, matters, color=theme.muted, alpha=0.13, linewidth=0, zorder=0)
     for index, each in enumerate(found):
         _draw_line(figure, ax, index, each, theme)
     return figure
-
-
-def _lines(theme: Theme, names: Mapping[int, str], label: str) -> tuple[Chart, Axes]:
-    """Begin a picture with a line for each contender; the name stands above it, where it takes no room."""
-    figure = new_figure(WIDTH, 0.95 + 0.4 * len(names), theme)
-    ax = figure.add_subplot()
-    style_axes(ax, theme, xlabel=label)
-    ax.grid(False, axis="y")
-    ax.xaxis.set_major_locator(MaxNLocator(6))
-    ax.set(yticks=[], ylim=(-len(names) + 0.55, 0.7))
-    ax.spines["left"].set_visible(False)
-    for index, (series, name) in enumerate(names.items()):
-        of_series(_beside(ax, 0.0, index, short_name(name), theme, color=theme.ink, fontsize=8.5), series)
-    return figure, ax
 
 
 def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme, **look: Any) -> Any:
@@ -134,6 +113,8 @@ def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: The
     elif out:
         look["markerfacecolor"] = theme.paper
     artists: list[Any] = ax.plot(x, y, **(style | look))
+    # The name stands above the line, where it takes no room.
+    artists.append(_beside(ax, 0.0, index, short_name(versus.name), theme, color=theme.ink, fontsize=8.5))
     artists.append(_beside(ax, 1.0, index, verdict.partition(",")[0], theme, color=theme.muted, fontsize=7.5))
     if tested and inside:
         bar = [max(versus.low, left), min(versus.high, right)]
@@ -147,35 +128,3 @@ def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: The
             note = ", diverged" if seed in each.lost else ""
             figure.mark(ax, gap, y - 0.14, f"{versus.name}, seed {seed}: {gap:+.4g}{note}", series=series)
     of_series(artists, each.series)
-
-
-def score_data(scores: Mapping[str, Mapping[str, float]]) -> Data:
-    """List the score of each contender on each workload."""
-    rows = [[name, workload, score] for workload, found in scores.items() for name, score in found.items()]
-    return Data(["contender", "workload", "score"], rows)
-
-
-def draw_scores(names: Sequence[str], scores: Mapping[str, Mapping[str, float]], theme: Theme) -> Chart:
-    """Draw one line per contender with a dot for each workload.
-
-    Args:
-        names: Contenders, best on top.
-        scores: By workload and contender: 0 is no learning, 1 the end of the scale.
-        theme: Colours.
-    """
-    figure, ax = _lines(theme, dict(enumerate(names)), "score: 0 is no learning, 1 the best or the target")
-    known = [found[name] for found in scores.values() for name in names if name in found]
-    far = reach(max(known) - each for each in known) or 0.01
-    left = max(known) - 1.07 * far
-    ax.set_xlim(left, max(known) + 0.07 * far)
-    for place, (workload, found) in enumerate(scores.items()):
-        marker = MARKERS[place % len(MARKERS)]
-        ax.plot([], [], marker=marker, color=theme.muted, linewidth=0, markersize=4.5, label=short_name(workload))
-        for index, name in enumerate(names):
-            if name in found:
-                x = max(found[name], left)
-                style = style_of(theme, index, linewidth=0, alpha=0.8, clip_on=False)
-                of_series(ax.plot(x, -index, **(style | {"marker": marker if x == found[name] else "<"})), index)
-                figure.mark(ax, x, -index, f"{name}, {workload}: {value(found[name])}", series=index)
-    legend(ax, theme, below=True)
-    return figure

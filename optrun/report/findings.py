@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
-from optrun.report.arms import (
-    Arm,
-    Contender,
-    build_arms,
-    build_contenders,
-    compared,
-    differing,
-    find_contender,
-    follows,
-    telling,
-)
+from optrun.report import arms as grouping
+from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, follows, numbered
 from optrun.report.basin import Basin, basin
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
-from optrun.report.milestones import TimeToTarget, choose_target, common_level, floor_of, time_to_target
+from optrun.report.milestones import TimeToTarget, floor_of, time_to_target
 from optrun.report.paths import respell
 from optrun.report.statistics import Comparison, Judgement, compare, pooled_sd
 from optrun.report.sweep_folder import untuned
@@ -75,12 +67,8 @@ class Findings:
     """None where nothing is ranked."""
     floor: float
     """The metric before the first step: the median over runs; NaN where it was not evaluated."""
-    level: float
-    """Level of the metric for the width of lr basins; NaN where there is none."""
     target: float
-    """Level of the metric for steps and time to target; NaN where there is none."""
-    chosen_target: bool
-    """Whether a person set it."""
+    """Level of the metric for steps and time to target; NaN where none was asked for."""
     incomparable: str = ""
     """Why nothing is ranked although there are scores; empty where that is not so."""
     objectives: Sequence[Objective] = ()
@@ -131,7 +119,7 @@ def find(
         baseline: A contender to test the others against; default: each is asked whether it could be the best.
         by: Configuration keys that separate contenders; default: see `arms.compared`.
         tuned: Keys that separate none unless they stand in `by`, or nothing else does.
-        target: Level of the metric for times to target and lr basins; default: see `milestones`.
+        target: Level of the metric for steps and time to it; default: they are not counted.
         objectives: What is weighed against each other.
         matters: The smallest difference that counts; None: that of the configuration, else what another seed changes.
         looks: How often the growing set of seeds was asked, this time among them.
@@ -149,13 +137,13 @@ def find(
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or telling(untuned(compared(keys), tuned), described)
+    between = list(by) or grouping.telling(untuned(grouping.compared(keys), tuned), described)
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)
     contenders = build_contenders(arms, between, mode)
-    names = _unique([contender.label for contender in contenders])
-    chosen = names[contenders.index(find_contender(baseline, contenders))] if baseline else None
+    names = numbered([contender.label for contender in contenders])
+    chosen = names[contenders.index(grouping.find_contender(baseline, contenders))] if baseline else None
     apart = incomparable([run for arm in arms for run in arm.runs if run.score(name) is not None])
     if name.startswith("train/"):
         apart = f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with data.eval"
@@ -169,9 +157,7 @@ def find(
             sd=pooled_sd([each.best.finished for each in contenders]),
             looks=looks,
         )
-    floor = floor_of(described, name)
-    reached = choose_target([each.best for each in contenders if chosen in (None, each.label)], mode, floor)
-    level = common_level([] if apart else contenders, mode, floor)
+    level, costs = math.nan if target is None else target, [each.best.cost(mode) for each in contenders]
     return Findings(
         runs=list(runs),
         metric=name,
@@ -183,20 +169,18 @@ def find(
         arms=arms,
         rows=[
             Row(
-                rank=_rank(each, contenders, mode) if judgement is not None and each.best.scores else None,
+                rank=1 + sum(cost < each.best.cost(mode) for cost in costs) if judgement and each.best.scores else None,
                 name=label,
                 contender=each,
                 versus=None if judgement is None else judgement.comparisons.get(label),
-                basin=basin(each, mode, level if target is None else target),
-                target=time_to_target(each.best, name, mode, reached if target is None else target),
+                basin=basin(each, mode),
+                target=time_to_target(each.best, name, mode, level),
             )
             for label, each in zip(names, contenders, strict=True)
         ],
         judgement=judgement,
-        floor=floor,
-        level=level if target is None else target,
-        target=reached if target is None else target,
-        chosen_target=target is not None,
+        floor=floor_of(described, name),
+        target=level,
         incomparable=apart,
         objectives=objectives,
     )
@@ -208,13 +192,8 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     Raises:
         ConfigError: A metric was asked for that no run has, or that is of training.
     """
-    declared = Counter(
-        (str(main["name"]), str(main["mode"]))
-        for run in runs
-        if isinstance(main := run.summary.get("main_metric"), dict)
-        and main.get("name")
-        and main.get("mode") in ("min", "max")
-    )
+    mains = [(str(run.at("main_metric", "name") or ""), str(run.at("main_metric", "mode"))) for run in runs]
+    declared = Counter((name, mode) for name, mode in mains if name and mode in ("min", "max"))
     if metric is None:
         return declared.most_common(1)[0][0] if declared else (DEFAULT_METRIC, "min")
     known = {name for run in runs for name in run.log.names()}
@@ -234,18 +213,3 @@ def matters_of(runs: Sequence[Run]) -> float | None:
     """Read the smallest difference that counts from the runs' configuration, where all that say one agree."""
     said = {float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))}
     return said.pop() if len(said) == 1 else None
-
-
-def _rank(contender: Contender, contenders: Sequence[Contender], mode: str) -> int:
-    """Count the contenders with a better mean: equal ones share a rank."""
-    return 1 + sum(each.best.cost(mode) < contender.best.cost(mode) for each in contenders)
-
-
-def _unique(labels: Sequence[str]) -> list[str]:
-    """Number labels where two would read the same."""
-    seen: Counter[str] = Counter()
-    result = []
-    for label in labels:
-        seen[label] += 1
-        result.append(label if seen[label] == 1 else f"{label} #{seen[label]}")
-    return result

@@ -1,4 +1,4 @@
-"""When a level of the metric was reached, which level to ask for, and what fewer configurations would have found."""
+"""When a level of the metric was reached, and what fewer configurations would have found."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optrun.report.arms import Arm, Contender
+from optrun.report.arms import Arm
 from optrun.report.collect import NOT_STARTED, Run
 
 Array = NDArray[np.float64]
-
-LEAST = 0.5
-"""The share of what the best contender learnt that the level of the basins asks for."""
-MARGIN = 0.02
-"""How far that level lies behind the contender that sets it, as a share of what the best one learnt."""
 
 
 def floor_of(runs: Sequence[Run], metric: str) -> float:
@@ -26,44 +21,11 @@ def floor_of(runs: Sequence[Run], metric: str) -> float:
     return float(np.median(known)) if known else math.nan
 
 
-def common_level(contenders: Sequence[Contender], mode: str, floor: float) -> float:
-    """Choose the level at which the lr basins of all contenders are measured; NaN without scores.
-
-    It is the median of the best means, yet at least `LEAST` of what the best one learnt, with a margin: a contender
-    gains nothing by being equally bad at every lr, and one that is far behind does not make every lr a good one.
-
-    Args:
-        contenders: With the arms that stand for them.
-        mode: "min" or "max".
-        floor: The metric before the first step; NaN: the level is the median.
-    """
-    sign = 1.0 if mode == "min" else -1.0
-    means = sorted(sign * each.best.mean for each in contenders if each.best.finished)
-    if not means:
-        return math.nan
-    middle, learnt = means[(len(means) - 1) // 2], sign * floor - means[0]
-    if math.isnan(learnt):
-        return sign * middle
-    return sign * (min(middle, means[0] + LEAST * learnt) + MARGIN * learnt) if learnt > 0 else math.nan
-
-
-def choose_target(arms: Sequence[Arm], mode: str, floor: float) -> float:
-    """Choose the best level that more than half of the scores of every arm reach.
-
-    Returns:
-        NaN without scores, or where the untrained model had reached that level.
-    """
-    sign = 1.0 if mode == "min" else -1.0
-    levels = [sorted(sign * score for score in arm.finished)[len(arm.finished) // 2] for arm in arms if arm.finished]
-    level = max(levels, default=math.nan)
-    return math.nan if level >= sign * floor else sign * level
-
-
 def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[float, float] | None:
     """Find step and seconds of the first evaluation at least as good as the target; step 0: the untrained model."""
     steps, values = run.series(metric)
     good = steps[np.isfinite(values) & (values <= target if mode == "min" else values >= target)]
-    return (float(good[0]), float(run.elapsed(good[:1])[0])) if len(good) else None
+    return (float(good[0]), float(run.between("time", good[:1])[0])) if len(good) else None
 
 
 @dataclass(frozen=True)
@@ -80,7 +42,7 @@ class TimeToTarget:
 
 
 def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTarget:
-    """Take median steps and seconds to a target over the seeds of an arm.
+    """Take median steps and seconds to a target over the seeds of an arm; NaN: there is no target.
 
     A run that ended or diverged before never reaches it, as in AlgoPerf (Dahl et al. 2023). One that was cut or runs
     still is censored where it stands. Steps are whole evaluation intervals.
@@ -98,7 +60,7 @@ def _stands(run: Run) -> tuple[float, float]:
     """Find step and seconds where a run stands that has not reached a target; infinite where it never will."""
     if run.finished or run.diverged:
         return math.inf, math.inf
-    return float(run.global_step), float(run.elapsed(np.array([float(run.global_step)]))[0])
+    return float(run.global_step), float(run.between("time", np.array([float(run.global_step)]))[0])
 
 
 def censored_median(times: Array, happened: NDArray[np.bool_]) -> float:

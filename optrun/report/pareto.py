@@ -13,16 +13,13 @@ from numpy.typing import NDArray
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import count, duration, size
-from optrun.report.arms import Arm, describe
-from optrun.report.chart import Chart
+from optrun.report.arms import describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
-from optrun.report.picture import Data, Dot, draw_dots, panel
+from optrun.report.picture import Dot, draw_dots, panel
 from optrun.report.table import Table, value
 from optrun.report.tables import Column, tabulate
-from optrun.report.theme import Theme, legend
-
-_METRICS = ("eval/", "train/")
+from optrun.report.theme import Chart, Theme, legend
 
 
 @dataclass(frozen=True)
@@ -30,20 +27,13 @@ class Point:
     """A configuration, and what it came to."""
 
     contender: str
-    arm: Arm
-    scores: NDArray[np.float64]
-    """Of each seed and objective; shape (seeds, objectives)."""
+    settings: str
+    """What sets it apart within its contender."""
+    values: tuple[float, ...]
+    """The mean over its seeds of each objective."""
+    seeds: int
+    """How many have all numbers."""
     front: bool
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The mean over its seeds of each objective."""
-        return tuple(self.scores.mean(axis=0))
-
-    @property
-    def seeds(self) -> int:
-        """How many have all numbers."""
-        return len(self.scores)
 
 
 def expected(objectives: Sequence[Objective], runs: Sequence[Run]) -> Sequence[Objective]:
@@ -79,60 +69,48 @@ def on_front(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def points(findings: Findings) -> list[Point]:
     """List the configurations with finite means of all objectives, best in the first one at the top."""
-    found: list[tuple[str, Arm, NDArray[np.float64]]] = []
+    found: list[tuple[str, str, tuple[float, ...], int]] = []
     for name, arm in ((row.name, arm) for row in findings.rows for arm in row.contender.arms):
-        counted = [run for run in arm.counted if run.finished]
-        rows = [[objective_value(each, run.log, run.summary) for each in findings.objectives] for run in counted]
-        values = np.array(rows, dtype=np.float64).reshape(len(rows), len(findings.objectives))
-        if len(known := values[np.isfinite(values).all(axis=1)]):
-            found.append((name, arm, known))
+        finished = [run for run in arm.counted if run.finished]
+        rows = [[objective_value(each, run.log, run.summary) for each in findings.objectives] for run in finished]
+        known = [row for row in np.array(rows, dtype=np.float64) if np.isfinite(row).all()]
+        settings = describe({key: each for key, each in arm.settings.items() if key != "optimizer.name"})
+        found += [(name, settings, tuple(np.mean(known, axis=0)), len(known))] if known else []
     if not found:
         return []
     signs = np.array([each.sign for each in findings.objectives])
-    front = on_front(signs * [values.mean(axis=0) for _, _, values in found])
-    listed = [Point(*each, bool(kept)) for each, kept in zip(found, front, strict=True)]
-    return sorted(listed, key=lambda each: signs[0] * each.values[0])
+    front = on_front(signs * [values for _, _, values, _ in found])
+    return sorted(map(Point, *zip(*found, strict=True), front.tolist()), key=lambda each: signs[0] * each.values[0])
 
 
 def pareto_sentence(findings: Findings) -> str:
     """Say what the front is, and how far to trust it."""
     tried = points(findings)
     if not tried:
-        names = ", ".join(each.name for each in findings.objectives)
-        return f"No finished run has all of {names}: there is nothing to weigh."
+        return f"No finished run has all of {', '.join(each.name for each in findings.objectives)}."
     fewest = min(each.seeds for each in tried)
-    trust = f"Means over {fewest} or more seeds; neighbours that are closer than their spread may change places."
-    if fewest < 2:
-        trust = "Some have one seed alone: nothing says how far their numbers are chance."
     return (
         f"{sum(each.front for each in tried)} of {len(tried)} configurations are on the front of "
         f"{' and '.join(map(_axis_label, findings.objectives))}: no other is better in one and at least as good in "
-        f"all. Metrics of evaluations are those of the best checkpoint. {trust}"
+        f"all. Means over {fewest} or more seeds, evaluations at the best checkpoint; neighbours that are closer than "
+        "their spread may change places."
     )
 
 
 def pareto_table(findings: Findings) -> Table | None:
-    """Tabulate the front; None where nothing is weighed, or nothing has all numbers."""
+    """Tabulate the front; None where nothing has all numbers."""
 
     def cell(index: int, name: str, point: Point) -> str:
-        mean = shown(name, point.values[index])
-        return mean if point.seeds < 2 else f"{mean} ± {shown(name, point.scores[:, index].std(ddof=1))}"
+        return shown(name, point.values[index])
 
-    kept = [each for each in points(findings) if each.front] if findings.objectives else []
+    kept = [each for each in points(findings) if each.front]
     columns: list[Column[Point]] = [
         ("contender", False, lambda each: each.contender),
         *((each.name, True, partial(cell, index, each.name)) for index, each in enumerate(findings.objectives)),
         ("seeds", True, lambda each: str(each.seeds)),
-        ("settings", False, settings),
+        ("settings", False, lambda each: each.settings),
     ]
-    return tabulate(kept, columns, lambda _: "") if kept else None
-
-
-def pareto_data(findings: Findings) -> Data:
-    """List all configurations with their means."""
-    names = [each.name for each in findings.objectives]
-    found = [[each.contender, settings(each), *each.values, each.seeds, each.front] for each in points(findings)]
-    return Data(["contender", "settings", *names, "seeds", "front"], found)
+    return tabulate(kept, columns) if kept else None
 
 
 def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
@@ -140,8 +118,7 @@ def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
     first, second = findings.objectives[:2]
     figure, ax = panel(theme, len(rows), _axis_label(first), _axis_label(second))
     found = points(findings)
-    kept = [each.values[:2] for each in found if each.front]
-    ax.plot(*zip(*kept, strict=True), color=theme.muted, linewidth=1.2, linestyle="--", zorder=1)
+    ax.plot(*zip(*(each.values[:2] for each in found if each.front), strict=True), color=theme.muted, linestyle="--")
     ax.plot(*zip(*(each.values[:2] for each in found), strict=True), alpha=0)
     ax.margins(0.08)
     for series, row in enumerate(rows):
@@ -150,20 +127,14 @@ def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         draw_dots(figure, ax, series, row.name, dots, second.mode, theme)
     for axis, objective in ((ax.xaxis, first), (ax.yaxis, second)):
         axis.set_major_locator(MaxNLocator(5))
-        if not objective.name.startswith(_METRICS):
-            axis.set_major_formatter(FuncFormatter(lambda number, _, name=objective.name: shown(name, number)))
+        axis.set_major_formatter(FuncFormatter(lambda number, _, name=objective.name: shown(name, number)))
     legend(ax, theme, below=True, series=range(len(rows)))
     return figure
 
 
-def settings(point: Point) -> str:
-    """Describe what sets a configuration apart within its contender."""
-    return describe({key: found for key, found in point.arm.settings.items() if key != "optimizer.name"})
-
-
 def shown(name: str, number: float) -> str:
     """Format a value of an objective: metrics with decimals, times, sizes and counts with a unit."""
-    if name.startswith(_METRICS):
+    if name.startswith(("eval/", "train/")):
         return value(number)
     if name.endswith("seconds"):
         return duration(number)
@@ -175,7 +146,6 @@ def _axis_label(objective: Objective) -> str:
 
 
 def _told(point: Point, findings: Findings) -> str:
-    """Say what a point is."""
     named = zip(findings.objectives, point.values, strict=True)
     numbers = ", ".join(f"{objective.name} {shown(objective.name, number)}" for objective, number in named)
-    return f"{point.contender}, {settings(point)}: {numbers}{' (on the front)' if point.front else ''}"
+    return f"{point.contender}, {point.settings}: {numbers}{' (on the front)' if point.front else ''}"

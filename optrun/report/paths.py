@@ -12,13 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
-
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.reading import read_text
 from optrun.report.collect import Run
 
-_CWD = re.compile(r"^  runtime:\n(?:    .*\n)*?    cwd: (.+)$", re.MULTILINE)
+_CWD = re.compile(r"^    cwd: (.+)$", re.MULTILINE)
 _DATA = ("data.train.", "data.eval.", "data.path.")
 """Keys whose files the fingerprint of the examples knows."""
 
@@ -63,20 +61,18 @@ def _files(value: str, folder: Path | None) -> object | None:
             return None
         return None if None in found else tuple(found)
     path = Path(folder or "/", value).expanduser()
-    known = folder is not None or Path(value).is_absolute()
-    there = known and (path.exists() or glob.glob(str(path), recursive=True))  # noqa: PTH207
-    return os.path.realpath(path) if there else None
+    if folder is None and not Path(value).is_absolute():
+        return None
+    return os.path.realpath(path) if path.exists() or glob.glob(str(path), recursive=True) else None  # noqa: PTH207
 
 
 def _started_in(run: Path) -> Path | None:
     """Find the folder that a run was started from, as Hydra noted it; None where it is not known."""
     try:
-        text = read_text(RunDir(run).hydra / "hydra.yaml")
-        found = _CWD.search(text)  # the file is long, and most runs are asked for no more than this
-        folder = yaml.safe_load(found[1]) if found else None
-    except (OSError, ValueError, yaml.YAMLError):
+        found = _CWD.search(read_text(RunDir(run).hydra / "hydra.yaml"))  # to parse this long file takes time
+    except (OSError, ValueError):
         return None
-    return Path(folder) if isinstance(folder, str) and folder else None
+    return Path(found[1].strip("'\"")) if found else None
 
 
 def shortened(values: Iterable[Any]) -> dict[str, str]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from optrun.base.formatting import csv_cell, number
-from optrun.report.chart import Chart, of_series
+from optrun.base.formatting import number
 from optrun.report.findings import Row
 from optrun.report.table import value
-from optrun.report.tables import CSV_MARK
-from optrun.report.theme import MARKERS, Theme, new_figure, number_axis, ring, style_axes
+from optrun.report.theme import MARKERS, Chart, Theme, new_figure, number_axis, of_series, ring, style_axes
 
 SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all."""
@@ -29,27 +24,6 @@ _NAME_LENGTH = 34
 
 
 @dataclass(frozen=True)
-class Data:
-    """The numbers of a picture."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[object]]
-
-    def to_csv(self) -> str:
-        """Write them as CSV; the last column marks the file as a report's."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow([*map(csv_cell, self.columns), CSV_MARK])
-        writer.writerows([*(_short(csv_cell(cell)) for cell in row), 1] for row in self.rows)
-        return buffer.getvalue()
-
-
-def _short(cell: object) -> object:
-    """Write a number with the digits that mean something."""
-    return f"{cell:.8g}" if isinstance(cell, float) else cell
-
-
-@dataclass(frozen=True)
 class Picture:
     """One figure, to be drawn under any theme."""
 
@@ -57,10 +31,7 @@ class Picture:
     """For file names and anchors."""
     title: str
     caption: str
-    draw: Callable[[Theme], Figure]
-    """Makes a `chart.Chart` where its points should tell their values on the page."""
-    data: Callable[[], Data] | None = None
-    """What is written beside it as `report-NAME.csv`; None: nothing."""
+    draw: Callable[[Theme], Chart]
 
 
 def drawn_rows(rows: Sequence[Row]) -> list[Row]:

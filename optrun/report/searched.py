@@ -1,22 +1,36 @@
-"""Find which settings a search varied, and which of them mattered, as far as optuna is installed."""
+"""Find which settings a search varied and, if optuna is installed, which of them mattered; draw all in one picture."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 
+from optrun.base.formatting import rate
 from optrun.report.arms import Arm, Contender
-from optrun.report.findings import Findings
+from optrun.report.findings import Findings, Row
+from optrun.report.picture import panel, reach
+from optrun.report.table import NONE, value
+from optrun.report.theme import Chart, Theme, of_series
 
 FEWEST = 12
 """Fewer configurations of a contender weigh nothing."""
-_GOOD = 0.25
+_SHARE = 0.25
 """The share of configurations that count as good ones."""
+MOST = 6
+"""More settings than this have no axis; the data has them."""
+_APART = 5
+"""So many values of a setting have a label each."""
+_WORDS = 12
+"""Characters of a label."""
+_GOOD_TO_BAD = LinearSegmentedColormap.from_list("score", ["#1f7fd1", "#8f97a3", "#d9682b"])
+"""Colours that are seen on paper, light or dark."""
 
 
 def searched_keys(findings: Findings) -> list[str]:
@@ -99,5 +113,73 @@ def _weigh(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> dict[str, flo
         study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=float(score)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an evaluator that is called experimental
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_GOOD)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_SHARE)
         return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+
+
+def leaf(key: str) -> str:
+    """Shorten a key to what tells it from others of a report."""
+    return key.removesuffix(".name") if key.endswith(".name") else key.partition(".")[2] or key
+
+
+def draw_parallel(rows: Sequence[Row], findings: Findings, shares: Mapping[str, float], theme: Theme) -> Chart:
+    """Draw an axis for each setting and one for the score, a line for each configuration, good ones on top.
+
+    Args:
+        rows: The contenders that are drawn.
+        findings: Of all.
+        shares: How important each setting is; empty: unknown.
+        theme: Colours.
+    """
+    keys = (list(shares) or searched_keys(findings))[:MOST]
+    figure, ax = panel(theme, 3, "", "")
+    ax.grid(False)
+    lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row.contender)]
+    settings: dict[str, list[Any]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
+    settings |= {key: [arm.settings.get(key) for *_, arm in lines] for key in keys}
+    columns = [[where[each] for each in values] for values in settings.values() if (where := places(values))]
+    sign = 1.0 if findings.mode == "min" else -1.0
+    scores = np.array([sign * arm.mean if arm.finished else math.inf for *_, arm in lines])
+    best, last, ranks = float(scores.min()), len(columns), np.argsort(np.argsort(scores)) / len(scores)
+    far = reach(scores - best) or 1.0
+    columns.append([max(-0.06, 1 - (score - best) / far) for score in scores])
+    for index, (series, row, arm) in enumerate(lines):
+        heights = [column[index] for column in columns]
+        colour = _GOOD_TO_BAD(ranks[index]) if arm.finished else theme.alarm
+        look: dict[str, Any] = {"linewidth": 1.3 - 0.7 * ranks[index], "alpha": 0.8 - 0.55 * ranks[index]}
+        look |= {"linewidth": 3.0, "alpha": 1.0} if arm is row.arm else {"linestyle": "-" if arm.finished else ":"}
+        order = 5 if arm is row.arm else 3 - ranks[index]
+        of_series(ax.plot(range(last + 1), heights, color=colour, zorder=order, **look), series)
+        figure.mark(ax, last, heights[-1], _told(row, arm), series=series)
+    for x, (key, values) in enumerate(settings.items()):
+        _label(ax, x, {each: _word(each) for each in places(values)}, places(values), theme)
+        if key in shares:
+            ax.text(x, 1.09, f"{100 * shares[key]:.0f} %", fontsize=7.5, color=theme.muted, ha="center")
+    _label(ax, last, {best: value(sign * best), far: value(sign * (best + far))}, {best: 1.0, far: 0.0}, theme)
+    ax.set(xlim=(-0.15, last + 0.15), ylim=(-0.08, 1.15), yticks=[], xticks=range(last + 1))
+    ax.set_xticklabels([*map(leaf, settings), findings.metric], rotation=30, ha="right", fontsize=7.5)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    return figure
+
+
+def _label(ax: Axes, x: int, words: Mapping[Any, str], heights: Mapping[Any, float], theme: Theme) -> None:
+    """Draw the axis of a setting, with all of few values and the ends of many."""
+    ax.plot([x, x], [0, 1], color=theme.muted, linewidth=1)
+    shown = sorted(words, key=lambda each: heights[each])
+    for each in shown if len(shown) <= _APART else (shown[0], shown[-1]):
+        look: dict[str, Any] = {"fontsize": 7, "color": theme.ink, "va": "center", "zorder": 6}
+        box = {"facecolor": theme.paper, "alpha": 0.8, "edgecolor": "none", "pad": 0.6}
+        ax.text(x + 0.05, heights[each], words[each], bbox=box, **look)
+
+
+def _word(setting: object) -> str:
+    text = NONE if setting is None else rate(setting) if isinstance(setting, float) else str(setting)
+    return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
+
+
+def _told(row: Row, arm: Arm) -> str:
+    """Describe a configuration and its outcome."""
+    rest = {key: found for key, found in arm.settings.items() if key not in row.contender.settings}
+    settings = ", ".join(f"{leaf(key)} {rate(v) if isinstance(v, float) else v}" for key, v in rest.items())
+    result = "diverged" if not arm.finished else value(arm.mean) + (" (a seed diverged)" if arm.diverged else "")
+    return f"{row.name}, {settings}: {result}"

@@ -1,28 +1,31 @@
-"""Draw a metric during training: one line per contender, the mean over its seeds, with bands where there is room."""
+"""Draw a metric of contenders during training, and at its end against the learning rate: a line for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from optrun.report import branches
-from optrun.report.chart import SEEDS, Chart, of_series
+from optrun.base.formatting import rate
+from optrun.report.arms import Arm
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
-from optrun.report.findings import Row
-from optrun.report.picture import Data, limit, panel, reach, short_name, style_of, tell_cut
+from optrun.report.findings import Findings, Row
+from optrun.report.picture import Dot, draw_dots, limit, panel, reach, short_name, style_of, tell_cut
+from optrun.report.searched import searched_keys
 from optrun.report.table import value
-from optrun.report.theme import PAGE, Theme, count_axis, legend
+from optrun.report.theme import PAGE, SEEDS, Chart, Theme, count_axis, legend, log_axis, of_series
 
 Array = NDArray[np.float64]
-Axis = Literal["step", "epoch", "time"]
+Axis = Literal["step", "epoch"]
 
+_CROWDED = 10
+"""A contender with more learning rates than this was searched at random, not on a grid."""
 _POINTS = 600
 _BANDS = 3
 """With more contenders than this the bands are a fog: the best two have one, the page shows the seeds of the others."""
@@ -36,24 +39,13 @@ class SeedCurve:
     name: str
     finished: bool
     x: Array
-    """Steps, epochs or seconds; shape (n,)."""
+    """Steps or epochs; shape (n,)."""
     values: Array
     """Shape (seeds, n)."""
-
-    @property
-    def mean(self) -> Array:
-        """Over seeds; shape (n,)."""
-        return np.asarray(self.values.mean(axis=0))
-
-    @property
-    def low(self) -> Array:
-        """Lowest seed; shape (n,)."""
-        return np.asarray(self.values.min(axis=0))
-
-    @property
-    def high(self) -> Array:
-        """Highest seed; shape (n,)."""
-        return np.asarray(self.values.max(axis=0))
+    mean: Array
+    """Over seeds; shape (n,), as the two that follow."""
+    low: Array
+    high: Array
 
 
 def progress(rows: Sequence[Row]) -> Axis:
@@ -77,51 +69,36 @@ def seed_curves(rows: Sequence[Row], metric: str, axis: Axis) -> list[SeedCurve]
     """
     found = []
     for series, row in enumerate(rows):
-        runs = _counted(row)
-        if axis == "time" and not any(len(branches.trunk_line(run, metric, axis)[0]) for run in runs):
-            x, values = _against_time(runs, *_common(runs, metric, "step"))
-        else:
-            x, values = _common(runs, metric, axis)
+        runs = [run for run in row.arm.counted if run.finished] or row.arm.counted
+        x, y = _common(runs, metric, axis)
         if len(x):
-            found.append(SeedCurve(series, row.name, bool(row.arm.scores), x, values))
+            found.append(
+                SeedCurve(series, row.name, bool(row.arm.scores), x, y, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
+            )
     return found
 
 
-def curve_data(curves: Sequence[SeedCurve], metric: str, axis: Axis) -> Data:
-    """List the points of all lines."""
-    unit = {"step": "step", "epoch": "epoch", "time": "seconds"}[axis]
-    columns = ["contender", "seeds", unit, f"mean {metric}", "lowest seed", "highest seed"]
-    rows = [
-        [curve.name, len(curve.values), *map(float, point)]
-        for curve in curves for point in zip(curve.x, curve.mean, curve.low, curve.high, strict=True)
-    ]  # fmt: skip
-    return Data(columns, rows)
-
-
-def draw_seed_curves(
-    curves: Sequence[SeedCurve], metric: str, mode: str, axis: Axis, theme: Theme, runs: Sequence[Run] = ()
-) -> Chart:
-    """Draw mean lines, bands over seeds for a few, and the trunks of the runs that branch."""
-    longest = max((float(curve.x[-1]) for curve in curves), default=0.0) if axis == "time" else 0.0
-    scale, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 10800 else (3600.0, "hours")
-    below = {"step": "optimizer step", "epoch": "passes over the training data", "time": f"time since start, {unit}"}
-    figure, ax = panel(theme, len(curves), below[axis], metric)
+def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: Axis, theme: Theme) -> Chart:
+    """Draw mean lines, and bands over seeds for a few."""
+    below = {"step": "optimizer step", "epoch": "passes over the training data"}[axis]
+    figure, ax = panel(theme, len(curves), below, metric)
     for place, curve in enumerate(curves):
-        x, mean, style = curve.x / scale, curve.mean, style_of(theme, curve.series)
-        every, several = max(1, len(x) // 8), len(curve.values) > 1
+        style, every = style_of(theme, curve.series), max(1, len(curve.x) // 8)
+        style["markevery"] = (curve.series * every // 8, every)  # not at the same places: a line may lie on another
         label = short_name(curve.name) + ("" if curve.finished else " (not finished)")
-        line = "-" if curve.finished else "--"
-        mark = (curve.series * every // 8, every)  # not at the same places: a line may lie on another
-        of_series(ax.plot(x, mean, label=label, linewidth=1.8, linestyle=line, markevery=mark, **style), curve.series)
-        if several and (len(curves) <= _BANDS or place < 2):
-            band = ax.fill_between(x, curve.low, curve.high, color=style["color"], alpha=0.16, linewidth=0)
+        artists = ax.plot(
+            curve.x, curve.mean, label=label, linewidth=1.8, linestyle="-" if curve.finished else "--", **style
+        )
+        of_series(artists, curve.series)
+        if len(curve.values) > 1 and (len(curves) <= _BANDS or place < 2):
+            band = ax.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.16, linewidth=0)
             of_series(band, curve.series)
-        elif several and theme is PAGE:
-            seeds = ax.plot(x, curve.values.T, color=style["color"], linewidth=0.8, alpha=0.75, zorder=3)
+        elif len(curve.values) > 1 and theme is PAGE:
+            seeds = ax.plot(curve.x, curve.values.T, color=style["color"], linewidth=0.8, alpha=0.75, zorder=3)
             of_series(seeds, curve.series, SEEDS)
-        figure.mark_line(ax, x, mean, partial(_told, curve, x, axis, unit), series=curve.series)
+        told = [_told(curve, axis, index) for index in range(len(curve.x))]
+        figure.mark_line(ax, curve.x, curve.mean, told, series=curve.series)
     _limit(ax, curves, mode)
-    branches.draw_trunks(ax, runs, metric, axis, theme, scale=scale, smoothed=_smoothing(metric))
     ends = [(curve.name, float(curve.mean[-1])) for curve in curves]
     tell_cut(ax, theme, mode, ends, [y for curve in curves for y in (*curve.mean, *curve.low, *curve.high)])
     if axis == "step":
@@ -130,11 +107,11 @@ def draw_seed_curves(
     return figure
 
 
-def _told(curve: SeedCurve, x: Array, axis: Axis, unit: str, index: int) -> str:
+def _told(curve: SeedCurve, axis: Axis, index: int) -> str:
     """Say where a point lies and what it is made of."""
-    where = f"{x[index]:.3g} {unit}" if axis == "time" else f"{axis} {x[index]:,.6g}"
     over = f" ({value(curve.low[index])} to {value(curve.high[index])}, {len(curve.values)} seeds)"
-    return f"{curve.name}, {where}: {value(curve.mean[index])}{over if len(curve.values) > 1 else ''}"
+    mean = value(curve.mean[index]) + (over if len(curve.values) > 1 else "")
+    return f"{curve.name}, {axis} {curve.x[index]:,.6g}: {mean}"
 
 
 def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
@@ -149,40 +126,51 @@ def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
     limit(ax, ends, mode, least=least, edge=[max(edge, key=lambda each: -sign * each)])
 
 
-def _counted(row: Row) -> list[Run]:
-    """Select the runs of a contender's best configuration; if some are finished, these alone."""
-    runs = row.arm.counted
-    return [run for run in runs if run.finished] or runs
-
-
-def _against_time(runs: Sequence[Run], steps: Array, values: Array) -> tuple[Array, Array]:
-    """Put values over steps where the runs were at the median: seeds that were slowed down keep their place."""
-    times = np.array([run.elapsed(steps) for run in runs if len(run.series("time")[0])])
-    if not len(times) or not len(steps):
-        return np.empty(0), values
-    known = ~np.isnan(times).any(axis=0)
-    return np.median(times[:, known], axis=0), values[:, known]
-
-
-def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:
-    """Return one seed, without the values that are not finite."""
-    x, values = branches.joined(run, metric, axis, run.line(metric, axis))
-    return x, _smoothing(metric)(values)
-
-
-def _smoothing(metric: str) -> Callable[[Array], Array]:
-    """Choose what is done to a line: a training loss is smoothed, an evaluation is not."""
-    return (lambda values: smooth(values, max(1.0, len(values) / 50))) if metric.startswith("train/") else np.asarray
-
-
 def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]:
     """Interpolate several runs where all of them run, on the points of all; shapes (n,) and (seeds, n)."""
-    curves = [line for run in runs if len((line := _line(run, metric, axis))[0])]
+    curves = [line for run in runs if len((line := run.line(metric, axis))[0])]
     if not curves:
         return np.empty(0), np.empty((0, 0))
+    if metric.startswith("train/"):
+        curves = [(x, smooth(y, max(1.0, len(y) / 50))) for x, y in curves]
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     points = np.unique(np.concatenate([x for x, _ in curves]))
     points = points[(points >= start) & (points <= end)]
     if len(points) > _POINTS:
         points = points[np.linspace(0, len(points) - 1, _POINTS).astype(int)]
     return points, np.array([np.interp(points, x, y) for x, y in curves])
+
+
+def draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
+    """Draw the metric against lr, lr logarithmic."""
+    figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
+    log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
+    ax.margins(x=0.05)
+    # With other settings searched, too, neighbours differ by more than lr: a line through them would show that noise.
+    joined = len(searched_keys(findings)) < 2 or max(len(row.basin.points) for row in rows) <= _CROWDED
+    bests = [(row.name, row.basin.best.mean) for row in rows if row.basin.best is not None]
+    if bests:
+        means = [mean for _, mean in bests]
+        best = min(means) if findings.mode == "min" else max(means)
+        every = [arm.mean for row in rows for arm in row.basin.points.values()]
+        limit(ax, every, findings.mode, least=1.3 * reach(abs(mean - best) for mean in means))
+        tell_cut(ax, theme, findings.mode, bests, ())
+    low, high = ax.get_ylim()
+    for series, row in enumerate(rows):
+        basin = row.basin
+        inside = {lr: arm for lr, arm in basin.points.items() if lr not in basin.diverged or low <= arm.mean <= high}
+        dots = [Dot(lr, arm.mean, _told_lr(row, lr, arm), arm is basin.best) for lr, arm in inside.items()]
+        dots += [Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged") for lr in basin.diverged]
+        colour = style_of(theme, series)["color"]
+        for lr, arm in inside.items():
+            ends = [min(arm.finished), max(arm.finished)]
+            of_series(ax.plot([lr, lr], ends, linewidth=1.1, alpha=0.7, color=colour), series)
+        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, linewidth=1.4 if joined else 0)
+    legend(ax, theme, below=True, series=range(len(rows)))
+    return figure
+
+
+def _told_lr(row: Row, lr: float, arm: Arm) -> str:
+    seeds = arm.finished
+    over = f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)" if len(seeds) > 1 else ""
+    return f"{row.name}, lr {rate(lr)}: {value(arm.mean)}{over}"

@@ -11,8 +11,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from optrun.report.chart import Chart, Mark
-from optrun.report.theme import DARK, LIGHT, PAGE, any_letters, css_variables, variables
+from optrun.report.theme import DARK, LIGHT, PAGE, Chart, Mark, any_letters, css_variables, variables
 
 
 def to_svg(figure: Figure, *, name: str, label: str) -> str:
@@ -66,7 +65,7 @@ def _circles(marks: Iterable[Mark]) -> str:
     for mark in marks:
         figure = mark.axes.get_figure(root=True)
         x, y = mark.transform.transform((mark.x, mark.y))
-        if figure is None or not mark.axes.bbox.padded(2).contains(x, y):
+        if figure is None or not mark.shown or not mark.axes.bbox.padded(2).contains(x, y):
             continue
         points = 72 / figure.dpi
         series = "" if mark.series is None else f" s{mark.series}"

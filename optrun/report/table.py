@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from optrun.base.formatting import plain
+from optrun.base.formatting import csv_cell, plain
 
+CSV_MARK = "optrun_report"
+"""Name of the last CSV column: by it an earlier report is told from a person's own file."""
 NONE = "–"
 """Where nothing is known."""
 
@@ -64,22 +69,26 @@ def _fitted(table: Table, width: int) -> list[int]:
 
     rich by itself narrows every column at once, down to pieces of words.
     """
-    least, wanted = [], []
-    for index, column in enumerate(table.columns):
-        cells = [row[index] for row in table.rows]
-        words = [word for cell in [column, *cells] for word in cell.split()]
-        whole = cells if table.numeric[index] else []
-        least.append(min(max(map(len, [*words, *whole]), default=0), 30))
-        wanted.append(max(map(len, [column, *cells])))
+    columns = [[column, *(row[index] for row in table.rows)] for index, column in enumerate(table.columns)]
+    wanted = [max(map(len, cells)) for cells in columns]
+    least = [
+        min(
+            30,
+            max(
+                len(word)
+                for cell in cells
+                for word in ([cell] if numeric and cell != cells[0] else cell.split() or [""])
+            ),
+        )
+        for cells, numeric in zip(columns, table.numeric, strict=True)
+    ]
     shown = len(least)
     while shown > 4 and sum(least[:shown]) + 3 * shown > width:
         shown -= 1
-    room = max(0, width - sum(least[:shown]) - 3 * shown)
-    widths = []
-    for narrow, wide in zip(least[:shown], wanted[:shown], strict=True):
-        more = min(room, wide - narrow)
-        widths.append(narrow + more)
-        room -= more
+    room, widths = max(0, width - sum(least[:shown]) - 3 * shown), list[int]()
+    for narrow, wide in zip(least[:shown], wanted, strict=False):
+        widths.append(narrow + min(room, wide - narrow))
+        room -= widths[-1] - narrow
     return widths
 
 
@@ -89,6 +98,15 @@ def to_markdown(table: Table) -> str:
     rule = "| " + " | ".join("---:" if numeric else "---" for numeric in table.numeric) + " |"
     rows = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in table.rows]
     return "\n".join([head, rule, *rows])
+
+
+def to_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Write rows as CSV; the last column marks the file as a report's."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*map(csv_cell, columns), CSV_MARK])
+    writer.writerows([*map(csv_cell, row), 1] for row in rows)
+    return buffer.getvalue()
 
 
 def escape_markdown(text: str) -> str:

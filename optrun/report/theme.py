@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
@@ -21,10 +23,18 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.transforms import Transform
+from numpy.typing import NDArray
 
 from optrun.artifacts.atomic import replace_bytes
 from optrun.base.formatting import count, rate
-from optrun.report.chart import KEY, Chart, of_series
+
+Array = NDArray[np.float64]
+
+SERIES, KEY, SEEDS = "s", "k", "h"
+"""What a group of an inline picture may be: a contender's artists, its entry in the legend, what is seen on hover."""
+
+_MARKS = 40
 
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
@@ -59,6 +69,61 @@ DARK = Theme(ink="#e8eaed", muted="#a0a8b3", grid="#3a404a", paper="#15181d", al
 PAGE = Theme(
     "#010101", "#010102", "#010103", "#010104", "#010105", tuple(f"#0102{n:02x}" for n in range(len(SERIES_LIGHT)))
 )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point that tells its value."""
+
+    axes: Axes
+    transform: Transform
+    """From x and y to the display."""
+    x: float
+    y: float
+    text: str
+    series: int | None
+    """Whose it is."""
+    shown: bool = True
+    """Whether the page has it; the data beside the picture has all."""
+
+
+class Chart(Figure):
+    """A figure with marks; `optrun.report.svg` writes them into the page, a PNG file has none."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.marks: list[Mark] = []
+
+    def mark(
+        self, ax: Axes, x: float, y: float, text: str, *, series: int | None = None, transform: Transform | None = None
+    ) -> None:
+        """Let a point tell its value.
+
+        Args:
+            ax: Where it lies.
+            x: In coordinates of the data.
+            y: Likewise.
+            text: What it tells.
+            series: The contender, counted as the page counts them; None: of nobody.
+            transform: Of x and y; None: that of the data.
+        """
+        self.marks.append(Mark(ax, ax.transData if transform is None else transform, float(x), float(y), text, series))
+
+    def mark_line(self, ax: Axes, x: Array, y: Array, told: Sequence[str], *, series: int | None = None) -> None:
+        """Let points of a line tell their values, on the page all of few, evenly many of more."""
+        shown = set(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int).tolist())
+        for index in np.flatnonzero(np.isfinite(y)).tolist():
+            self.marks.append(Mark(ax, ax.transData, x[index], y[index], told[index], series, index in shown))
+
+    def rows(self) -> Iterable[tuple[str, float, float]]:
+        """List the marks: what each tells, and where it lies."""
+        return [(mark.text, mark.x, mark.y) for mark in self.marks]
+
+
+def of_series(artists: Artist | Iterable[Artist], series: int, kind: str = SERIES) -> None:
+    """Say whose artists these are, so that the page can hide or show them together."""
+    for artist in [artists] if isinstance(artists, Artist) else artists:
+        artist.set_gid(f"{kind}-{series}")
 
 
 def css_variables(theme: Theme) -> str:
@@ -111,16 +176,13 @@ def ring(ax: Axes, x: float, y: float, colour: str, **more: Any) -> list[Line2D]
 def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any) -> None:
     """Add a legend without a box, over paper; `series` says whose its entries are.
 
-    With `above=True` it stands in the title line, where no data can be, with `below=True` under the picture, in as many
-    columns as its longest label leaves room for.
+    With `below=True` it stands under the picture, in as many columns as its longest label leaves room for.
     """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
     settings: dict[str, Any] = {"fontsize": 8.5, "labelcolor": theme.ink, "borderaxespad": 0.3, "handlelength": 1.8}
     place: Axes | SubFigure | Figure = ax
-    if options.pop("above", False):
-        settings |= {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 5, "columnspacing": 1.6}
     if options.pop("below", False):
         longest = max(map(len, labels))
         settings |= {"loc": "outside lower left", "ncols": 3 if longest < 15 else 2 if longest < 27 else 1}

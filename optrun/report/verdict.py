@@ -94,83 +94,57 @@ def judge(
         note: What confirmations still wait for, or were not planned for.
         waits: Whether nothing is judged yet: the report is of a confirmation that has not come to its end.
     """
-    judged, found = comparison.judgement, comparison.findings
-    kind = kind_of(comparison)
+    judged, kind = comparison.judgement, kind_of(comparison)
     kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
-    content: dict[str, Any] = {
-        "kind": kind,
-        "confirmed": confirmed,
-        "looks": looks,
-        "left": left,
-        "note": note,
-        "waits": waits,
-        "runs": len(comparison.runs),
-        "lost": sum(bool(run.diverged) for run in comparison.runs),
-        "several": len(comparison.workloads) if comparison.several else 0,
-        "metric": found.metric,
-        "own_metric": found.own_metric,
-        "incomparable": "" if comparison.several else found.incomparable,
-        "edges": [],
-        "learnt": "",
-        "tested": False,
-    }
+    content: dict[str, Any] = {"comparison": comparison, "found": comparison.findings, "judged": judged, "kind": kind}
+    content |= {"confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
     possible: list[str] = []
+    out: list[str] = []
     if judged is not None and kind != "none":
         possible = [name for name in judged.ranking if judged.comparisons[name].verdict not in _LOST]
+        out = [name for name in judged.ranking if name not in possible]
         content |= _sure(comparison, judged, possible)
     text = " ".join(fill_text("line.txt", **content).split())
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
         for row in each.findings.ranked:
-            chosen.setdefault(row.name, []).append(
-                configuration(row, each.findings) + f" on {each.name}" * bool(each.name)
-            )
+            where = f" on {each.name}" if each.name else ""
+            chosen.setdefault(row.name, []).append(configuration(row, each.findings) + where)
     joined = {name: "; ".join(found) for name, found in chosen.items()}
-    out = (
-        tuple(name for name in judged.ranking if name not in possible) if judged is not None and kind != "none" else ()
-    )
-    return SweepVerdict(kind, found.metric, tuple(possible), out, joined, text, next_command)
+    return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text, next_command)
 
 
 def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dict[str, Any]:
     """Collect the numbers and names of the line, where contenders have scores."""
-    found, several = comparison.findings, comparison.several
-    rows = {} if several else {row.name: row for row in found.ranked}
-    scores = comparison.scores if several else {name: row.arm.scores for name, row in rows.items()}
-    means = {name: sum(scores[name].values()) / len(scores[name]) for name in judged.ranking}
+    found, scores = comparison.findings, comparison.scores
+    rows = {} if comparison.several else {row.name: row for row in found.ranked}
+    names = {name: _whole(name, comparison) for name in judged.ranking}
+    means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
     versus = {name: each for name, each in judged.comparisons.items() if name != judged.reference and each.seeds}
     apart = [versus[name] for name in possible if name in versus]
-    decisive = versus.values() if len(possible) == 1 else apart
-    seen = [each.seen for each in apart if not math.isnan(each.seen)]
     groups: dict[str, list[str]] = {}
-    for name in judged.ranking:
-        groups.setdefault(judged.words(name), []).append(_whole(name, comparison))
-    further = [(name, beyond(rows[name], found)) for name in possible if name in rows]
-    counted = sum(not each.left_out for each in comparison.workloads)
+    for name, whole in names.items():
+        groups.setdefault(judged.words(name), []).append(whole)
+    further = [(name, beyond(row, found)) for name, row in rows.items() if name in possible]
+    best = next(iter(rows.values()), None)
+    seeds = min(len(scores[name]) for name in possible or names)
     return {
-        "first": [_whole(name, comparison) for name in means if means[name] == means[judged.ranking[0]]],
-        "mean": "" if several else _mean(found.ranked[0].arm),
-        "seeds": (seeds := min(len(scores[name]) for name in possible or judged.ranking)),
-        "judged_by": min((each.seeds for each in decisive), default=seeds),
-        "pilot": not is_tested(judged),
+        "first": [whole for name, whole in names.items() if means[name] == means[judged.ranking[0]]],
+        "mean": "" if best is None else _mean(best.arm),
+        "seeds": seeds,
+        "judged_by": min((each.seeds for each in (versus.values() if len(possible) == 1 else apart)), default=seeds),
         "tested": is_tested(judged),
         "baseline": _whole(judged.reference, comparison) if judged.named else "",
-        "groups": {verdict: names for verdict, names in groups.items() if verdict != Verdict.baseline},
-        "possible": [_whole(name, comparison) for name in possible],
+        "groups": {verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline},
+        "possible": [names[name] for name in possible],
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
-        "limit": judged.limit,
-        "left_out": [each.name for each in comparison.workloads if each.left_out],
-        "contenders": len(judged.ranking),
-        "over": f"over {counted} workload{'s' * (counted != 1)}" if several else "",
-        "unit": "score" if several else found.metric,
         "ahead": value(min((abs(each.difference) for each in versus.values()), default=0.0)),
         "apart": value(most) if (most := max((abs(each.difference) for each in apart), default=0.0)) else "",
         "shared": bool(apart),
-        "seen": value(max(seen)) if seen else "",
+        "seen": value(max(seen)) if (seen := [each.seen for each in apart if not math.isnan(each.seen)]) else "",
         "edges": [(name, rate(lr)) for name, lr in further if lr is not None][:2],
-        "learnt": "" if several else _learnt(found.ranked[0]),
-        "alpha": f"{judged.alpha:.2g}",
+        "learnt": "" if best is None else _learnt(best),
     }
 
 
@@ -192,16 +166,14 @@ def configuration(row: Row, findings: Findings) -> str:
 
 def beyond(row: Row, findings: Findings) -> float | None:
     """Find the lr to try next where the best one is the last of its grid; None where it is not."""
-    if "lr" not in findings.tuned_keys or row.basin.best is None:
+    basin = row.basin
+    if "lr" not in findings.tuned_keys or basin.best is None or len(basin.begun) < 2:
         return None
-    sides = row.basin.neighbours()
-    means = {point.lr: point.mean for point in row.basin.points}
-    if any(means.get(side.lr or 0.0) == row.basin.best.mean for side in sides):
+    below, above = basin.beside()
+    inside, best = basin.points.get(below or above or 0.0), basin.best.lr or 0.0
+    if (below and above) or (inside is not None and inside.mean == basin.best.mean):
         return None  # as good inside: nothing says that further out is better
-    for side in sides:
-        if side.lr is None and not side.unfinished:
-            return row.basin.best.lr * 2 if side.end == "highest" else row.basin.best.lr / 2
-    return None
+    return best * 2 if above is None else best / 2
 
 
 def _learnt(row: Row) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from optrun.base.formatting import rate
@@ -21,6 +22,11 @@ _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
 _TELLING_SECONDS = 10.0
 """A shorter run is slow or quick by how it started; its speed says nothing of the machine."""
+_KINDS = (
+    "edge", "coarse", "budget", "schedule", "task", "data", "code", "trunk", "seeds", "few-seeds", "diverged", "failed",
+    "unfinished", "not-started", "single-lr", "tuning", "repeated", "metric", "hardware", "speed", "files",
+)  # fmt: skip
+"""The gravest first."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,7 @@ class Warning:
     """One reason for care."""
 
     kind: str
-    """One of edge, coarse, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, not-started, diverged,
-    failed, repeated, task, data, code, hardware, speed, metric, files, trunk."""
+    """Of `_KINDS`."""
     text: str
     """One or two sentences with what to do."""
     runs: tuple[str, ...] = ()
@@ -42,32 +47,8 @@ OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
 
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
-    checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (_choice, _ranking, _versions, _runs, _times)
-    found = [warning for check in checks for warning in check(findings)]
-    order = [
-        "edge",
-        "coarse",
-        "budget",
-        "schedule",
-        "task",
-        "data",
-        "code",
-        "trunk",
-        "seeds",
-        "few-seeds",
-        "diverged",
-        "failed",
-        "unfinished",
-        "not-started",
-        "single-lr",
-        "tuning",
-        "repeated",
-        "metric",
-        "hardware",
-        "speed",
-        "files",
-    ]
-    return sorted(found, key=lambda each: order.index(each.kind))
+    found = chain(_edges(findings), _unlike(findings), _seeds(findings), _runs(findings), _versions(findings))
+    return sorted(found, key=lambda each: _KINDS.index(each.kind))
 
 
 def _warn(kind: str, of: Sequence[Run] = (), **details: Any) -> Warning:
@@ -77,49 +58,51 @@ def _warn(kind: str, of: Sequence[Run] = (), **details: Any) -> Warning:
     return Warning(kind, " ".join(text.split()), labels)
 
 
-def _choice(findings: Findings) -> Iterable[Warning]:
-    """Warn where the best lr has no result close by on both sides, or contenders were not tuned alike."""
+def _unequal(kind: str, of: Mapping[str, object], **details: Any) -> Iterable[Warning]:
+    """Warn where contenders differ in something."""
+    told = {name: f"{each:,}" if isinstance(each, int) else str(each) for name, each in of.items() if each is not None}
+    if len({*told.values()}) > 1:
+        yield _warn(kind, listed="; ".join(f"{name} {each}" for name, each in told.items()), **details)
+
+
+def _edges(findings: Findings) -> Iterable[Warning]:
+    """Warn where the best lr has no other close by on both sides."""
     for row in findings.rows if "lr" in findings.tuned_keys else ():
-        for side in row.basin.neighbours():
-            assert row.basin.best is not None
-            best = row.basin.best.lr
-            about: dict[str, Any] = {"name": row.name, "best": rate(best)}
-            if side.unfinished:
-                yield _warn("edge", unfinished=_listed([rate(lr) for lr in side.unfinished]), **about)
-            elif side.lr is None:
-                further = beyond(row, findings)
-                if further is None:
-                    continue
-                yield _warn(
-                    "edge", unfinished="", end=side.end, tried=len(row.basin.tried), try_lr=rate(further), **about
-                )  # fmt: skip
-            elif (factor := max(best / side.lr, side.lr / best)) > COARSE:
-                gone, middle = side.lr in row.basin.diverged, rate(math.sqrt(best * side.lr))
-                yield _warn(
-                    "coarse", beside=rate(side.lr), factor=f"{factor:.3g}", gone=gone, try_lr=middle, **about
-                )  # fmt: skip
-    tried = {row.name: sum(bool(arm.scores) for arm in row.contender.arms) for row in findings.ranked}
-    if findings.tuned_keys and len(set(tried.values())) > 1:
-        yield _warn("tuning", listed="; ".join(f"{name} {number}" for name, number in tried.items()))
-    single = [row.name for row in findings.ranked if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
+        if row.basin.best is None or len(row.basin.begun) < 2:
+            continue
+        best, further = row.basin.best.lr or 0.0, beyond(row, findings)
+        for end, lr in zip(("lowest", "highest"), row.basin.beside(), strict=True):
+            about: dict[str, Any] = {"name": row.name, "best": rate(best), "end": end, "tried": len(row.basin.tried)}
+            if lr is None and further is not None:
+                yield _warn("edge", try_lr=rate(further), **about)
+            elif lr is not None and (factor := max(best / lr, lr / best)) > COARSE:
+                about |= {"beside": rate(lr), "gone": lr in row.basin.diverged, "factor": f"{factor:.3g}"}
+                yield _warn("coarse", try_lr=rate(math.sqrt(best * lr)), **about)
+
+
+def _unlike(findings: Findings) -> Iterable[Warning]:
+    """Warn where contenders were not tuned alike, or did not run equally long."""
+    rows = findings.ranked
+    if findings.tuned_keys:
+        yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.contender.arms) for row in rows})
+    single = [row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
     if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
         yield _warn("single-lr", listed=_listed(single))
+    samples, steps = (
+        {row.name: next((n for run in row.arm.runs if (n := getattr(run, name)) is not None), None) for row in rows}
+        for name in ("samples", "max_steps")
+    )
+    examples = all(samples.values())
+    unit = "training examples" if examples else "optimizer steps"
+    yield from _unequal("budget", samples if examples else steps, unit=unit)
 
 
-def _ranking(findings: Findings) -> Iterable[Warning]:
-    """Warn where ranked contenders differ in budget or seeds."""
+def _seeds(findings: Findings) -> Iterable[Warning]:
+    """Warn where ranked contenders have too few seeds, or share too few."""
     rows = findings.ranked
-    samples = {row.name: _first(row.arm.runs, lambda run: run.samples) for row in rows}
-    steps = {row.name: _first(row.arm.runs, lambda run: run.max_steps) for row in rows}
-    budgets, unit = (samples, "training examples") if all(samples.values()) else (steps, "optimizer steps")
-    known = {name: number for name, number in budgets.items() if number is not None}
-    if len(set(known.values())) > 1:
-        yield _warn("budget", unit=unit, listed="; ".join(f"{name} {number:,}" for name, number in known.items()))
     if len(rows) < 2:
         return
-    seeds = {row.name: tuple(sorted(row.arm.scores)) for row in rows}
-    if len(set(seeds.values())) > 1:
-        yield _warn("seeds", listed="; ".join(f"{name} {_numbers(values)}" for name, values in seeds.items()))
+    yield from _unequal("seeds", {row.name: _numbers(sorted(row.arm.scores)) for row in rows})
     few = [row.name for row in rows if row.versus is not None and row.versus.seeds < MIN_SEEDS]
     few += [row.name for row in rows if row.name not in few and len(row.arm.scores) < MIN_SEEDS]
     if few:
@@ -129,29 +112,30 @@ def _ranking(findings: Findings) -> Iterable[Warning]:
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
-    """Warn where ranked runs differ in what should be alike: task, data, code, hardware, luck."""
+    """Warn where ranked runs differ in what should be alike: task, data, code, hardware, luck, speed."""
     runs = [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
     if text := shared_luck(runs):
         yield _warn("trunk", text=text)
-    tasks = _distinct(run.config.get("task.name") for run in runs)
-    if len(tasks) > 1:
+    if len(tasks := _distinct(run.config.get("task.name") for run in runs)) > 1:
         yield _warn("task", listed=_listed(tasks))
-    by_seed: dict[int | None, list[Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run.seed, []).append(run)
+    prints = {(run.seed, str(mark)) for run in runs if (mark := run.at("data", "fingerprint")) is not None}
     # A split that is cut with the seed differs between seeds by design; it must not differ within one.
-    if any(len(_distinct(run.at("data", "fingerprint") for run in alike)) > 1 for alike in by_seed.values()):
+    if len(prints) > len({seed for seed, _ in prints}):
         yield _warn("data")
-    names = ("optrun", "torch", "transformers")
-    found = {name: _distinct(run.at("versions", name) for run in runs) for name in names}
-    found["commits"] = [commit[:10] for commit in _distinct(run.at("git", "commit") for run in runs)]
-    differing = [f"{name} {_listed(values)}" for name, values in found.items() if len(values) > 1]
-    if len(_distinct(run.at("git", "dirty") for run in runs)) > 1:
-        differing.append("some ran with uncommitted changes")
-    if differing:
+    names = {"optrun": "versions", "torch": "versions", "transformers": "versions", "commit": "git", "dirty": "git"}
+    found = {name: _distinct(run.at(section, name) for run in runs) for name, section in names.items()}
+    if differing := [f"{name} {_listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1]:
         yield _warn("code", listed="; ".join(differing))
     if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
         yield _warn("hardware")
+    worst, slowest = _ALIKE, None
+    for arm in findings.arms:  # alike but for the seed
+        long = [run for run in arm.runs if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS]
+        speeds = [speed for run in long if (speed := run.perf("tokens_per_second"))]
+        if speeds and max(speeds) > worst * min(speeds):
+            worst, slowest = max(speeds) / min(speeds), arm
+    if slowest is not None:
+        yield _warn("speed", slowest=slowest.label or "one configuration", factor=f"{worst:.1f}")
 
 
 def _runs(findings: Findings) -> Iterable[Warning]:
@@ -161,6 +145,9 @@ def _runs(findings: Findings) -> Iterable[Warning]:
     lost = [run for run in every if run.diverged]
     failed = [run for run in every if run.status == "failed" and not run.diverged]
     cut = ("running", "interrupted", "unknown")
+    ranked = [run for row in findings.rows for run in row.arm.runs if not run.diverged]
+    early = [run for run in ranked if run.max_steps and 0 < run.global_step < run.max_steps]
+    broken = [run for run in every if run.problems]
     about = {
         "diverged": lost,
         "failed": failed,
@@ -168,42 +155,23 @@ def _runs(findings: Findings) -> Iterable[Warning]:
         "not-started": [run for run in every if run.status == NOT_STARTED],
         "repeated": [run for arm in findings.arms for run in arm.repeated],
         "metric": [run for run in every if run.finished and not run.diverged and run.score(findings.metric) is None],
+        "schedule": early,
+        "files": broken,
     }
     details = {
         "reason": lost[0].diverged if len(lost) == 1 else "",
         "worst": "" if worst is None else value(worst),
         "message": failed[0].message if failed else "",
         "metric": findings.metric,
+        "early": _listed([f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4),
+        "broken": _listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
     }
     yield from (_warn(kind, of, **details) for kind, of in about.items() if of)
-    ranked = [run for row in findings.rows for run in row.arm.runs if not run.diverged]
-    if early := [run for run in ranked if run.max_steps and 0 < run.global_step < run.max_steps]:
-        listed = [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early]
-        yield _warn("schedule", early, listed=_listed(listed, 4))
-    if broken := [run for run in every if run.problems]:
-        yield _warn("files", broken, listed=_listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3))
-
-
-def _times(findings: Findings) -> Iterable[Warning]:
-    """Warn where runs alike but for the seed differ in speed."""
-    worst, slowest = 1.0, None
-    for arm in findings.arms:
-        long = [run for run in arm.runs if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS]
-        speeds = [speed for run in long if (speed := run.perf("tokens_per_second"))]
-        ratio = max(speeds) / min(speeds) if speeds else 1.0
-        if ratio > max(worst, _ALIKE):
-            worst, slowest = ratio, arm
-    if slowest is not None:
-        yield _warn("speed", slowest=slowest.label or "one configuration", factor=f"{worst:.1f}")
 
 
 def _distinct(values: Iterable[object]) -> list[str]:
     """Sort the different known values."""
     return sorted({str(value) for value in values if value is not None})
-
-
-def _first(runs: Sequence[Run], get: Callable[[Run], int | None]) -> int | None:
-    return next((value for run in runs if (value := get(run)) is not None), None)
 
 
 def _listed(names: Sequence[str], limit: int = 5) -> str:

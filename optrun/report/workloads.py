@@ -7,17 +7,17 @@ be compared; scores on the scale of what was learnt in each can be.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
-from optrun.report.arms import compared, describe, differing, telling
+from optrun.report.arms import compared, describe, differing, numbered, telling
 from optrun.report.collect import Run
-from optrun.report.comparable import incomparable, workload_of
+from optrun.report.comparable import data_of, incomparable, workload_of
 from optrun.report.findings import Findings, find
 from optrun.report.paths import respell
 from optrun.report.statistics import Judgement, compare, pooled_sd
@@ -57,9 +57,18 @@ class Comparison:
     workloads: list[Workload]
     """One is the usual case."""
     scores: dict[str, dict[int, float]]
-    """Contender -> seed -> mean score over the workloads that count; empty for a single workload."""
+    """Contender -> seed -> outcome: of several workloads the mean score over those that count."""
+    lost: Mapping[str, Collection[int]]
+    """Contender -> seeds that diverged on some of them."""
     judgement: Judgement | None
     """That of the one workload, or over all; None where nothing is ranked."""
+
+    @classmethod
+    def of(cls, found: Findings) -> Comparison:
+        """Make that of a single workload."""
+        rows = found.rows
+        scores, lost = {row.name: row.arm.scores for row in rows}, {row.name: row.arm.lost for row in rows}
+        return cls([Workload("", found)], scores, lost, found.judgement)
 
     @property
     def findings(self) -> Findings:
@@ -70,6 +79,16 @@ class Comparison:
     def several(self) -> bool:
         """Whether the judgement is over several workloads."""
         return len(self.workloads) > 1
+
+    @property
+    def unit(self) -> str:
+        """What is compared."""
+        return "score" if self.several else self.findings.metric
+
+    @property
+    def counted(self) -> list[Workload]:
+        """The workloads that the judgement is over."""
+        return [each for each in self.workloads if not each.left_out]
 
     @property
     def runs(self) -> list[Run]:
@@ -111,7 +130,7 @@ def compare_runs(
     names = Counter(row.name for each in several for row in each.findings.ranked)
     if sum(count > 1 for count in names.values()) < 2:
         found = find(runs, metric=metric, baseline=baseline, by=by, matters=matters, looks=looks, **options)
-        return Comparison([Workload("", found)], {}, found.judgement)
+        return Comparison.of(found)
     if options.get("target") is not None:
         raise ConfigError(
             f"target={options['target']}: {len(several)} workloads have a metric each, and no level in common. "
@@ -120,17 +139,17 @@ def compare_runs(
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}")
     several = [replace(each, left_out=_why_left_out(each)) for each in several]
-    scores = _mean_scores([each for each in several if not each.left_out])
-    judgement, lost = None, defaultdict[str, set[int]](set)
-    for row in (row for each in several if not each.left_out for row in each.findings.ranked):
-        lost[row.name] |= row.arm.lost
+    counted = [each for each in several if not each.left_out]
+    rows = [row for each in counted for row in each.findings.ranked]
+    scores, judgement = _mean_scores(counted), None
+    lost = {name: set[int]().union(*(row.arm.lost for row in rows if row.name == name)) for name in scores}
     if sum(map(bool, scores.values())) > 1:
         if baseline is not None:
             scores.setdefault(baseline, {})  # what has no score differs from nobody
-        finished = ([x for seed, x in found.items() if seed not in lost[name]] for name, found in scores.items())
+        finished = ([x for seed, x in own.items() if seed not in lost.get(name, ())] for name, own in scores.items())
         sd = pooled_sd(finished)
         judgement = compare(scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks)
-    return Comparison(several, scores, judgement)
+    return Comparison(several, scores, lost, judgement)
 
 
 def _why_left_out(workload: Workload) -> str:
@@ -186,20 +205,11 @@ def _names(parts: Sequence[list[Run]]) -> list[str]:
     """Name workloads by their tasks, then by their data, then by what else tells them apart."""
     firsts = [part[0] for part in parts]
     tasks = [str(run.config.get("task.name") or "task") for run in firsts]
-    data = [_data(run) for run in firsts]
+    data = [data_of(run) for run in firsts]
     names = tasks if len(set(data)) == 1 else data if len(set(tasks)) == 1 else []
     names = names or [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
     if len(set(names)) < len(names):
         keys = [key for key in differing(firsts) if key.partition(".")[0] in ("task", "data")]
         told = [describe({key: run.setting(key) for key in telling(keys, firsts)}) for run in firsts]
         names = [f"{name} ({more})" if names.count(name) > 1 else name for name, more in zip(names, told, strict=True)]
-    return [
-        plain(f"{name} #{1 + names[:index].count(name)}" if name in names[:index] else name)
-        for index, name in enumerate(names)
-    ]
-
-
-def _data(run: Run) -> str:
-    """Name the data: files by the evaluation file, hub data by its path, other sources by their choice."""
-    keys = ("data.eval", "data.path", "data.train", "data.name")
-    return next((str(value) for key in keys if (value := run.setting(key)) is not None), "data")
+    return numbered([*map(plain, names)])

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from optrun.base.formatting import count
-from optrun.report.chart import Chart
-from optrun.report.theme import Theme, new_figure, style_axes
+from optrun.report.theme import Chart, Theme, new_figure, style_axes
 
 _NUMBERED = 26
 """With more classes there is no room for a number in each cell."""

@@ -10,7 +10,7 @@ import pytest
 
 from optrun.report import build
 from optrun.report.build import report
-from optrun.report.looks import RECORD
+from optrun.report.sweep_folder import LOOKS as RECORD
 
 MakeRun = Callable[..., Path]
 

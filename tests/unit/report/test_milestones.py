@@ -16,7 +16,7 @@ from optrun.cli.report import run as report_verb
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
 from optrun.report.milestones import censored_median, expected_best
-from optrun.report.tables import run_facts
+from optrun.report.tables import ranking_table
 
 MakeRun = Callable[..., Path]
 NEVER = math.inf
@@ -56,10 +56,12 @@ def _seeds(folder: Path, make_run: MakeRun, finals: list[float]) -> None:
 def test_runs_that_never_reach_the_target_are_not_dropped(tmp_path: Path, make_run: MakeRun) -> None:
     _seeds(tmp_path / "adamw", make_run, [2.0, 2.0, 2.0, 2.6, 2.6])
     _seeds(tmp_path / "lamb", make_run, [2.0, 2.0, 2.6, 2.6, 2.6])
-    adamw, lamb = find(load_runs([tmp_path]), target=2.01).rows
+    found = find(load_runs([tmp_path]), target=2.01)
+    adamw, lamb = found.rows
     assert (adamw.target.reached, adamw.target.runs, adamw.target.steps, adamw.target.seconds) == (3, 5, 40, 0.4)
     assert (lamb.target.reached, lamb.target.runs, lamb.target.steps, lamb.target.seconds) == (2, 5, NEVER, NEVER)
-    assert adamw.basin.level == 2.01, "the basin is measured at the same level"
+    cells = [row[ranking_table(found).columns.index("steps to ≤ 2.0100")] for row in ranking_table(found).rows]
+    assert cells == ["40 in 0.40 s (3 of 5)", "never (2 of 5)"]
 
 
 def test_one_that_diverged_never_gets_there_and_one_that_runs_may(tmp_path: Path, make_run: MakeRun) -> None:
@@ -83,28 +85,16 @@ def test_what_was_reached_counts_whatever_came_after(tmp_path: Path, make_run: M
     assert (row.target.reached, row.target.steps, row.target.seconds) == (1, 20, 9)
 
 
-def test_the_target_that_nobody_set_is_reached_by_more_than_half_of_every_contender(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
+def test_a_target_that_nobody_set_is_not_counted_to(tmp_path: Path, make_run: MakeRun) -> None:
     _seeds(tmp_path / "adamw", make_run, [2.0, 2.1, 2.2, 2.3])
-    _seeds(tmp_path / "lamb", make_run, [2.2, 2.3, 2.5, 9.0])
     findings = find(load_runs([tmp_path]))
-    assert findings.target == 2.5
-    assert [row.target.reached for row in findings.rows] == [4, 3]
+    assert math.isnan(findings.target)
+    assert not any("steps to" in name for name in ranking_table(findings).columns)
 
 
-def test_of_one_run_it_is_a_line(tmp_path: Path, make_run: MakeRun) -> None:
-    path = make_run(tmp_path / "run", max_steps=40, eval_every=10, final=2.0)
-    for target, told in ((2.01, "at step 40, after 0.40 s"), (1.0, "not reached")):
-        facts = dict(run_facts(load_runs([path])[0], "eval/loss", "min", target=target).rows)
-        assert facts[f"eval/loss ≤ {target:.4f}"] == told
-    assert not any("≤" in name for name, _ in run_facts(load_runs([path])[0], "eval/loss", "min").rows)
-
-
-def test_a_level_that_the_untrained_model_had_reached_is_no_target(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_level_that_the_untrained_model_had_reached_takes_no_step(tmp_path: Path, make_run: MakeRun) -> None:
     for seed in range(3):
         make_run(tmp_path / f"a{seed}", seed=seed, max_steps=40, final=9.6 + seed / 10, before=9.5)
-    assert math.isnan(find(load_runs([tmp_path])).target)
     (row,) = find(load_runs([tmp_path]), target=9.55).rows
     assert (row.target.reached, row.target.steps) == (3, 0), "before the first step"
 

@@ -132,78 +132,15 @@ def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(tmp_
     assert sorted(row.name for row in by_lr.rows) == ["lr 1e-3", "lr 2e-3"]
 
 
-def test_the_width_of_a_basin_is_that_of_its_parabola(tmp_path: Path, make_run: MakeRun) -> None:
-    """loss = 2.5 + (log10 lr/lr0)^2 reaches a level while |log10| <= sqrt(level - 2.5)."""
-    for number, factor in enumerate(np.logspace(-1, 1, 41)):
-        loss = 2.5 + math.log10(factor) ** 2
-        make_run(tmp_path / str(number), lr=float(1e-3 * factor), max_steps=20, final=loss, before=7.5)
-        make_run(
-            tmp_path / f"x{number}",
-            optimizer="lamb",
-            lr=float(1e-3 * factor),
-            max_steps=20,
-            final=loss + 0.05,
-            before=7.5,
-        )
-    findings = _find(tmp_path)
-    level = findings.level
-    assert level == pytest.approx(2.5 + 0.02 * (7.5 - 2.5))
-    for name, best in (("adamw", 2.5), ("lamb", 2.55)):
-        basin = next(row.basin for row in findings.rows if row.name == name)
-        half = 10 ** math.sqrt(level - best)
-        assert basin.high == pytest.approx(1e-3 * half, rel=0.01)
-        assert basin.low == pytest.approx(1e-3 / half, rel=0.01)
-        assert basin.width == pytest.approx(half**2, rel=0.02)
-        assert all(side.lr for side in basin.neighbours())
-        assert (basin.open_low, basin.open_high) == (False, False)
-        assert basin.width_label() == f"×{basin.width:.2g}"
-
-
-def test_learning_nothing_at_every_lr_is_no_wide_basin(tmp_path: Path, make_run: MakeRun) -> None:
-    """Both are judged at one level, which the one that stays at chance does not set."""
-    for number, lr in enumerate((1e-3, 4e-3, 16e-3)):
-        make_run(tmp_path / f"c{number}", optimizer="lamb", lr=lr, max_steps=20, final=9.0 + number / 1000, before=9.2)
-        make_run(tmp_path / f"l{number}", lr=lr, max_steps=20, final=(8.2, 7.0, 8.9)[number], before=9.2)
-    findings = _find(tmp_path)
-    adamw, lamb = (row.basin for row in findings.rows)
-    assert lamb.width_label() == "not reached"
-    assert math.isnan(lamb.low)
-    assert adamw.low < 4e-3 < adamw.high < 16e-3
-    assert 7.0 < findings.level < 8.2
-
-
-def test_one_that_is_far_behind_does_not_widen_the_basins_of_others(tmp_path: Path, make_run: MakeRun) -> None:
-    for number, (optimizer, final) in enumerate([("adamw", 2.0), ("lamb", 2.1), ("sgd", 4.0), ("adamax", 8.0)]):
-        make_run(tmp_path / str(number), optimizer=optimizer, lr=1e-3, max_steps=20, final=final, before=9.0)
-        make_run(tmp_path / f"{number}x", optimizer=optimizer, lr=4e-3, max_steps=20, final=final + 1, before=9.0)
-    findings = _find(tmp_path)
-    assert findings.level == pytest.approx(2.1 + 0.02 * (findings.floor - 2.0))
-    labels = [row.basin.width_label() for row in findings.rows]
-    assert labels[2:] == ["not reached"] * 2
-    assert all(label.startswith("≥ ×1.") for label in labels[:2])
-
-
-def test_the_level_of_a_score_that_grows(tmp_path: Path, make_run: MakeRun) -> None:
-    """accuracy = 1.25 - loss / 4: 0.75 at the best, of which nothing says what it was before training."""
-    for number, (optimizer, final) in enumerate([("adamw", 2.0), ("adamw", 3.0), ("lamb", 2.4), ("lamb", 2.6)]):
-        lr = 1e-3 * (1 + number % 2)
-        make_run(tmp_path / str(number), optimizer=optimizer, lr=lr, max_steps=40, accuracy=True, final=final)
-    findings = find(load_runs([tmp_path]), metric="eval/accuracy")
-    assert findings.level == pytest.approx(0.75)
-    adamw, lamb = (row.basin for row in findings.rows)
-    assert (adamw.low, adamw.open_low, lamb.width_label()) == (1e-3, True, "not reached")
-
-
-def test_a_basin_that_the_grid_cuts_is_open_and_one_that_divergence_ends_is_not(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
+def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: MakeRun) -> None:
     for number, lr in enumerate((1e-3, 2e-3, 4e-3)):
-        make_run(tmp_path / str(number), lr=lr, max_steps=40, final=2.0, diverge_at=20 if lr == 4e-3 else None)
+        make_run(tmp_path / str(number), lr=lr, max_steps=40, final=2.0 + lr, diverge_at=20 if lr == 4e-3 else None)
         make_run(tmp_path / f"x{number}", optimizer="lamb", lr=lr, max_steps=40, final=2.0)
     basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
-    assert basin.diverged == (4e-3,)
-    assert (basin.low, basin.high, basin.open_low, basin.open_high) == (1e-3, 2e-3, True, False)
-    assert basin.width_label() == "≥ ×2"
+    assert {lr: arm.mean for lr, arm in basin.points.items()} == {1e-3: 2.001, 2e-3: 2.002}
+    assert (basin.diverged, basin.tried) == ((4e-3,), (1e-3, 2e-3, 4e-3))
+    assert basin.best is basin.points[1e-3]
+    assert basin.beside() == (None, 2e-3)
 
 
 def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: MakeRun) -> None:
@@ -215,7 +152,7 @@ def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: Mak
     assert first_reached(run, "eval/loss", "min", 2.1) == (30.0, 14.0)
     assert first_reached(run, "eval/loss", "min", 1.0) is None
     assert first_reached(run, "eval/loss", "max", 3.0) == (10.0, 5.0)
-    assert run.elapsed(np.array([15.0, 50.0])) == pytest.approx([7.0, math.nan], nan_ok=True)
+    assert run.between("time", np.array([15.0, 50.0])) == pytest.approx([7.0, math.nan], nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -272,8 +209,8 @@ def test_commands_take_one_point_of_a_recipe_that_is_a_sweep() -> None:
 
 def test_what_was_changed_when_a_run_was_resumed() -> None:
     resumes = [{"changes": {"lr": [1, 2], "training.max_steps": [5, 9]}}, {"changes": {"lr": [2, 3]}}, {"changes": 1}]
-    assert _command([], resumes=resumes).changed == {"lr": 3, "training.max_steps": 9}
-    assert _command([], resumes="torn").changed == {}
+    assert _command([], resumes=resumes).of_resumes("changes", dict) == [each["changes"] for each in resumes[:2]]
+    assert _command([], resumes="torn").of_resumes("changes", dict) == []
 
 
 def test_configuration_files(tmp_path: Path) -> None:

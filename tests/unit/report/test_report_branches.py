@@ -6,17 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from optrun.base.errors import ConfigError
-from optrun.report.branches import draw_trunks, fork_of, joined, trunk_line
+from optrun.report.branches import fork_of
 from optrun.report.collect import Run, load_run, load_runs
 from optrun.report.confirmation import prepare
 from optrun.report.figures import pictures
 from optrun.report.findings import find
-from optrun.report.tables import run_facts, runs_table
-from optrun.report.theme import LIGHT, new_figure
+from optrun.report.tables import runs_table
 from optrun.report.warnings import find_warnings
 from tests.unit.report.conftest import write_run
 
@@ -55,37 +53,6 @@ def of(run: Path) -> Run:
     return load_run(run)
 
 
-def test_the_line_of_a_branch_begins_where_its_trunk_ends(grove: Path) -> None:
-    run, trunk = of(grove / "branches/lamb0"), of(grove / "trunks/oak0")
-    x, y = trunk_line(run, "eval/loss", "step")
-    steps, values = trunk.series("eval/loss")
-    np.testing.assert_array_equal(x, steps[steps <= FORK])
-    np.testing.assert_array_equal(y, values[steps <= FORK])
-    own = run.series("eval/loss")
-    longer, _ = joined(run, "eval/loss", "step", own)
-    np.testing.assert_array_equal(longer, [x[-1], *own[0]])
-    np.testing.assert_array_equal(joined(trunk, "eval/loss", "step", (steps, values))[0], steps)
-    assert trunk_line(run, "eval/loss", "time")[0][-1] == pytest.approx(trunk.elapsed(np.array([FORK]))[0])
-
-
-def test_a_trunk_is_drawn_once(grove: Path) -> None:
-    ax = new_figure(4, 3, LIGHT).add_subplot()
-    runs = [of(grove / "branches" / name) for name in ("adamw0", "lamb0", "adamw1")]
-    draw_trunks(ax, runs, "eval/loss", "step", LIGHT)
-    lines = [line for line in ax.get_lines() if line.get_linewidth() > 0]
-    assert len(lines) == 2, "of two seeds"
-    assert lines[0].get_label() == "2 trunks"
-    assert {float(np.asarray(line.get_xdata())[-1]) for line in lines} == {FORK}
-
-
-def test_a_trunk_that_is_gone_or_another_run_now_is_not_drawn(tmp_path: Path) -> None:
-    gone = branch(tmp_path / "gone", tmp_path / "nowhere", "lamb")
-    assert len(trunk_line(of(gone), "eval/loss", "step")[0]) == 0
-    other = write_run(tmp_path / "other", summary={"run_id": "another"})
-    assert len(trunk_line(of(branch(tmp_path / "b", other, "lamb")), "eval/loss", "step")[0]) == 0
-    assert find([of(gone)]).rows[0].rank == 1
-
-
 def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> None:
     findings = find(load_runs([grove / "branches"]))
     assert findings.keys == ["optimizer.name"], "which of the seeds' trunks it was is no setting"
@@ -93,7 +60,7 @@ def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> 
     kinds = [warning.kind for warning in find_warnings(findings)]
     assert "trunk" not in kinds
     assert "few-seeds" not in kinds
-    assert {picture.name for picture in pictures(findings)} >= {"metric", "time", "train-loss"}
+    assert {picture.name for picture in pictures(findings)} >= {"metric", "train-loss"}
 
 
 def test_branches_of_one_trunk_share_its_luck(grove: Path) -> None:
@@ -124,9 +91,6 @@ def test_the_tables_name_trunk_and_step(grove: Path) -> None:
     assert fork_of(run) is not None
     table = runs_table([run], [], "eval/loss", "min")
     assert "oak0 step 100" in table.rows[0][-1]
-    facts = {row[0]: row[1] for row in run_facts(run, "eval/loss", "min").rows}
-    assert "step-00000100" in facts["trunk"]
-    assert facts["schedule"] == "wsd goes on"
 
 
 def test_a_confirmation_wants_seeds_that_no_trunk_has(grove: Path, tmp_path: Path) -> None:

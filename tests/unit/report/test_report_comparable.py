@@ -12,7 +12,7 @@ from optrun.report.collect import load_runs
 from optrun.report.findings import find
 from optrun.report.tables import arms_table, ranking_table
 from optrun.report.verdict import judge
-from optrun.report.workloads import Comparison, Workload
+from optrun.report.workloads import Comparison
 
 LM, MLM = {"task": {"name": "causal_lm"}}, {"task": {"name": "masked_lm"}}
 
@@ -48,6 +48,6 @@ def test_what_is_compared(
     assert said in findings.incomparable
     assert ("best" in ranking_table(findings).styles) is (said == "")
     assert ("best" in arms_table(findings).styles) is (said == "")
-    text = judge(Comparison([Workload("", findings)], {}, findings.judgement)).text
+    text = judge(Comparison.of(findings)).text
     assert text.startswith("Nothing is ranked: ") is bool(said)
     assert all(row.arm.scores for row in findings.rows), "shown all the same"

@@ -22,7 +22,7 @@ def _look(path: Path) -> np.ndarray:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_steps": 300, "summary": {"resumes": [{"global_step": 100}]}},
+        {"max_steps": 300, "summary": {"resumes": [{"from_step": 100}]}},
         {"max_steps": 2, "log_every": 1, "eval_every": 1},
         {"max_steps": 100, "diverge_at": 1, "accuracy": True},
         {"max_steps": 100, "diverge_at": 60},

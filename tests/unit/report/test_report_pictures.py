@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from optrun.report.collect import load_runs
-from optrun.report.differences import LINES, difference_data, differences, draw_differences
-from optrun.report.figures import joint_pictures, pictures
+from optrun.report.differences import LINES, differences, draw_differences
+from optrun.report.figures import pictures
 from optrun.report.findings import find
 from optrun.report.picture import Picture, reach
 from optrun.report.searched import importances
@@ -58,10 +58,7 @@ def test_differences_are_drawn_as_they_were_computed() -> None:
     assert bars == [pytest.approx((0.005, 0.025)), pytest.approx((0.05, 0.07))]
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     assert (band.x0, band.x1) == (pytest.approx(-0.02), pytest.approx(0.02))
-    rows = difference_data(found, "eval/loss").rows
-    assert next(row[:6] for row in rows if row[0] == "sgd") == (
-        ["sgd", "lamb", "ruled out", 0, pytest.approx(0.06), True]
-    )
+    assert ("sgd, seed 0: +0.06, diverged", pytest.approx(0.06)) in [row[:2] for row in figure.rows()]
 
 
 def test_one_bad_contender_stands_at_the_border_with_its_value() -> None:
@@ -155,9 +152,7 @@ def test_a_search_over_three_settings_is_one_picture(tmp_path: Path, make_run: M
     assert next(iter(shares)) == "lr"
     drawn = _drawn(pictures(findings))
     figure = drawn["search"].draw(PAGE)
-    data = drawn["search"].data
-    assert data is not None
-    assert len(data().rows) == len(figure.marks) == 20
+    assert len(figure.rows()) == len(figure.marks) == 20
     assert sorted(mark.text.rpartition(": ")[2] for mark in figure.marks)[-2:] == ["diverged"] * 2
     (ax,) = figure.axes
     lines = [line for line in ax.get_lines() if line.get_gid()]
@@ -192,22 +187,6 @@ def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
     drawn = _drawn(pictures(find(load_runs([tmp_path]), target=2.0)))
     for name in ("differences", "basin", "metric"):
         assert "<circle" in to_svg(drawn[name].draw(PAGE), name=name, label=name)
-
-
-def test_several_workloads_share_one_verdict() -> None:
-    scores = {"lamb": {0: 0.9, 1: 1.0}, "adamw": {0: 0.8, 1: 0.9}}
-    versus: Any = {
-        name: SimpleNamespace(name=name, reference="lamb", difference=gap, low=low, high=gap, verdict="", seeds=2)
-        for name, gap, low in (("lamb", 0.0, math.nan), ("adamw", -0.1, -0.1))
-    }
-    by_workload = {"text": {"lamb": 1.0, "adamw": 0.9}, "images": {"lamb": 0.9, "adamw": 0.8}}
-    verdict, dots = joint_pictures(versus, scores, by_workload, 0.05)
-    assert (verdict.name, dots.name) == ("differences", "scores")
-    told = [mark.text for mark in dots.draw(LIGHT).marks]
-    assert "adamw, images: 0.8000" in told
-    assert verdict.draw(LIGHT).axes[0].get_xlim()[0] < -0.1, "higher is better: the worse ones stand on the left"
-    assert dots.data is not None
-    assert ["adamw", "images", 0.8] in dots.data().rows
 
 
 def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRun) -> None:

@@ -97,20 +97,6 @@ def test_a_warning_fires_for_its_cause_and_no_other(
     assert sorted(_sweep(tmp_path, make_run, change)) == sorted(expected)
 
 
-def test_a_better_mean_of_fewer_seeds_is_no_proof_that_the_best_is_inside(
-    tmp_path: Path, make_run: Callable[..., Path]
-) -> None:
-    """At the highest lr one seed of three came to its end, ahead of all: it is not chosen, and may be the best."""
-    for lr, final in ((1e-3, 3.2), (2e-3, 3.0), (4e-3, 1.0)):
-        for seed in range(3):
-            cut = {"global_step": 20, "status": "interrupted"} if lr == 4e-3 and seed else {}
-            for name in ("adamw", "lamb"):
-                given = {} if name == "lamb" else {**cut, "final": final + seed / 100}
-                make_run(tmp_path / f"{name}{lr}{seed}", optimizer=name, lr=lr, seed=seed, max_steps=40, **given)
-    told = [each.text for each in find_warnings(find(load_runs([tmp_path]))) if "adamw" in each.text]
-    assert "adamw: lr 4e-3, next to its best lr 2e-3, did not finish" in told[0]
-
-
 def test_unequal_tuning(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     _sweep(tmp_path, make_run, lambda *_: {})
     for seed in range(4):
@@ -140,16 +126,15 @@ def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path,
         ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {"diverge_at": 10}}, [("coarse", "diverged")]),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {}}, [("coarse", "×10")]),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 5e-3: {}}, []),
-        ({5e-4: {}, 1e-3: {"final": 2.0}, 2e-3: {"status": "failed"}, 4e-3: {}}, [("edge", "lr 2e-3")]),
-        ({1e-3: {"final": 2.0}, 2e-3: {"status": "running"}}, [("edge", "lowest"), ("edge", "lr 2e-3")]),
-        ({5e-4: {"status": "failed"}, 1e-3: {"final": 2.0}, 2e-3: {}}, [("edge", "lr 5e-4")]),
+        ({1e-3: {"final": 2.0}, 2e-3: {"status": "running"}}, [("edge", "lowest")]),
+        ({5e-4: {"status": "failed"}, 1e-3: {"final": 2.0}, 2e-3: {}}, []),
     ],
-    ids=["far-both", "far-diverged", "far", "near", "between-unfinished", "end-unfinished", "low-unfinished"],
+    ids=["far-both", "far-diverged", "far", "near", "low-end", "low-unfinished"],
 )
 def test_the_best_lr_wants_results_close_by(
     tmp_path: Path, make_run: Callable[..., Path], grid: dict[float, Change], expected: list[tuple[str, str]]
 ) -> None:
-    """A neighbour that diverged bounds the search only where it is near; one without a result does not."""
+    """A neighbour that diverged bounds the search only where it is near; one that has not ended is named by itself."""
     for number, (lr, options) in enumerate(grid.items()):
         make_run(tmp_path / f"a{number}", lr=lr, max_steps=20, **options)
         make_run(tmp_path / f"b{number}", lr=2e-3, optimizer="lamb", max_steps=20, seed=number)
