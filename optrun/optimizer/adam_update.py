@@ -9,24 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optrun.optimizer.kernels import compiled, fused
+from optrun.optimizer.kernels import compiled
 from optrun.optimizer.kernels.choice import Update, pick, take_step
 from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
-
-def ways(nesterov: bool = False) -> tuple[str, ...]:
-    """Return the kernels besides foreach that compute Adam, the preferred one first."""
-    return ("triton", "compiled", "loop") if nesterov else ("triton", "compiled", "fused", "loop")
+WAYS = ("triton", "compiled", "loop")
+"""Kernels besides foreach that compute Adam, the preferred one first."""
 
 
 def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
     """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adam`."""
-    kernel = pick(foreach, params[0].device.type, ways(numbers.get("nesterov", False)))
+    kernel = pick(foreach, params[0].device.type, WAYS)
     updates: dict[str, Update] = {
         "loop": _single_tensor_adam,
         "foreach": _multi_tensor_adam,
-        "fused": fused.adam,
         "compiled": compiled.adam,
         "triton": launch.adam,
     }

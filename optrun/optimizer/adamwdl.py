@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optrun.base.errors import did_you_mean
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam, ways
+from optrun.optimizer.adam_update import WAYS, adam
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
@@ -205,7 +205,7 @@ class AdamWDL(NamedOptimizer):
     def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
         """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
         del whole
-        return pick(group["foreach"], device, ways())
+        return pick(group["foreach"], device, WAYS)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,7 @@ from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
-from optrun.optimizer.kernels import compiled, fused
+from optrun.optimizer.kernels import compiled
 from optrun.optimizer.kernels.choice import Update, pick, take_step
 from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
@@ -267,7 +266,7 @@ def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
         return ("foreach", "loop")
     if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
         return ("loop",)
-    return ("triton", "compiled", "fused", "loop")
+    return ("triton", "compiled", "loop")
 
 
 def lamb(
@@ -283,7 +282,6 @@ def lamb(
     updates: dict[str, Update] = {
         "loop": _single_tensor_lamb,
         "foreach": _multi_tensor_lamb,
-        "fused": partial(fused.lamb, small=_multi_tensor_lamb),
         "compiled": compiled.lamb,
         "triton": launch.lamb,
     }

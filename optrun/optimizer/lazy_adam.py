@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam, prepared, ways
+from optrun.optimizer.adam_update import WAYS, adam, prepared
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
@@ -148,7 +148,7 @@ class LazyAdam(NamedOptimizer):
     def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
         """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
         del whole
-        return pick(group["foreach"], device, ways(group["nesterov"]))
+        return pick(group["foreach"], device, WAYS)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

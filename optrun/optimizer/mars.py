@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam, ways
+from optrun.optimizer.adam_update import WAYS, adam
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import Batch, gather
@@ -112,7 +112,7 @@ class Mars(NamedOptimizer):
     def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
         """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
         del whole
-        return pick(group["foreach"], device, ways())
+        return pick(group["foreach"], device, WAYS)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

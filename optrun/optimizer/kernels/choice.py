@@ -1,4 +1,4 @@
-"""Which kernel takes a step: the loop of the paper's file, its foreach form, torch's fused, the compiled or Triton's.
+"""Which kernel takes a step: the loop of the paper's file, its foreach form, the compiled or Triton's.
 
 The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and `foreach=False` name
 a kernel themselves. Where `foreach` is None, accelerators take Triton's or foreach, and a CPU the fastest that computes
@@ -22,7 +22,7 @@ from optrun.optimizer.kernels.triton.found import why_not
 from optrun.optimizer.numerics import has_own_numbers
 
 VARIABLE = "OPTRUN_KERNEL"
-NAMES = ("auto", "loop", "foreach", "fused", "compiled", "triton")
+NAMES = ("auto", "loop", "foreach", "compiled", "triton")
 
 Update = Callable[..., Any]
 """A paper's function: lists of tensors, then numbers by keyword, of which lists have an entry for each tensor."""

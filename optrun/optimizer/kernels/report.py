@@ -85,7 +85,7 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
         if hasattr(stepper, "kernel") and group["foreach"] is None
     }
     if device == "cpu":
-        fastest, reason, instead = "compiled", why_not_compiled(), "fused"
+        fastest, reason, instead = "compiled", why_not_compiled(), "loop"
     else:
         fastest, reason, instead = "Triton", why_not(device), "foreach"
     return f"{kernel}; the {fastest} one: {reason}" if reason and instead in taken else kernel
