@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.config.schema.optimizer import AdamaxConfig
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
 from optrun.optimizer.kernels import compiled
 from optrun.optimizer.kernels.choice import Update, pick, take_step
@@ -57,39 +56,10 @@ class Adamax(NamedOptimizer):
         tensor([0.9000, 2.1000])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "weight_decay_mode": arguments.one_of("l1", "l2", "decoupled"),
-        "eps_form": arguments.one_of("decayed", "gradient", "denominator"),
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = AdamaxConfig
+    ORDER = "lr betas eps weight_decay weight_decay_mode foreach"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        weight_decay_mode: str = "l2",
-        foreach: bool | None = None,
-        *,
-        eps_form: str = "decayed",
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "weight_decay_mode": weight_decay_mode,
-            "foreach": foreach,
-            "eps_form": eps_form,
-        }
-        super().__init__(params, defaults)
 
     @staticmethod
     def _numbers(group: Mapping[str, Any], _param: Tensor) -> dict[str, Any]:

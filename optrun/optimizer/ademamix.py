@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.config.schema.optimizer import AdEMAMixConfig
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
@@ -56,41 +55,10 @@ class AdEMAMix(NamedOptimizer):
         tensor([0.9000, 2.1000])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.three_betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "alpha": arguments.not_negative,
-        "alpha_warmup_steps": arguments.optional_count,
-        "beta3_warmup_steps": arguments.optional_count,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = AdEMAMixConfig
+    ORDER = "lr betas eps weight_decay alpha alpha_warmup_steps beta3_warmup_steps foreach"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        alpha: float = 5.0,
-        alpha_warmup_steps: int | None = None,
-        beta3_warmup_steps: int | None = None,
-        foreach: bool | None = None,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "alpha": alpha,
-            "alpha_warmup_steps": alpha_warmup_steps,
-            "beta3_warmup_steps": beta3_warmup_steps,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]

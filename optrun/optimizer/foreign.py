@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.optimizer import SCHEMAS, refuse_few_bits
-from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
+from optrun.optimizer.groups import known_keys
 from optrun.optimizer.library import FLAGS, LIBRARY, MARKED, PROJECTED, REFUSED, SWITCHES, TAKES_LOSS, WANTED
 from optrun.optimizer.plain import ALWAYS_READ, refuse_group_keys, refuse_unread_keys, tried, without_no_decay
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.config.schema.optimizer import LambConfig
+from optrun.config.schema.ranges import in_order
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
-from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
+from optrun.optimizer.decay import decay_scale, note_peak
 from optrun.optimizer.kernels import compiled
 from optrun.optimizer.kernels.choice import Update, pick, take_step
 from optrun.optimizer.kernels.triton import launch
-from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
+from optrun.optimizer.lamb_rule import LambRule
 from optrun.optimizer.numerics import Sharding, first_moment_, moments_, norms, second_moment_
 
 RULE = tuple(field.name for field in fields(LambRule))
 LEAST_KEPT = 1e-3
 """Caution scales what it leaves up by at most 1 / this: Liang et al. 2024, arXiv:2411.16085."""
-BOUNDS = (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust"))
 
 
 class Lamb(NamedOptimizer):
@@ -93,97 +92,19 @@ class Lamb(NamedOptimizer):
         3.551
     """
 
+    OPTIONS = LambConfig
+    ORDER = (
+        "lr betas eps weight_decay exclude_from_weight_decay exclude_from_layer_adaptation always_adapt "
+        "master_weights foreach step_count l1 l2 unmatched_patterns"
+    )
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.finite,
-        "exclude_from_weight_decay": arguments.patterns,
-        "exclude_from_layer_adaptation": arguments.patterns,
-        "always_adapt": arguments.flag,
-        "master_weights": arguments.flag,
-        "foreach": arguments.optional_flag,
-        "step_count": arguments.one_of("parameter", "optimizer"),
-        "l1": arguments.not_negative,
-        "l2": arguments.not_negative,
-        "unmatched_patterns": arguments.one_of("error", "ignore"),
-        "bias_correction": arguments.one_of(*BIAS_CORRECTIONS),
-        "grad_averaging": arguments.flag,
-        "normalize_grad": arguments.flag,
-        "eps_root": arguments.not_negative,
-        "caution": arguments.flag,
-        "weight_decay_mode": arguments.one_of("adapted", *DECAY_MODES),
-        "min_param_norm": arguments.not_negative,
-        "max_param_norm": arguments.optional_positive,
-        "min_trust": arguments.not_negative,
-        "max_trust": arguments.optional_positive,
-        "eps_in_trust": arguments.flag,
-    }
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: Numeric = 0.01,
-        exclude_from_weight_decay: Sequence[str] | None = None,
-        exclude_from_layer_adaptation: Sequence[str] | None = None,
-        always_adapt: bool = False,
-        master_weights: bool = False,
-        foreach: bool | None = None,
-        step_count: str = "parameter",
-        l1: float = 0.0,
-        l2: float = 0.0,
-        unmatched_patterns: str = "error",
-        *,
-        bias_correction: str = "moments",
-        grad_averaging: bool = True,
-        normalize_grad: bool = False,
-        eps_root: float = 0.0,
-        caution: bool = False,
-        weight_decay_mode: str = "adapted",
-        min_param_norm: float = 0.0,
-        max_param_norm: float | None = None,
-        min_trust: float = 0.0,
-        max_trust: float | None = None,
-        eps_in_trust: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "exclude_from_weight_decay": exclude_from_weight_decay,
-            "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
-            "always_adapt": always_adapt,
-            "master_weights": master_weights,
-            "foreach": foreach,
-            "step_count": step_count,
-            "l1": l1,
-            "l2": l2,
-            "unmatched_patterns": unmatched_patterns,
-            "bias_correction": bias_correction,
-            "grad_averaging": grad_averaging,
-            "normalize_grad": normalize_grad,
-            "eps_root": eps_root,
-            "caution": caution,
-            "weight_decay_mode": weight_decay_mode,
-            "min_param_norm": min_param_norm,
-            "max_param_norm": max_param_norm,
-            "min_trust": min_trust,
-            "max_trust": max_trust,
-            "eps_in_trust": eps_in_trust,
-        }
-        super().__init__(params, defaults)
 
     def _resolve(self) -> None:
         self._ratios: list[tuple[list[str], Tensor]] = []
         for group, functions in zip(self.param_groups, self._functions, strict=True):
-            for low, high in BOUNDS:
-                arguments.in_order(low, group[low], high, group[high])
+            in_order(group, LambConfig.BOUNDS)
             note_peak(group, functions, self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from optrun.optimizer.numerics import bias_correction, trust_ratio
 
-BIAS_CORRECTIONS = ("moments", "lr", "lr_first", "none")
-
 
 @dataclass(frozen=True, slots=True)
 class LambRule:

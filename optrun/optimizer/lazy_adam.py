@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.optimizer import arguments
+from optrun.config.schema.optimizer import LazyAdamConfig
 from optrun.optimizer.adam_update import WAYS, adam, prepared
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
-from optrun.optimizer.groups import listed_params
 from optrun.optimizer.kernels.choice import pick
 
 NAME_RULE = ("beta", "gamma")
@@ -69,53 +67,14 @@ class LazyAdam(NamedOptimizer):
         [False, False, True, False]
     """
 
+    OPTIONS = LazyAdamConfig
+    ORDER = (
+        "lr betas eps weight_decay exclude_from_weight_decay nesterov loss_scale eps_form foreach "
+        "grad_centralization unmatched_patterns"
+    )
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3, "exclude_from_weight_decay": NAME_RULE}
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "exclude_from_weight_decay": arguments.patterns,
-        "nesterov": arguments.flag,
-        "loss_scale": arguments.positive,
-        "eps_form": arguments.one_of("documented", "mindspore"),
-        "foreach": arguments.optional_flag,
-        "grad_centralization": arguments.flag,
-        "unmatched_patterns": arguments.one_of("error", "ignore"),
-    }
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        exclude_from_weight_decay: Sequence[str] | None = NAME_RULE,
-        nesterov: bool = False,
-        loss_scale: float = 1.0,
-        eps_form: str = "documented",
-        foreach: bool | None = None,
-        grad_centralization: bool = False,
-        unmatched_patterns: str = "error",
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "exclude_from_weight_decay": exclude_from_weight_decay,
-            "nesterov": nesterov,
-            "loss_scale": loss_scale,
-            "eps_form": eps_form,
-            "foreach": foreach,
-            "grad_centralization": grad_centralization,
-            "unmatched_patterns": unmatched_patterns,
-        }
-        listed = listed_params(params)
-        self._grouped = isinstance(listed[0], dict)
-        super().__init__(listed, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as in `NamedOptimizer`; a group given as such does not take over the default name rule."""

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.config.schema.optimizer import LionConfig
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
 from optrun.optimizer.numerics import first_moment_
 
@@ -50,23 +49,10 @@ class Lion(NamedOptimizer):
         tensor([0.9000, 2.1000])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "weight_decay": arguments.not_negative,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = LionConfig
+    ORDER = "lr betas weight_decay foreach"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-4}
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg",)
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: Numeric = 0.1,
-        foreach: bool | None = None,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "foreach": foreach})
 
     @staticmethod
     def _numbers(group: Mapping[str, Any], _param: Tensor) -> dict[str, Any]:

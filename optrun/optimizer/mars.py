@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
+from optrun.config.schema.optimizer import MarsConfig
 from optrun.optimizer.adam_update import WAYS, adam
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import Batch, gather
 from optrun.optimizer.kernels.choice import pick
 from optrun.optimizer.numerics import Sharding, norms
@@ -64,41 +63,9 @@ class Mars(NamedOptimizer):
         tensor([[0.9000, 2.1000]])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "gamma": arguments.not_negative,
-        "optimize_1d": arguments.flag,
-        "betas_1d": arguments.betas,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = MarsConfig
+    ORDER = "lr betas eps weight_decay gamma optimize_1d betas_1d foreach"
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.99),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        gamma: float = 0.025,
-        optimize_1d: bool = False,
-        betas_1d: tuple[float, float] = (0.9, 0.95),
-        foreach: bool | None = None,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "gamma": gamma,
-            "optimize_1d": optimize_1d,
-            "betas_1d": betas_1d,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         beta1, first = group["betas"][0], self.state[param]["step"] == 1

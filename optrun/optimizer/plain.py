@@ -9,9 +9,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
-from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
-from optrun.optimizer.groups import DESCRIPTIVE_KEYS
+from optrun.optimizer.groups import DESCRIPTIVE_KEYS, known_keys
 from optrun.optimizer.rehearsal import Build, rehearse, rehearse_shards
 
 ALWAYS_READ = DESCRIPTIVE_KEYS | {"params", "lr", "weight_decay"}

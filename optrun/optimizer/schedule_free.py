@@ -8,19 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.config.schema.optimizer import ScheduleFreeConfig
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
 from optrun.optimizer.numerics import bias_correction, local, second_moment_
-
-
-def _betas(name: str, value: Any) -> tuple[float, float]:
-    """Check as `arguments.betas`; the first must be above 0, since the weights to evaluate divide by it."""
-    beta1, beta2 = arguments.betas(name, value)
-    if beta1 == 0:
-        raise ValueError(f"{name}={value!r}: expected two numbers, each in [0, 1), the first above 0.")
-    return beta1, beta2
 
 
 class ScheduleFreeAdamW(NamedOptimizer):
@@ -70,41 +61,9 @@ class ScheduleFreeAdamW(NamedOptimizer):
         tensor([0.8500, 2.1500])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": _betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "r": arguments.not_negative,
-        "weight_lr_power": arguments.not_negative,
-        "master_weights": arguments.flag,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = ScheduleFreeConfig
+    ORDER = "lr betas eps weight_decay r weight_lr_power master_weights foreach"
     STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 2.5e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        master_weights: bool = False,
-        foreach: bool | None = None,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "r": r,
-            "weight_lr_power": weight_lr_power,
-            "master_weights": master_weights,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as in `NamedOptimizer`; it begins with its parameters as weights to train."""

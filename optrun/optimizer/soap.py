@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.config.schema.optimizer import SoapConfig
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import gather
 from optrun.optimizer.numerics import bias_correction, first_moment_, second_moment_
 
@@ -62,42 +61,11 @@ class Soap(NamedOptimizer):
         tensor([[0.9000, 2.0000]])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "shampoo_beta": arguments.optional_fraction,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "precondition_frequency": arguments.count,
-        "max_precondition_dim": arguments.whole_number,
-        "precondition_1d": arguments.flag,
-    }
+    OPTIONS = SoapConfig
+    ORDER = "lr betas shampoo_beta eps weight_decay precondition_frequency max_precondition_dim precondition_1d"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 3e-3}
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
     TAKES_SHARDS: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
-        shampoo_beta: float | None = None,
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        precondition_frequency: int = 10,
-        max_precondition_dim: int = 10000,
-        precondition_1d: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "shampoo_beta": shampoo_beta,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "precondition_frequency": precondition_frequency,
-            "max_precondition_dim": max_precondition_dim,
-            "precondition_1d": precondition_1d,
-        }
-        super().__init__(params, defaults)
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         state, beta2 = self.state[param], group["betas"][1]
