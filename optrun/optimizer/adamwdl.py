@@ -6,19 +6,16 @@ class is for those who come from PaddleNLP with its arguments, or want its decay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
 from optrun.config.schema.optimizer import AdamWDLConfig
 from optrun.config.schema.ranges import Check, not_negative
-from optrun.optimizer.adam_update import WAYS, adam
-from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.batches import gather
-from optrun.optimizer.kernels.choice import pick
+from optrun.optimizer.adam_update import ADAM
+from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.param_groups.layerwise import NamedParam, layerwise_lr_decay
 
 
@@ -28,7 +25,7 @@ def _function(name: str, value: Any) -> Any:
     return value
 
 
-class AdamWDL(NamedOptimizer):
+class AdamWDL(BatchOptimizer):
     """AdamW with a ratio per tensor.
 
     One step, t counting the gradients a parameter has had from 1, s the group's `lr_scale`, ratio what
@@ -65,6 +62,7 @@ class AdamWDL(NamedOptimizer):
     Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019, arXiv:1711.05101.
 
     Example:
+        >>> import torch
         >>> layers = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
         ...     [torch.nn.Linear(2, 2) for _ in range(2)])})})
         >>> optimizer = AdamWDL(layers.named_parameters(), layerwise_decay=0.5, n_layers=2)
@@ -86,6 +84,7 @@ class AdamWDL(NamedOptimizer):
     APART: ClassVar[frozenset[str]] = frozenset(
         {"apply_decay_param_fun", "layerwise_decay", "n_layers", "name_dict", "set_param_lr_fun", "decay_form"}
     )
+    FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     @property
@@ -156,43 +155,10 @@ class AdamWDL(NamedOptimizer):
             keep *= 1.0 - (group["lr"] if self.lr_driver() else self.get_lr()) * weight_decay
         if form != "paddlenlp-2.2":
             keep *= 1.0 - lr * weight_decay
-        return {"lrs": lr, "keeps": keep}
+        return {"lr": lr, "keep": keep}
 
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
-        del whole
-        return pick(group["foreach"], device, WAYS)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        batches = gather(
-            self,
-            slots=self.STATE,
-            shared=("betas", "eps", "foreach"),
-            per_tensor=self._numbers,
-            sparse=lambda group: "rows" if group["lazy_mode"] else "refuse",
-        )
-        for batch in batches:
-            beta1, beta2 = batch.options["betas"]
-            adam(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                batch.state["exp_avg_sq"],
-                foreach=batch.options["foreach"],
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
+    def _sparse(self, group: Mapping[str, Any]) -> str:
+        return "rows" if group["lazy_mode"] else "refuse"
 
 
 def _same_names(name_dict: Mapping[str, str], names: list[str]) -> None:

@@ -3,19 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from optrun.config.schema.optimizer import AdEMAMixConfig
-from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.batches import gather
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
 
-class AdEMAMix(NamedOptimizer):
+def _single_tensor_ademamix(batch: Batch) -> None:
+    """Compute the formula of `AdEMAMix`, one tensor after another."""
+    (beta1, beta2, _), eps = batch.options["betas"], batch.options["eps"]
+    for param, grad, exp_avg, exp_avg_slow, exp_avg_sq, x in batch.tensors():
+        first_moment_(exp_avg, grad, beta1)
+        first_moment_(exp_avg_slow, grad, x["beta3"])
+        second_moment_(exp_avg_sq, grad, beta2)
+        if x["keep"] != 1.0:
+            param.mul_(x["keep"])
+        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, x["step"]))).add_(eps)
+        mixed = (exp_avg / bias_correction(beta1, x["step"])).add_(exp_avg_slow, alpha=x["alpha"])
+        param.addcdiv_(mixed, denom, value=-x["lr"])
+
+
+def _multi_tensor_ademamix(batch: Batch) -> None:
+    """Step as `_single_tensor_ademamix`."""
+    (beta1, beta2, _), eps = batch.options["betas"], batch.options["eps"]
+    params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = batch.lists
+    steps = batch.each("step")
+    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in batch.each("beta3")])
+    batch.shrink()
+    denoms = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
+    torch._foreach_add_(denoms, eps)
+    mixed = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
+    torch._foreach_add_(mixed, torch._foreach_mul(exp_avg_slows, batch.each("alpha")))
+    torch._foreach_addcdiv_(params, mixed, denoms, [-lr for lr in batch.each("lr")])
+
+
+def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
+    """Weight of the slow moment at a step: a straight line from 0 to alpha.
+
+    Args:
+        step: From 1.
+        alpha: The end.
+        warmup_steps: Where it is reached; None or 0: at once.
+
+    Example:
+        >>> [warm_alpha(step, alpha=5.0, warmup_steps=4) for step in (1, 2, 4, 9)]
+        [1.25, 2.5, 5.0, 5.0]
+    """
+    return alpha * min(1.0, step / warmup_steps) if warmup_steps else alpha
+
+
+def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
+    """Move the slow moment's decay from b1 to b3 so that 1 / log b, and with it the half-life, moves straight.
+
+    Args:
+        step: From 1.
+        beta1: The beginning; 0 is a half-life of 0.
+        beta3: The end.
+        warmup_steps: Where it is reached; None or 0: at once.
+
+    Source: Pagliardini et al. 2024, arXiv:2409.03137, section 3: exp(log b1 log b3 / ((1 - s) log b3 + s log b1)), at
+    most b3, with s = step / warmup_steps.
+
+    Example:
+        >>> [round(warm_beta3(step, beta1=0.9, beta3=0.9999, warmup_steps=4), 4) for step in (1, 2, 4, 9)]
+        [0.9996, 0.9998, 0.9999, 0.9999]
+    """
+    if not warmup_steps or step >= warmup_steps or beta3 == 0:
+        return beta3
+    share = step / warmup_steps
+    begin = (1 - share) / math.log(beta1) if beta1 else 0.0
+    return min(math.exp(1 / (begin + share / math.log(beta3))), beta3)
+
+
+class AdEMAMix(BatchOptimizer):
     """AdamW whose direction mixes a fast and a slow average of the gradients.
 
     One step of one parameter tensor, t counting the gradients it has had from 1:
@@ -58,154 +127,13 @@ class AdEMAMix(NamedOptimizer):
     OPTIONS = AdEMAMixConfig
     ORDER = "lr betas eps weight_decay alpha alpha_warmup_steps beta3_warmup_steps foreach"
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
         return {
-            "lrs": group["lr"],
-            "keeps": 1.0 - group["lr"] * group["weight_decay"],
-            "alphas": warm_alpha(step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]),
-            "beta3s": warm_beta3(step, beta1=beta1, beta3=beta3, warmup_steps=group["beta3_warmup_steps"]),
+            **super()._numbers(group, param),
+            "alpha": warm_alpha(step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]),
+            "beta3": warm_beta3(step, beta1=beta1, beta3=beta3, warmup_steps=group["beta3_warmup_steps"]),
         }
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for batch in gather(self, slots=self.STATE, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
-            beta1, beta2, _ = batch.options["betas"]
-            ademamix(
-                batch.params,
-                batch.grads,
-                *(batch.state[slot] for slot in self.STATE),
-                foreach=batch.foreach,
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
-
-
-def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
-    """Weight of the slow moment at a step: a straight line from 0 to alpha.
-
-    Args:
-        step: From 1.
-        alpha: The end.
-        warmup_steps: Where it is reached; None or 0: at once.
-
-    Example:
-        >>> [warm_alpha(step, alpha=5.0, warmup_steps=4) for step in (1, 2, 4, 9)]
-        [1.25, 2.5, 5.0, 5.0]
-    """
-    return alpha * min(1.0, step / warmup_steps) if warmup_steps else alpha
-
-
-def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
-    """Move the slow moment's decay from b1 to b3 so that 1 / log b, and with it the half-life, moves straight.
-
-    Args:
-        step: From 1.
-        beta1: The beginning; 0 is a half-life of 0.
-        beta3: The end.
-        warmup_steps: Where it is reached; None or 0: at once.
-
-    Source: Pagliardini et al. 2024, arXiv:2409.03137, section 3: exp(log b1 log b3 / ((1 - s) log b3 + s log b1)), at
-    most b3, with s = step / warmup_steps.
-
-    Example:
-        >>> [round(warm_beta3(step, beta1=0.9, beta3=0.9999, warmup_steps=4), 4) for step in (1, 2, 4, 9)]
-        [0.9996, 0.9998, 0.9999, 0.9999]
-    """
-    if not warmup_steps or step >= warmup_steps or beta3 == 0:
-        return beta3
-    share = step / warmup_steps
-    begin = (1 - share) / math.log(beta1) if beta1 else 0.0
-    return min(math.exp(1 / (begin + share / math.log(beta3))), beta3)
-
-
-def ademamix(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_ademamix`."""
-    update = _multi_tensor_ademamix if foreach else _single_tensor_ademamix
-    update(params, *lists, **numbers)
-
-
-def _single_tensor_ademamix(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_slows: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    alphas: list[float],
-    beta3s: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """Compute the formula of `AdEMAMix`, one tensor after another.
-
-    Args:
-        params: Local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: Fast moments, in place.
-        exp_avg_slows: Slow moments, in place.
-        exp_avg_sqs: Second moments, in place.
-        steps: t of each tensor, from 1.
-        lrs: Learning rate of each.
-        keeps: What decay leaves of w, of each.
-        alphas: Weight of the slow moment, of each.
-        beta3s: Decay of the slow moment, of each.
-        beta1: Decay of the fast moment.
-        beta2: Decay of the second moment.
-        eps: Outside the square root.
-    """
-    tensors = zip(params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs, strict=True)
-    for i, (param, grad, exp_avg, exp_avg_slow, exp_avg_sq) in enumerate(tensors):
-        first_moment_(exp_avg, grad, beta1)
-        first_moment_(exp_avg_slow, grad, beta3s[i])
-        second_moment_(exp_avg_sq, grad, beta2)
-        if keeps[i] != 1.0:
-            param.mul_(keeps[i])
-        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, steps[i]))).add_(eps)
-        mixed = (exp_avg / bias_correction(beta1, steps[i])).add_(exp_avg_slow, alpha=alphas[i])
-        param.addcdiv_(mixed, denom, value=-lrs[i])
-
-
-def _multi_tensor_ademamix(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_slows: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    alphas: list[float],
-    beta3s: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """Step as `_single_tensor_ademamix`."""
-    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in beta3s])
-    if any(keep != 1.0 for keep in keeps):
-        torch._foreach_mul_(params, keeps)
-    denoms = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
-    torch._foreach_add_(denoms, eps)
-    mixed = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
-    torch._foreach_add_(mixed, torch._foreach_mul(exp_avg_slows, alphas))
-    torch._foreach_addcdiv_(params, mixed, denoms, [-lr for lr in lrs])

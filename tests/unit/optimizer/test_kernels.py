@@ -334,6 +334,7 @@ def test_why_there_is_none(tmp_path: Path, use: Kernel, monkeypatch: pytest.Monk
     taken = kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
     assert taken == "loop"
     assert "does not load" in kernel_row(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
+    assert kernel_row(Lamb([torch.nn.Parameter(torch.ones(1))], caution=True), "cpu") == "loop"
 
 
 def test_a_library_of_another_source_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
