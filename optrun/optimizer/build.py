@@ -19,8 +19,7 @@ from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
 from optrun.optimizer.groups import given_names
-from optrun.optimizer.plain import NO_SHARDS, build_plain, tried
-from optrun.optimizer.rehearsal import Build
+from optrun.optimizer.rehearsal import NO_SHARDS, Build, build_plain, tried
 from optrun.optimizer.table import class_of, is_own
 from optrun.param_groups.roles import LORA, is_lora
 

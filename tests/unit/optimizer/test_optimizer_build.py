@@ -17,6 +17,7 @@ from optrun.config import store
 from optrun.config.dialects import DIALECTS, own_default
 from optrun.config.registry import Choice
 from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
+from optrun.config.schema.ranges import NotNegative
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.optimizer.composite import Composite
@@ -361,3 +362,33 @@ def test_another_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("optrun.optimizer.foreign.importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install"):
         build_optimizer(config("pytorch_optimizer", name="lion"), groups(), lr=0.1)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _PlainConfig(OptimizerConfig):
+    default_lr: float = 0.5
+    weight_decay: float = 0.0
+    strength: NotNegative = 2.0
+    form: str = "any"
+
+
+class _Plain(NamedOptimizer):
+    OPTIONS = _PlainConfig
+
+
+def test_a_class_of_others_takes_keywords_defaults_and_ranges_from_its_schema() -> None:
+    params = [("w", torch.nn.Parameter(torch.ones(2)))]
+    built = _Plain(params, strength=3)
+    assert built.get_config() == {"lr": 0.5, "weight_decay": 0.0, "strength": 3.0, "form": "any"}
+    for given, message in (
+        ({"strength": -1.0}, r"strength=-1.0: expected a finite number >= 0"),
+        ({"strenght": 1.0}, r"_Plain has no option 'strenght'. Did you mean strength"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            _Plain(params, **given)
+    with pytest.raises(TypeError, match="too many positional"):
+        _Plain(params, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"optimizer.strength=-1.0: expected a finite number >= 0"):
+        _PlainConfig(name="plain", strength=-1.0)
+    with pytest.raises(ConfigError, match=r"optimizer.weight_decay=nan: expected a finite number"):
+        _PlainConfig(name="plain", weight_decay=float("nan"))
