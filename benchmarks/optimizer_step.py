@@ -43,7 +43,6 @@ from optrun.optimizer import (
     Mars,
     ScheduleFreeAdamW,
 )
-from optrun.optimizer.kernels import fused
 from optrun.optimizer.kernels.choice import NAMES, VARIABLE, why_not_compiled
 from optrun.optimizer.kernels.report import kernel_of
 
@@ -254,7 +253,6 @@ def drift(steps: int) -> str:
         found = weights(made, torch.float32, name)
         return "–" if found is None else f"{(found - exact[made]).abs().max().item():.1e}"
 
-    fused.SMALL = 0  # LAMB's own way, not that of tensors as small as these
     makers = (Lamb, Adamax, AdamWDL, LazyAdam, Mars)
     exact = {made: weights(made, torch.float64, "loop") for made in makers}
     rows = [f"| kernel | {' | '.join(made.__name__ for made in makers)} |", "| --- " * (len(makers) + 1) + "|"]

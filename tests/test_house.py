@@ -22,7 +22,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "explain": (1019, 10437),
     "launch": (721, 6026),
     "model": (1415, 12484),
-    "optimizer": (5033, 49619),
+    "optimizer": (3917, 42291),
     "param_groups": (996, 9680),
     "plugin": (31, 230),
     "report": (3594, 43605),

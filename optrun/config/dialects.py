@@ -133,7 +133,7 @@ def own_default(value: Any) -> Any:
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
     """Resolve `${dialect:DEFAULT}` in a YAML: what the dialect beside it says of this key, else the default."""
-    presets = getattr(OmegaConf.get_type(_parent_), "DIALECTS", {})
+    presets = DIALECTS.get(getattr(OmegaConf.get_type(_parent_), "DIALECTS_OF", ""), {})
     key, dialect = _node_._key(), _parent_.get("dialect")
     value = presets.get(dialect, {}).get(key, default)
     return _parent_.get(value.option) if isinstance(value, SameAs) else value

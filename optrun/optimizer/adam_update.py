@@ -1,55 +1,18 @@
-"""Adam's update on lists of tensors, with everything that its descendants here vary."""
+"""Adam's update of a batch, with everything that its descendants here vary."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer.kernels import compiled, fused
-from optrun.optimizer.kernels.choice import Update, pick, take_step
-from optrun.optimizer.kernels.triton import launch
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
 
-def ways(nesterov: bool = False) -> tuple[str, ...]:
-    """Return the kernels besides foreach that compute Adam, the preferred one first."""
-    return ("triton", "compiled", "loop") if nesterov else ("triton", "compiled", "fused", "loop")
-
-
-def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
-    """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adam`."""
-    kernel = pick(foreach, params[0].device.type, ways(numbers.get("nesterov", False)))
-    updates: dict[str, Update] = {
-        "loop": _single_tensor_adam,
-        "foreach": _multi_tensor_adam,
-        "fused": fused.adam,
-        "compiled": compiled.adam,
-        "triton": launch.adam,
-    }
-    take_step(updates, kernel, (params, *lists), numbers)
-
-
-def _single_tensor_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    l2s: Sequence[float] = (),
-    loss_scales: Sequence[float] = (),
-    nesterov: bool = False,
-    eps_before_correction: bool = False,
-) -> None:
+def _single_tensor_adam(batch: Batch) -> None:
     """Step one tensor after another, t counting from 1.
 
         g = g / loss_scale + l2 w
@@ -60,38 +23,26 @@ def _single_tensor_adam(
         n = m, or b1 m + (1 - b1) g with nesterov (m already new)
 
     Args:
-        params: Local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: First moments, in place.
-        exp_avg_sqs: Second moments, in place.
-        steps: t of each tensor.
-        lrs: Learning rate of each.
-        keeps: What decoupled decay leaves of w, of each.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        eps: Added to the corrected square root.
-        l2s: Coupled coefficient of each; none where it is empty.
-        loss_scales: What each gradient is divided by; 1 where it is empty.
-        nesterov: Look one step ahead along the moment.
-        eps_before_correction: Add eps to the raw sqrt(v) instead, as MindSpore does.
+        batch: Options `betas`, `eps`, and where a class has them `nesterov` and `eps_form`, by which eps is added to
+            the raw sqrt(v) as in MindSpore; numbers `lr`, `keep`, and where a class has them `l2` and `loss_scale`.
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
     """
-    for i, (param, grad, exp_avg, exp_avg_sq) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
-        if l2s or loss_scales:
-            grad = prepared(param, grad, l2=l2s[i] if l2s else 0.0, loss_scale=loss_scales[i] if loss_scales else 1.0)
+    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
+        grad = prepared(param, grad, l2=x.get("l2", 0.0), loss_scale=x.get("loss_scale", 1.0))
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
-        if keeps[i] != 1.0:
-            param.mul_(keeps[i])
-        direction = exp_avg.lerp(grad, 1 - beta1) if nesterov else exp_avg
-        denom, scale = exp_avg_sq.sqrt(), -lrs[i] / bias_correction(beta1, steps[i])
-        root = math.sqrt(bias_correction(beta2, steps[i]))
-        if eps_before_correction:
+        if x["keep"] != 1.0:
+            param.mul_(x["keep"])
+        direction = exp_avg.lerp(grad, 1 - beta1) if o.get("nesterov") else exp_avg
+        denom, scale = exp_avg_sq.sqrt(), -x["lr"] / bias_correction(beta1, x["step"])
+        root = math.sqrt(bias_correction(beta2, x["step"]))
+        if o.get("eps_form") == "mindspore":
             scale *= root
         else:
             denom.div_(root)
-        param.addcdiv_(direction, denom.add_(eps), value=scale)
+        param.addcdiv_(direction, denom.add_(o["eps"]), value=scale)
 
 
 def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
@@ -106,38 +57,27 @@ def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Te
     return grad + param * l2 if l2 else grad
 
 
-def _multi_tensor_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    l2s: Sequence[float] = (),
-    loss_scales: Sequence[float] = (),
-    nesterov: bool = False,
-    eps_before_correction: bool = False,
-) -> None:
+def _multi_tensor_adam(batch: Batch) -> None:
     """Step as `_single_tensor_adam`."""
+    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    params, grads, exp_avgs, exp_avg_sqs = batch.lists
+    loss_scales, l2s = ([x.get(key, plain) for x in batch.numbers] for key, plain in (("loss_scale", 1.0), ("l2", 0.0)))
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
-        grads = list(torch._foreach_div(grads, list(loss_scales)))
+        grads = list(torch._foreach_div(grads, loss_scales))
     if any(l2s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, list(l2s))))
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    if any(keep != 1.0 for keep in keeps):
-        torch._foreach_mul_(params, keeps)
-    directions = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if nesterov else exp_avgs
+    batch.shrink()
+    directions = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if o.get("nesterov") else exp_avgs
     denoms = torch._foreach_sqrt(exp_avg_sqs)
-    scales = [-lr / bias_correction(beta1, step) for lr, step in zip(lrs, steps, strict=True)]
-    roots = [math.sqrt(bias_correction(beta2, step)) for step in steps]
-    if eps_before_correction:
+    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.numbers]
+    roots = [math.sqrt(bias_correction(beta2, step)) for step in batch.each("step")]
+    if o.get("eps_form") == "mindspore":
         scales = [scale * root for scale, root in zip(scales, roots, strict=True)]
     else:
         torch._foreach_div_(denoms, roots)
-    torch._foreach_add_(denoms, eps)
+    torch._foreach_add_(denoms, o["eps"])
     torch._foreach_addcdiv_(params, directions, denoms, scales)
+
+
+ADAM = Formula(_single_tensor_adam, _multi_tensor_adam, "adam")

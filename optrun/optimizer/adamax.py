@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
-from optrun.optimizer.kernels import compiled
-from optrun.optimizer.kernels.choice import Update, pick, take_step
-from optrun.optimizer.kernels.triton import launch
+from optrun.config.schema.optimizer import AdamaxConfig
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, first_moment_
 
 
-class Adamax(NamedOptimizer):
+def _single_tensor_adamax(batch: Batch) -> None:
+    """Compute the formula of `Adamax`, one tensor after another."""
+    (beta1, beta2), eps, form = (batch.options[key] for key in ("betas", "eps", "eps_form"))
+    for param, grad, exp_avg, exp_inf, x in batch.tensors():
+        if x["l2"]:
+            grad = grad + param * x["l2"]
+        if x["l1"]:
+            grad = grad + param.sign() * x["l1"]
+        first_moment_(exp_avg, grad, beta1)
+        if form == "decayed":
+            torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
+        else:
+            torch.maximum(exp_inf.mul_(beta2), grad.abs().add_(eps if form == "gradient" else 0.0), out=exp_inf)
+        denom = exp_inf.add(eps) if form == "denominator" else exp_inf
+        if x["keep"] != 1.0:
+            param.mul_(x["keep"])
+        param.addcdiv_(exp_avg, denom, value=-x["lr"] / bias_correction(beta1, x["step"]))
+
+
+def _multi_tensor_adamax(batch: Batch) -> None:
+    """Step as `_single_tensor_adamax`."""
+    (beta1, beta2), eps, form = (batch.options[key] for key in ("betas", "eps", "eps_form"))
+    params, grads, exp_avgs, exp_infs = batch.lists
+    l1s, l2s = batch.each("l1"), batch.each("l2")
+    if any(l2s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
+    if any(l1s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_infs, beta2)
+    sizes = torch._foreach_abs(grads)
+    if form != "denominator":
+        torch._foreach_add_(exp_infs if form == "decayed" else sizes, eps)
+    torch._foreach_maximum_(exp_infs, sizes)
+    denoms = torch._foreach_add(exp_infs, eps) if form == "denominator" else exp_infs
+    batch.shrink()
+    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.numbers]
+    torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)
+
+
+class Adamax(BatchOptimizer):
     """Adam with the infinity norm in place of the second moment.
 
     One step of one parameter tensor, t counting the gradients it has had from 1:
@@ -57,175 +94,13 @@ class Adamax(NamedOptimizer):
         tensor([0.9000, 2.1000])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "weight_decay_mode": arguments.one_of("l1", "l2", "decoupled"),
-        "eps_form": arguments.one_of("decayed", "gradient", "denominator"),
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = AdamaxConfig
+    ORDER = "lr betas eps weight_decay weight_decay_mode foreach"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    FORMULA = Formula(_single_tensor_adamax, _multi_tensor_adamax, "adamax")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
 
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        weight_decay_mode: str = "l2",
-        foreach: bool | None = None,
-        *,
-        eps_form: str = "decayed",
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "weight_decay_mode": weight_decay_mode,
-            "foreach": foreach,
-            "eps_form": eps_form,
-        }
-        super().__init__(params, defaults)
-
-    @staticmethod
-    def _numbers(group: Mapping[str, Any], _param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         mode, decay = group["weight_decay_mode"], group["weight_decay"]
-        return {
-            "lrs": group["lr"],
-            "l1s": decay if mode == "l1" else 0.0,
-            "l2s": decay if mode == "l2" else 0.0,
-            "keeps": 1.0 - group["lr"] * decay if mode == "decoupled" else 1.0,
-        }
-
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
-        del whole
-        return pick(group["foreach"], device, WAYS)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        shared = ("betas", "eps", "eps_form", "foreach")
-        for batch in gather(self, slots=self.STATE, shared=shared, per_tensor=self._numbers):
-            beta1, beta2 = batch.options["betas"]
-            adamax(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                batch.state["exp_inf"],
-                foreach=batch.options["foreach"],
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                eps_form=batch.options["eps_form"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
-
-
-WAYS = ("triton", "compiled", "loop")
-"""Kernels besides foreach that compute Adamax, the preferred one first."""
-
-
-def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
-    """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adamax`."""
-    updates: dict[str, Update] = {
-        "loop": _single_tensor_adamax,
-        "foreach": _multi_tensor_adamax,
-        "compiled": compiled.adamax,
-        "triton": launch.adamax,
-    }
-    take_step(updates, pick(foreach, params[0].device.type, WAYS), (params, *lists), numbers)
-
-
-def _single_tensor_adamax(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_infs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    eps_form: str,
-) -> None:
-    """Compute the formula of `Adamax`, one tensor after another.
-
-    Args:
-        params: Local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: First moments, in place.
-        exp_infs: Running maxima, in place.
-        steps: t of each tensor, from 1.
-        lrs: Learning rate of each.
-        l1s: Coupled coefficients of sign(w), of each.
-        l2s: Coupled coefficients of w, of each.
-        keeps: What decoupled decay leaves of w, of each.
-        beta1: Decay of the first moment.
-        beta2: Decay of the maximum.
-        eps: Keeps the denominator from 0.
-        eps_form: Where it is added, see `Adamax`.
-    """
-    for i, (param, grad, exp_avg, exp_inf) in enumerate(zip(params, grads, exp_avgs, exp_infs, strict=True)):
-        if l2s[i]:
-            grad = grad + param * l2s[i]
-        if l1s[i]:
-            grad = grad + param.sign() * l1s[i]
-        first_moment_(exp_avg, grad, beta1)
-        if eps_form == "decayed":
-            torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
-        else:
-            torch.maximum(exp_inf.mul_(beta2), grad.abs().add_(eps if eps_form == "gradient" else 0.0), out=exp_inf)
-        denom = exp_inf.add(eps) if eps_form == "denominator" else exp_inf
-        if keeps[i] != 1.0:
-            param.mul_(keeps[i])
-        param.addcdiv_(exp_avg, denom, value=-lrs[i] / bias_correction(beta1, steps[i]))
-
-
-def _multi_tensor_adamax(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_infs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    eps_form: str,
-) -> None:
-    """Step as `_single_tensor_adamax`."""
-    if any(l2s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
-    if any(l1s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
-    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-    torch._foreach_mul_(exp_infs, beta2)
-    sizes = torch._foreach_abs(grads)
-    if eps_form != "denominator":
-        torch._foreach_add_(exp_infs if eps_form == "decayed" else sizes, eps)
-    torch._foreach_maximum_(exp_infs, sizes)
-    denoms = torch._foreach_add(exp_infs, eps) if eps_form == "denominator" else exp_infs
-    if any(keep != 1.0 for keep in keeps):
-        torch._foreach_mul_(params, keeps)
-    scales = [-lr / bias_correction(beta1, step) for lr, step in zip(lrs, steps, strict=True)]
-    torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)
+        own = {"l1": decay if mode == "l1" else 0.0, "l2": decay if mode == "l2" else 0.0}
+        return {**super()._numbers(group, param), **own, **({} if mode == "decoupled" else {"keep": 1.0})}

@@ -6,22 +6,17 @@ class is for those who come from PaddleNLP with its arguments, or want its decay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
-from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam, ways
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
-from optrun.optimizer.kernels.choice import pick
-from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_lr_decay
-
-DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
+from optrun.config.schema.optimizer import AdamWDLConfig
+from optrun.config.schema.ranges import Check, not_negative
+from optrun.optimizer.adam_update import ADAM
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.param_groups.layerwise import NamedParam, layerwise_lr_decay
 
 
 def _function(name: str, value: Any) -> Any:
@@ -30,15 +25,7 @@ def _function(name: str, value: Any) -> Any:
     return value
 
 
-def _names(name: str, value: Any) -> dict[str, str] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-        raise TypeError(f"{name}={value!r}: expected a mapping from parameter name to structured name, or None.")
-    return dict(value)
-
-
-class AdamWDL(NamedOptimizer):
+class AdamWDL(BatchOptimizer):
     """AdamW with a ratio per tensor.
 
     One step, t counting the gradients a parameter has had from 1, s the group's `lr_scale`, ratio what
@@ -75,6 +62,7 @@ class AdamWDL(NamedOptimizer):
     Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019, arXiv:1711.05101.
 
     Example:
+        >>> import torch
         >>> layers = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
         ...     [torch.nn.Linear(2, 2) for _ in range(2)])})})
         >>> optimizer = AdamWDL(layers.named_parameters(), layerwise_decay=0.5, n_layers=2)
@@ -82,72 +70,39 @@ class AdamWDL(NamedOptimizer):
         0.25
     """
 
-    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset(
+    OPTIONS = AdamWDLConfig
+    ORDER = (
+        "lr betas eps weight_decay apply_decay_param_fun layerwise_decay n_layers name_dict set_param_lr_fun "
+        "decay_form lazy_mode master_weights foreach"
+    )
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "apply_decay_param_fun": None,
+        "set_param_lr_fun": layerwise_lr_decay,
+    }
+    CHECKS: ClassVar[Mapping[str, Check]] = {"apply_decay_param_fun": _function, "set_param_lr_fun": _function}
+    APART: ClassVar[frozenset[str]] = frozenset(
         {"apply_decay_param_fun", "layerwise_decay", "n_layers", "name_dict", "set_param_lr_fun", "decay_form"}
     )
+    FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.finite,
-        "lazy_mode": arguments.flag,
-        "master_weights": arguments.flag,
-        "foreach": arguments.optional_flag,
-    }
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        apply_decay_param_fun: Callable[[str], bool] | None = None,
-        layerwise_decay: float = 1.0,
-        n_layers: int = 12,
-        name_dict: Mapping[str, str] | None = None,
-        set_param_lr_fun: SetParamLrFun | None = layerwise_lr_decay,
-        decay_form: str = "documented",
-        lazy_mode: bool = False,
-        master_weights: bool = False,
-        foreach: bool | None = None,
-    ) -> None:
-        self._wide: dict[str, Any] = {
-            "apply_decay_param_fun": _function("apply_decay_param_fun", apply_decay_param_fun),
-            "layerwise_decay": arguments.positive("layerwise_decay", layerwise_decay),
-            "n_layers": arguments.whole_number("n_layers", n_layers),
-            "name_dict": _names("name_dict", name_dict),
-            "set_param_lr_fun": _function("set_param_lr_fun", set_param_lr_fun),
-            "decay_form": arguments.one_of(*DECAY_FORMS)("decay_form", decay_form),
-        }
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "lazy_mode": lazy_mode,
-            "master_weights": master_weights,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
 
     @property
     def lr_ratios(self) -> dict[str, float]:
         """What `set_param_lr_fun` returned, by parameter name."""
-        return {name: self._ratios[param] for name, param in self.named_params().items()}
+        return {name: self._lr_ratios[param] for name, param in self.named_params().items()}
 
     def get_config(self) -> dict[str, Any]:
         """Return the keywords as in `NamedOptimizer`; functions as they are, without the default ratio function."""
-        config = super().get_config() | self._wide
+        config = super().get_config()
         if config["set_param_lr_fun"] is layerwise_lr_decay:
             del config["set_param_lr_fun"]
         return config
 
     def _resolve(self) -> None:
-        applies = self._wide["apply_decay_param_fun"]
+        applies = self._apart["apply_decay_param_fun"]
         names = self.named_params()
-        self._ratios: dict[Tensor, float] = self._layer_ratios(names)
+        self._lr_ratios: dict[Tensor, float] = self._layer_ratios(names)
         if applies is not None and not self._named():
             raise ValueError(
                 "apply_decay_param_fun goes by parameter name, and the parameters have none. "
@@ -159,7 +114,7 @@ class AdamWDL(NamedOptimizer):
         return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[Tensor, float]:
-        function, rate, name_dict = (self._wide[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict"))
+        function, rate, name_dict = (self._apart[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict"))
         named = self._named()
         default = function is layerwise_lr_decay
         if name_dict is not None and named:
@@ -173,13 +128,13 @@ class AdamWDL(NamedOptimizer):
         structured = name_dict if name_dict is not None else {name: name for name in params}
         ratios = {}
         for name, param in params.items():
-            ratio = function(rate, structured, self._wide["n_layers"], NamedParam(name, param))
+            ratio = function(rate, structured, self._apart["n_layers"], NamedParam(name, param))
             if ratio is None:
                 raise TypeError(
                     f"set_param_lr_fun returned None for {name!r}: it has to return the ratio. "
                     "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
                 )
-            ratios[param] = arguments.not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
+            ratios[param] = not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
         own = [structured[name] for name in params] if default else []
         blocks = any("encoder.layers." in name for name in own)
         numbered = any(piece.isdigit() for name in own for piece in name.split("."))
@@ -192,55 +147,18 @@ class AdamWDL(NamedOptimizer):
         return ratios
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
-        lr = group["lr"] * self._ratios[param]
+        lr = group["lr"] * self._lr_ratios[param]
         weight_decay = group["weight_decay"] if self.decays(param) else 0.0
-        form = self._wide["decay_form"]
+        form = self._apart["decay_form"]
         keep = 1.0
         if form != "documented":
             keep *= 1.0 - (group["lr"] if self.lr_driver() else self.get_lr()) * weight_decay
         if form != "paddlenlp-2.2":
             keep *= 1.0 - lr * weight_decay
-        return {"lrs": lr, "keeps": keep}
+        return {"lr": lr, "keep": keep}
 
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
-        del whole
-        return pick(group["foreach"], device, ways())
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        batches = gather(
-            self,
-            slots=self.STATE,
-            shared=("betas", "eps", "foreach"),
-            per_tensor=self._numbers,
-            sparse=lambda group: "rows" if group["lazy_mode"] else "refuse",
-        )
-        for batch in batches:
-            beta1, beta2 = batch.options["betas"]
-            adam(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                batch.state["exp_avg_sq"],
-                foreach=batch.options["foreach"],
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
-
-    def __getstate__(self) -> dict[str, Any]:
-        """As in `NamedOptimizer`."""
-        return {**super().__getstate__(), "_wide": self._wide}
+    def _sparse(self, group: Mapping[str, Any]) -> str:
+        return "rows" if group["lazy_mode"] else "refuse"
 
 
 def _same_names(name_dict: Mapping[str, str], names: list[str]) -> None:

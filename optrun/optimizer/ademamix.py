@@ -3,126 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
+from optrun.config.schema.optimizer import AdEMAMixConfig
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
 
-class AdEMAMix(NamedOptimizer):
-    """AdamW whose direction mixes a fast and a slow average of the gradients.
+def _single_tensor_ademamix(batch: Batch) -> None:
+    """Compute the formula of `AdEMAMix`, one tensor after another."""
+    (beta1, beta2, _), eps = batch.options["betas"], batch.options["eps"]
+    for param, grad, exp_avg, exp_avg_slow, exp_avg_sq, x in batch.tensors():
+        first_moment_(exp_avg, grad, beta1)
+        first_moment_(exp_avg_slow, grad, x["beta3"])
+        second_moment_(exp_avg_sq, grad, beta2)
+        if x["keep"] != 1.0:
+            param.mul_(x["keep"])
+        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, x["step"]))).add_(eps)
+        mixed = (exp_avg / bias_correction(beta1, x["step"])).add_(exp_avg_slow, alpha=x["alpha"])
+        param.addcdiv_(mixed, denom, value=-x["lr"])
 
-    One step of one parameter tensor, t counting the gradients it has had from 1:
 
-        m1 = b1 m1 + (1 - b1) g
-        m2 = b3(t) m2 + (1 - b3(t)) g
-        v = b2 v + (1 - b2) g^2
-        w = w (1 - lr weight_decay)
-        w = w - lr (m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v / (1 - b2^t)) + eps)
-
-    alpha(t) and b3(t) climb to alpha and b3 over their warm-ups, see `warm_alpha` and `warm_beta3`; in the paper both
-    take the whole run. Three moments in the state, float32 at least.
-
-    Args:
-        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
-        lr: Learning rate, a number >= 0 or a function of the step from 0.
-        betas: Decay of the fast moment, of the second moment, and of the slow moment; each in [0, 1).
-        eps: Added to the square root of the corrected second moment, >= 0.
-        weight_decay: Decoupled, >= 0; may be a function of the step.
-        alpha: Weight of the slow moment, >= 0; with 0 it is AdamW.
-        alpha_warmup_steps: Steps after which alpha(t) is alpha; None or 0: at once.
-        beta3_warmup_steps: Steps after which b3(t) is b3; None or 0: at once.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
-
-    Raises:
-        TypeError: For an argument of a wrong type or an unknown group key.
-        ValueError: For a value out of range.
-
-    Source: Pagliardini et al. 2024, arXiv:2409.03137, Algorithm 1 and section 3.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-        >>> optimizer = AdEMAMix([weight], lr=0.1, weight_decay=0.0, alpha=0.0)
-        >>> weight.grad = torch.tensor([0.5, -0.5])
-        >>> optimizer.step()
-        >>> weight.data
-        tensor([0.9000, 2.1000])
-    """
-
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.three_betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "alpha": arguments.not_negative,
-        "alpha_warmup_steps": arguments.optional_count,
-        "beta3_warmup_steps": arguments.optional_count,
-        "foreach": arguments.optional_flag,
-    }
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        alpha: float = 5.0,
-        alpha_warmup_steps: int | None = None,
-        beta3_warmup_steps: int | None = None,
-        foreach: bool | None = None,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "alpha": alpha,
-            "alpha_warmup_steps": alpha_warmup_steps,
-            "beta3_warmup_steps": beta3_warmup_steps,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
-
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
-        step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
-        return {
-            "lrs": group["lr"],
-            "keeps": 1.0 - group["lr"] * group["weight_decay"],
-            "alphas": warm_alpha(step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]),
-            "beta3s": warm_beta3(step, beta1=beta1, beta3=beta3, warmup_steps=group["beta3_warmup_steps"]),
-        }
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for batch in gather(self, slots=self.STATE, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
-            beta1, beta2, _ = batch.options["betas"]
-            ademamix(
-                batch.params,
-                batch.grads,
-                *(batch.state[slot] for slot in self.STATE),
-                foreach=batch.foreach,
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
+def _multi_tensor_ademamix(batch: Batch) -> None:
+    """Step as `_single_tensor_ademamix`."""
+    (beta1, beta2, _), eps = batch.options["betas"], batch.options["eps"]
+    params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = batch.lists
+    steps = batch.each("step")
+    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in batch.each("beta3")])
+    batch.shrink()
+    denoms = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
+    torch._foreach_add_(denoms, eps)
+    mixed = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
+    torch._foreach_add_(mixed, torch._foreach_mul(exp_avg_slows, batch.each("alpha")))
+    torch._foreach_addcdiv_(params, mixed, denoms, [-lr for lr in batch.each("lr")])
 
 
 def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
@@ -163,81 +84,56 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
     return min(math.exp(1 / (begin + share / math.log(beta3))), beta3)
 
 
-def ademamix(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_ademamix`."""
-    update = _multi_tensor_ademamix if foreach else _single_tensor_ademamix
-    update(params, *lists, **numbers)
+class AdEMAMix(BatchOptimizer):
+    """AdamW whose direction mixes a fast and a slow average of the gradients.
 
+    One step of one parameter tensor, t counting the gradients it has had from 1:
 
-def _single_tensor_ademamix(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_slows: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    alphas: list[float],
-    beta3s: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """Compute the formula of `AdEMAMix`, one tensor after another.
+        m1 = b1 m1 + (1 - b1) g
+        m2 = b3(t) m2 + (1 - b3(t)) g
+        v = b2 v + (1 - b2) g^2
+        w = w (1 - lr weight_decay)
+        w = w - lr (m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v / (1 - b2^t)) + eps)
+
+    alpha(t) and b3(t) climb to alpha and b3 over their warm-ups, see `warm_alpha` and `warm_beta3`; in the paper both
+    take the whole run. Three moments in the state, float32 at least.
 
     Args:
-        params: Local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: Fast moments, in place.
-        exp_avg_slows: Slow moments, in place.
-        exp_avg_sqs: Second moments, in place.
-        steps: t of each tensor, from 1.
-        lrs: Learning rate of each.
-        keeps: What decay leaves of w, of each.
-        alphas: Weight of the slow moment, of each.
-        beta3s: Decay of the slow moment, of each.
-        beta1: Decay of the fast moment.
-        beta2: Decay of the second moment.
-        eps: Outside the square root.
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of the fast moment, of the second moment, and of the slow moment; each in [0, 1).
+        eps: Added to the square root of the corrected second moment, >= 0.
+        weight_decay: Decoupled, >= 0; may be a function of the step.
+        alpha: Weight of the slow moment, >= 0; with 0 it is AdamW.
+        alpha_warmup_steps: Steps after which alpha(t) is alpha; None or 0: at once.
+        beta3_warmup_steps: Steps after which b3(t) is b3; None or 0: at once.
+        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range.
+
+    Source: Pagliardini et al. 2024, arXiv:2409.03137, Algorithm 1 and section 3.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = AdEMAMix([weight], lr=0.1, weight_decay=0.0, alpha=0.0)
+        >>> weight.grad = torch.tensor([0.5, -0.5])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([0.9000, 2.1000])
     """
-    tensors = zip(params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs, strict=True)
-    for i, (param, grad, exp_avg, exp_avg_slow, exp_avg_sq) in enumerate(tensors):
-        first_moment_(exp_avg, grad, beta1)
-        first_moment_(exp_avg_slow, grad, beta3s[i])
-        second_moment_(exp_avg_sq, grad, beta2)
-        if keeps[i] != 1.0:
-            param.mul_(keeps[i])
-        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, steps[i]))).add_(eps)
-        mixed = (exp_avg / bias_correction(beta1, steps[i])).add_(exp_avg_slow, alpha=alphas[i])
-        param.addcdiv_(mixed, denom, value=-lrs[i])
 
+    OPTIONS = AdEMAMixConfig
+    ORDER = "lr betas eps weight_decay alpha alpha_warmup_steps beta3_warmup_steps foreach"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix)
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
-def _multi_tensor_ademamix(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_slows: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    alphas: list[float],
-    beta3s: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """Step as `_single_tensor_ademamix`."""
-    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in beta3s])
-    if any(keep != 1.0 for keep in keeps):
-        torch._foreach_mul_(params, keeps)
-    denoms = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
-    torch._foreach_add_(denoms, eps)
-    mixed = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
-    torch._foreach_add_(mixed, torch._foreach_mul(exp_avg_slows, alphas))
-    torch._foreach_addcdiv_(params, mixed, denoms, [-lr for lr in lrs])
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
+        return {
+            **super()._numbers(group, param),
+            "alpha": warm_alpha(step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]),
+            "beta3": warm_beta3(step, beta1=beta1, beta3=beta3, warmup_steps=group["beta3_warmup_steps"]),
+        }

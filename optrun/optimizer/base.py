@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check, known_keys
+from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.ranges import Check, checks, defaults, finite, not_negative
 from optrun.optimizer.drivers import scheduler_over
-from optrun.optimizer.groups import folded, given_names, listed_params, names_of, refuse_repeats
+from optrun.optimizer.groups import folded, given_names, known_keys, listed_params, names_of, refuse_repeats
 from optrun.optimizer.numerics import sharding_of
 from optrun.optimizer.patterns import matching
 from optrun.optimizer.restore import restored
@@ -24,6 +24,9 @@ Params: TypeAlias = Any
 Numeric: TypeAlias = float | Callable[[int], float]
 """A number, or a function from the step counted from 0 to one."""
 
+NO_KEYWORDS = frozenset({"name", "default_lr", "dialect"})
+"""Fields of a schema that are no keywords of its class."""
+
 SCHEDULABLE = ("lr", "weight_decay")
 """Options that may be a function of the step."""
 
@@ -31,16 +34,25 @@ SCHEDULABLE = ("lr", "weight_decay")
 class NamedOptimizer(Optimizer):
     """A torch optimizer that knows names and refuses what it does not understand.
 
-    Subclasses say in `CHECKS` what each hyper-parameter may be; a group may override all of them. `lr` and
+    A subclass names its schema in `OPTIONS`: the schema's fields are the keywords of its constructor, with their
+    defaults and ranges, unless it has a constructor of its own. A group may override all of them. `lr` and
     `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the group then holds the
-    value of the last step, of step 0 before any. The class also goes over torch's own optimizers:
-    `class SGD(NamedOptimizer, torch.optim.SGD)`.
+    value of the last step, of step 0 before any. The class also goes over torch's own optimizers, whose constructor
+    stays: `class SGD(NamedOptimizer, torch.optim.SGD)`.
     """
 
+    OPTIONS: ClassVar[type[OptimizerConfig] | None] = None
+    """The schema; None: the class checks and keeps its options itself."""
+    ORDER: ClassVar[str] = ""
+    """Keywords that may be given by position, in order."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Defaults that are not the schema's, and those of keywords that it does not have."""
     CHECKS: ClassVar[Mapping[str, Check]] = {}
-    """Option -> checker, for the options this class checks itself."""
+    """Option -> checker: the schema's, with those that the class adds."""
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
     """Options that no group may override."""
+    APART: ClassVar[frozenset[str]] = frozenset()
+    """Options that stand in no group at all."""
     STATE: ClassVar[tuple[str, ...]] = ()
     """What is kept for every parameter that was stepped, besides `step`."""
     SLOTS: ClassVar[Mapping[str, str]] = {}
@@ -58,6 +70,16 @@ class NamedOptimizer(Optimizer):
     """References to this optimizer when no scheduler was found among them."""
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Read checkers and constructor from the schema that a class names."""
+        super().__init_subclass__(**given)
+        if "OPTIONS" not in cls.__dict__ or cls.OPTIONS is None:
+            return
+        cls.CHECKS = {"lr": not_negative, **checks(cls.OPTIONS), **cls.CHECKS}
+        of_torch = any(base.__module__.startswith("torch.") for base in cls.__bases__)
+        if "__init__" not in cls.__dict__ and (cls.ORDER or not of_torch):
+            cls.__init__ = _constructor(cls, cls.OPTIONS)  # type: ignore[method-assign]
 
     def __new__(cls, *_given: Any, **options: Any) -> Self:
         """Refuse a keyword that the constructor does not have, with what another package's is called here.
@@ -81,13 +103,19 @@ class NamedOptimizer(Optimizer):
         self._lr_driven_by = None
         self._functions = []
         self._built = False
-        given = dict(defaults) if defaults is not None else options
+        given = options if defaults is None else dict(defaults)
         self._base_functions = self._checked(given)
+        self._apart = {key: given.pop(key) for key in self.APART if key in given}
         listed = listed_params(params)
-        if defaults is not None:
+        self._grouped = isinstance(listed[0], dict)
+        torchs = inspect.signature(super().__init__).parameters
+        if "defaults" in torchs:
             super().__init__(listed, given)
         else:
+            ours = {key: given.pop(key) for key in self.OPTIMIZER_WIDE - torchs.keys() if key in given}
             super().__init__(listed, **given)
+            for own in (self.defaults, *self.param_groups):
+                own.update(ours)
         self._register_hooks()
         self._built = True
         self._resolve()
@@ -235,7 +263,7 @@ class NamedOptimizer(Optimizer):
                 f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite it. "
                 "Change the schedule, or train with scheduler=constant."
             )
-        base = arguments.not_negative("lr", value)
+        base = not_negative("lr", value)
         self.defaults["lr"] = base
         for group in self.param_groups:
             if "lr_scale" in group:
@@ -263,8 +291,8 @@ class NamedOptimizer(Optimizer):
         for key in _keywords(type(self)):
             if key in self._base_functions:
                 config[key] = self._base_functions[key]
-            elif key in self.defaults:
-                value = self.defaults[key]
+            elif key in self.defaults or key in self._apart:
+                value = self.defaults.get(key, self._apart.get(key))
                 config[key] = list(value) if isinstance(value, tuple) else value
         return config
 
@@ -321,7 +349,7 @@ class NamedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with what copies need besides."""
-        kept = ("_lr_driven_by", "_functions", "_base_functions", "_built")
+        kept = ("_lr_driven_by", "_functions", "_base_functions", "_built", "_apart", "_grouped")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -334,8 +362,34 @@ class NamedOptimizer(Optimizer):
         """Write the values of this step into the groups, for options that are functions of it."""
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             for key, function in functions.items():
-                value = self.CHECKS.get(key, arguments.finite)(key, function(group["step"]))
+                value = self.CHECKS.get(key, finite)(key, function(group["step"]))
                 group[key] = value * group.get("lr_scale", 1.0) if key == "lr" else value
+
+
+def _constructor(cls: type[NamedOptimizer], schema: type[OptimizerConfig]) -> Callable[..., None]:
+    """Make the constructor that a schema says: `params`, then `ORDER` by position or keyword, all else by keyword."""
+    first = cls.ORDER.split()
+    values = defaults(schema)
+    values = {"lr": values["default_lr"], **values, **cls.DEFAULTS}
+    known = {key: values[key] for key in dict.fromkeys([*first, *values]) if key not in NO_KEYWORDS}
+    plain, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature(
+        [
+            *(inspect.Parameter(name, plain) for name in ("self", "params")),
+            *(inspect.Parameter(k, plain if k in first else by_name, default=known[k]) for k in known),
+        ]
+    )
+
+    def construct(self: NamedOptimizer, params: Params, *args: Any, **options: Any) -> None:
+        try:
+            given = signature.bind(self, params, *args, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}: {error}.") from None
+        super(cls, self).__init__(params, {key: given.get(key, default) for key, default in known.items()})
+
+    construct.__name__, construct.__qualname__ = "__init__", f"{cls.__qualname__}.__init__"
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    return construct
 
 
 def _keywords(cls: type[Optimizer]) -> list[str]:

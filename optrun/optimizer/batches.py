@@ -1,13 +1,12 @@
 """Tensors that take one update together: gathered over all groups, so that many groups cost what one does.
 
-A batch holds what the papers' functions need: local pieces of sharded tensors, at least float32, with one number per
-tensor for everything that groups may set differently (learning rate, decay). Groups are told apart only by options that
-change the formula, such as betas.
+Groups that differ in `lr` and `weight_decay` alone share a batch, which holds these for each tensor; another option is
+another batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,19 +23,48 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Batch:
-    """Lists of equal length, one entry per tensor; all tensors on one device, of one dtype."""
+    """What the loop of a paper, its foreach form and the kernels take: lists of equal length, one entry per tensor.
 
-    options: dict[str, Any]
-    """What these tensors share: betas, eps, foreach, ..."""
+    All tensors lie on one device and have one dtype, float32 or float64. An update changes parameters and state in
+    place.
+    """
+
+    options: Mapping[str, Any]
+    """What these tensors share: every option but `lr` and `weight_decay`."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
+    """Local pieces of sharded tensors; touched rows of a table; float32 copies of 16-bit parameters."""
     grads: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    numbers: dict[str, list[Any]] = field(default_factory=dict)
-    shardings: list[Sharding] = field(default_factory=list)
-    finish: list[Callable[[], None]] = field(default_factory=list)
+    numbers: list[dict[str, Any]] = field(default_factory=list)
+    """Of each tensor: its `step`, from 1, its `sharding`, and what the optimizer says of it, such as `lr`."""
+    finish: list[Callable[[], object]] = field(default_factory=list)
     """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision parameter."""
+
+    @property
+    def lists(self) -> tuple[list[Tensor], ...]:
+        """Parameters, gradients, and each kind of state."""
+        return self.params, self.grads, *self.state.values()
+
+    def tensors(self) -> Iterator[tuple[Any, ...]]:
+        """Yield each parameter with its gradient, its state and its numbers."""
+        return zip(*self.lists, self.numbers, strict=True)
+
+    def each(self, key: str) -> list[Any]:
+        """List a number of every tensor."""
+        return [numbers[key] for numbers in self.numbers]
+
+    def shrink(self) -> None:
+        """Leave of every parameter what decay outside the update does, by its number `keep`, all at once."""
+        keeps = self.each("keep")
+        if any(keep != 1.0 for keep in keeps):
+            torch._foreach_mul_(self.params, keeps)
+
+    def some(self, chosen: Sequence[int]) -> Batch:
+        """Return a batch of some of the tensors, in the order chosen."""
+        params, grads, *states = ([tensors[i] for i in chosen] for tensors in self.lists)
+        numbers, names = [self.numbers[i] for i in chosen], [self.names[i] for i in chosen]
+        return Batch(self.options, names, params, grads, dict(zip(self.state, states, strict=True)), numbers)
 
     def done(self) -> None:
         """Write back; call after the update."""
@@ -44,12 +72,15 @@ class Batch:
             write()
 
     @property
+    def whole(self) -> bool:
+        """Whether no tensor has pieces on other ranks."""
+        return not any(numbers["sharding"].groups for numbers in self.numbers)
+
+    @property
     def foreach(self) -> bool:
-        """Fused kernels where asked for; unasked on accelerators, and where norms need one collective for all."""
+        """Whether multi-tensor operations are asked for; unasked on accelerators, and for norms over ranks."""
         asked = self.options.get("foreach")
-        if asked is not None:
-            return bool(asked)
-        return self.params[0].device.type != "cpu" or any(sharding.groups for sharding in self.shardings)
+        return bool(asked) if asked is not None else self.params[0].device.type != "cpu" or not self.whole
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -61,7 +92,6 @@ def gather(
     optimizer: Optimizer,
     *,
     slots: Sequence[str],
-    shared: Sequence[str],
     per_tensor: Callable[[Mapping[str, Any], Tensor], dict[str, Any]],
     sparse: Callable[[Mapping[str, Any]], str] = lambda _: "refuse",
 ) -> list[Batch]:
@@ -70,7 +100,6 @@ def gather(
     Args:
         optimizer: Its groups and state are read; the state is filled.
         slots: State tensors of the parameter's shape, zero at first.
-        shared: Group options that a batch has in common.
         per_tensor: From (group, parameter) to the numbers of one tensor.
         sparse: From a group to what a sparse gradient is to it: "refuse", "densify" (zero rows count), or "rows" (the
             listed rows alone are updated, at the cost of those rows).
@@ -80,11 +109,12 @@ def gather(
             complex parameters.
     """
     batches: dict[tuple[Any, ...], Batch] = {}
+    shared = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
     for group_index, group in enumerate(optimizer.param_groups):
         if all(param.grad is None for param in group["params"]):
             continue
         count_globally = group.get("step_count") == "optimizer"
-        options = {key: group[key] for key in shared}
+        options = {key: group[key] for key in shared if key in group}  # torch adds to the defaults of what is loaded
         options_key = tuple(tuple(v) if isinstance(v, (list, tuple)) else v for v in options.values())
         for name, param in zip(names_of(group, group_index), group["params"], strict=True):
             grad = param.grad
@@ -103,10 +133,9 @@ def gather(
                 (param.device, working_dtype(param.dtype), *options_key),
                 Batch(options, state={slot: [] for slot in slots}),
             )
+            sharding = Sharding(()) if grad.is_sparse else sharding_of(param)
             batch.names.append(name)
-            batch.steps.append(state["step"])
-            for key, value in per_tensor(group, param).items():
-                batch.numbers.setdefault(key, []).append(value)
+            batch.numbers.append({"step": state["step"], "sharding": sharding, **per_tensor(group, param)})
             if grad.is_sparse:
                 _append_rows(batch, param, grad, state, slots)
             else:
@@ -150,7 +179,6 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], sl
     dtype = working_dtype(param.dtype)
     if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
         grad = grad.redistribute(placements=param.placements)
-    batch.shardings.append(sharding_of(param))
     piece = local(grad).to(dtype)
     batch.grads.append(piece if has_own_numbers(piece) else piece.clone())
     for slot in slots:
@@ -161,7 +189,7 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], sl
         return
     work = local(state["master_weight"]) if "master_weight" in state else own.to(dtype)
     batch.params.append(work)
-    batch.finish.append(lambda: _round_into(own, work))
+    batch.finish.append(lambda: own.copy_(work))
 
 
 def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], slots: Sequence[str]) -> None:
@@ -172,7 +200,6 @@ def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any
     held = param.detach() if master is None else master
     work = held.index_select(0, rows).to(dtype)
     moments = [state[slot].index_select(0, rows) for slot in slots]
-    batch.shardings.append(Sharding(()))
     batch.grads.append(grad.values().to(dtype))
     for slot, moment in zip(slots, moments, strict=True):
         batch.state[slot].append(moment)
@@ -186,7 +213,3 @@ def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any
         param.detach().index_copy_(0, rows, work.to(param.dtype))
 
     batch.finish.append(write)
-
-
-def _round_into(low: Tensor, work: Tensor) -> None:
-    low.copy_(work)

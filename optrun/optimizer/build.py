@@ -15,20 +15,16 @@ from optrun.base.errors import ConfigError
 from optrun.config.dialects import dialect_options
 from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
-from optrun.optimizer.base import NamedOptimizer
+from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
 from optrun.optimizer.groups import given_names
-from optrun.optimizer.plain import NO_SHARDS, build_plain, tried
-from optrun.optimizer.rehearsal import Build
+from optrun.optimizer.rehearsal import NO_SHARDS, Build, build_plain, tried
 from optrun.optimizer.table import class_of, is_own
 from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"
 """What steps the parameters that are no hidden matrix beside Muon."""
-
-NO_KEYWORDS = frozenset({"name", "default_lr", "dialect"})
-"""Fields of a configuration that its class does not take."""
 
 HIDDEN_ROLES = frozenset({"matrix"})
 """Roles of parameters that Muon takes, if they are 2-D. The factors of a LoRA are none: what is orthogonalised would be

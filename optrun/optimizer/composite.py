@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optrun.optimizer import arguments
+from optrun.config.schema.ranges import not_negative
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
 from optrun.optimizer.table import member_class
@@ -151,7 +151,7 @@ class Composite(NamedOptimizer):
         """Set the learning rate as in `NamedOptimizer`, for every member."""
         super().set_lr(value)
         for member in self.members.values():
-            member.defaults["lr"] = arguments.not_negative("lr", value)
+            member.defaults["lr"] = not_negative("lr", value)
 
     @property
     def trust_ratios(self) -> dict[str, float]:

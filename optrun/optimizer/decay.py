@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-DECAY_MODES = ("decoupled", "fixed", "scheduled", "corrected")
-"""Forms of decoupled decay; see `decay_scale`."""
-
 _OF_PEAK = ("scheduled", "corrected")
 
 
@@ -26,7 +23,8 @@ def decay_scale(group: Mapping[str, Any]) -> float:
 
     Example:
         >>> group = {"lr": 0.1, "initial_lr": 0.4, "base_lr": 0.8}
-        >>> [decay_scale({**group, "weight_decay_mode": mode}) for mode in DECAY_MODES]
+        >>> modes = ("decoupled", "fixed", "scheduled", "corrected")
+        >>> [decay_scale({**group, "weight_decay_mode": mode}) for mode in modes]
         [0.1, 1.0, 0.25, 0.0125]
     """
     mode, lr = group["weight_decay_mode"], float(group["lr"])

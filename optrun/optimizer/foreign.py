@@ -13,10 +13,66 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.optimizer import SCHEMAS, refuse_few_bits
-from optrun.optimizer.arguments import known_keys
-from optrun.optimizer.averaged import averages
-from optrun.optimizer.library import FLAGS, LIBRARY, MARKED, PROJECTED, REFUSED, SWITCHES, TAKES_LOSS, WANTED
-from optrun.optimizer.plain import ALWAYS_READ, refuse_group_keys, refuse_unread_keys, tried, without_no_decay
+from optrun.optimizer.groups import known_keys
+from optrun.optimizer.rehearsal import (
+    ALWAYS_READ,
+    builder,
+    refuse_group_keys,
+    refuse_unread_keys,
+    tried,
+    without_no_decay,
+)
+
+LIBRARY = "pytorch_optimizer"
+
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "adahessian": (
+        "needs second derivatives of the loss (create_graph), which a step here does not compute",
+        "soap",
+    ),
+    "sophiah": ("needs second derivatives of the loss (create_graph), which a step here does not compute", "soap"),
+    "bsam": ("needs the loss again at weights it has moved (a closure), and a step here computes it once", "adabelief"),
+    "demo": ("exchanges compressed momenta between processes itself, where the ranks of a run share gradients", "lion"),
+    "distributedmuon": ("divides the matrices between processes that it does not ask the run for", "muon"),
+    "lorarite": ("takes the two factors of each LoRA layer in pairs, which are not told apart here", "lamb"),
+    "muonclip": ("clips by the attention logits of each step, which it is not given here: it would be Muon", "muon"),
+    "spectralsphere": ("takes 2-D parameters alone", "muon"),
+}
+"""By lower-case name: why one is not offered, and what of the same library is."""
+
+_IGNORED = "lr and the schedule of this run would be ignored"
+WANTED: Mapping[str, tuple[str, Any, str]] = {
+    "adafactor": ("relative_step", False, f"takes a learning rate of its own, {_IGNORED}"),
+    "apollodqn": ("warmup_steps", 0, f"warms up by itself from a learning rate of its own, {_IGNORED}"),
+    "pid": ("momentum", 0.9, "without a momentum keeps neither integral nor derivative, and is plain SGD"),
+    "ranger21": ("disable_lr_scheduler", True, f"runs a schedule of its own, {_IGNORED}"),
+}
+"""A keyword without which one is not what its name says, its value (for a fraction: any above 0), and the reason."""
+
+FLAGS: Mapping[str, str] = {
+    "adago": "use_muon",
+    "adamuon": "use_muon",
+    "muon": "use_muon",
+    "normuon": "use_muon",
+    "adamwsn": "sn",
+}
+"""Key of a group that says whether it holds hidden matrices."""
+
+PROJECTED: Mapping[str, Mapping[str, Any]] = {
+    "apollo": {"rank": 256, "update_proj_gap": 200, "scale": 1.0, "projection_type": "std"},
+    "fira": {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"},
+    "galore": {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"},
+}
+"""Keys of the groups of matrices that are projected, with the values of the papers; without them nothing is."""
+
+MARKED: Mapping[str, str] = {"adamc": "normalized"}
+"""Key of a group without which the optimizer is another one, and which only the user can place."""
+
+TAKES_LOSS = frozenset({"emofact", "emolynx", "emonavi"})
+"""Those that follow the loss, and stand still in part where `step` is not told it."""
+
+SWITCHES = frozenset({"adam_debias", "adanorm", "adanorm_r", "cautious", "stable_adamw", "use_gc"})
+"""Keywords that a constructor takes without naming them; known by being read in the class."""
 
 Divide = Callable[[Mapping[str, Any]], tuple[list[Any], list[Any]]]
 """A group's (name, parameter) pairs: hidden matrices, and the rest."""
@@ -90,16 +146,8 @@ def build_pytorch_optimizer(
     _refuse_without(name, cls, groups, options)
     groups, options = _divided(name, cls, groups, options, lr, divide)
 
-    def build(own_groups: Sequence[Mapping[str, Any]]) -> Optimizer:
-        built: Any = cls([dict(group) for group in own_groups], lr=lr, **options)
-        built.takes_loss, built.group_keys = kind in TAKES_LOSS, own
-        if averages(built):
-            built.train()
-        assert isinstance(built, Optimizer)
-        return built
-
     return tried(
-        build,
+        builder(cls, options, lr=lr, takes_loss=kind in TAKES_LOSS, group_keys=own),
         groups,
         refuse=partial(_refuse_unread, groups=groups, options=options, own=own),
         key=f"optimizer.name={name}",

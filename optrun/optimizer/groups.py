@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from optrun.optimizer.arguments import known_keys, not_negative
+from optrun.base.errors import did_you_mean
+from optrun.config.foreign_names import OPTIMIZERS, explained
+from optrun.config.schema.ranges import not_negative
 
 DESCRIPTIVE_KEYS = frozenset(
     {
@@ -27,6 +29,30 @@ DESCRIPTIVE_KEYS = frozenset(
 
 COUNTER_KEYS = frozenset({"step"})
 """Keys an optimizer counts in; restored with the state, not given by the user."""
+
+
+def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    """Refuse a key that nothing reads.
+
+    Args:
+        keys: What was given.
+        allowed: What is read.
+        where: How the message begins, such as "Lamb" or "a parameter group of Lamb".
+
+    Raises:
+        TypeError: With the first unknown key and the nearest valid one.
+
+    Example:
+        >>> known_keys(["bettas"], ["lr", "betas"], "Lamb")
+        Traceback (most recent call last):
+        TypeError: Lamb has no option 'bettas'. Did you mean betas?
+    """
+    pool = sorted(allowed)
+    for key in keys:
+        if key not in pool:
+            found = OPTIMIZERS.get(str(key))
+            hint = explained(found).replace("optimizer.", "") if found else did_you_mean(str(key), pool)
+            raise TypeError(f"{where} has no option {key!r}. {hint}")
 
 
 def unnamed(group_index: int, position: int) -> str:

@@ -3,32 +3,135 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
-from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
-from optrun.optimizer.kernels import compiled, fused
-from optrun.optimizer.kernels.choice import Update, pick, take_step
-from optrun.optimizer.kernels.triton import launch
-from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
-from optrun.optimizer.numerics import Sharding, first_moment_, moments_, norms, second_moment_
+from optrun.config.schema.optimizer import LambConfig
+from optrun.config.schema.ranges import in_order
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.decay import decay_scale, note_peak
+from optrun.optimizer.kernels.choice import Formula
+from optrun.optimizer.lamb_rule import corrections, trust_ratios
+from optrun.optimizer.numerics import first_moment_, moments_, norms, second_moment_
 
-RULE = tuple(field.name for field in fields(LambRule))
 LEAST_KEPT = 1e-3
 """Caution scales what it leaves up by at most 1 / this: Liang et al. 2024, arXiv:2411.16085."""
-BOUNDS = (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust"))
 
 
-class Lamb(NamedOptimizer):
+def _by_kernels(options: Mapping[str, Any]) -> bool:
+    """Tell whether kernels that go by addresses compute these options."""
+    return bool(options["grad_averaging"]) and not any(
+        options[key] for key in ("normalize_grad", "eps_root", "caution")
+    )
+
+
+def _single_tensor_lamb(batch: Batch) -> Tensor:
+    """Compute the formula of `Lamb`, one tensor after another.
+
+    Returns:
+        k of each tensor, shape (n,), in the dtype of the parameters.
+    """
+    o, (beta1, beta2), ratios = batch.options, batch.options["betas"], []
+    for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
+        if o["normalize_grad"]:
+            grad = grad / _divisors(norms([grad], [x["sharding"]]))[0]
+        if o["l2"]:
+            grad = grad + param * o["l2"]
+        if o["l1"]:
+            grad = grad + param.sign() * o["l1"]
+        if o["grad_averaging"]:
+            first_moment_(exp_avg, grad, beta1)
+        else:
+            exp_avg.mul_(beta1).add_(grad)
+        second_moment_(exp_avg_sq, grad, beta2)
+        correction1, correction2, lr_factor = corrections(o, x["step"])
+        if o["eps_root"]:
+            denom = exp_avg_sq.div(correction2).add_(o["eps_root"]).sqrt_().add_(o["eps"])
+        else:
+            denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(o["eps"])
+        update = torch.div(exp_avg, denom, out=denom).div_(correction1)
+        if o["caution"]:
+            mask = (update * grad > 0).to(update.dtype)
+            kept = norms([mask], [x["sharding"]])[0].square() / max(x["numel"], 1)
+            update.mul_(mask.div_(kept.clamp_(min=LEAST_KEPT)))
+        if x["decay"]:
+            update.add_(param, alpha=x["decay"])
+        if x["keep"] != 1.0:
+            param.mul_(x["keep"])
+        ratio = torch.ones((), dtype=param.dtype, device=param.device)
+        if x["adapt"]:
+            ratio = trust_ratios(o, *norms([param, update], [x["sharding"]] * 2))
+        ratios.append(ratio)
+        param.sub_(update.mul_(ratio * (x["lr"] * lr_factor)))
+    return torch.stack(ratios)
+
+
+def _multi_tensor_lamb(batch: Batch) -> Tensor:
+    """Step as `_single_tensor_lamb`; all norms of all tensors in one collective."""
+    o, (beta1, beta2), shardings = batch.options, batch.options["betas"], batch.each("sharding")
+    params, grads, exp_avgs, exp_avg_sqs = batch.lists
+    if o["normalize_grad"]:
+        grads = list(torch._foreach_div(grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())))
+    if o["l2"]:
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, o["l2"])))
+    if o["l1"]:
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), o["l1"])))
+    if o["grad_averaging"]:
+        moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    else:
+        torch._foreach_mul_(exp_avgs, beta1)
+        torch._foreach_add_(exp_avgs, grads)
+        torch._foreach_mul_(exp_avg_sqs, beta2)
+        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    firsts, seconds, lr_factors = zip(*(corrections(o, step) for step in batch.each("step")), strict=True)
+    if o["eps_root"]:
+        denoms = torch._foreach_div(exp_avg_sqs, seconds)
+        torch._foreach_add_(denoms, o["eps_root"])
+        torch._foreach_sqrt_(denoms)
+    else:
+        denoms = torch._foreach_sqrt(exp_avg_sqs)
+        torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in seconds])
+    torch._foreach_add_(denoms, o["eps"])
+    updates = torch._foreach_div(exp_avgs, denoms)
+    torch._foreach_div_(updates, firsts)
+    del denoms
+    if o["caution"]:
+        masks = [(update * grad > 0).to(update.dtype) for update, grad in zip(updates, grads, strict=True)]
+        sizes = torch.tensor([max(n, 1) for n in batch.each("numel")], dtype=masks[0].dtype, device=masks[0].device)
+        kept = norms(masks, shardings, foreach=True).square().div_(sizes).clamp_(min=LEAST_KEPT)
+        torch._foreach_div_(masks, list(kept.unbind()))
+        torch._foreach_mul_(updates, masks)
+        del masks
+    decays = batch.each("decay")
+    decayed = [i for i, decay in enumerate(decays) if decay]
+    if decayed:
+        decay = torch._foreach_mul([params[i] for i in decayed], [decays[i] for i in decayed])
+        torch._foreach_add_([updates[i] for i in decayed], decay)
+        del decay
+    batch.shrink()
+    ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
+    adapted = [i for i, adapt in enumerate(batch.each("adapt")) if adapt]
+    if adapted:
+        both = [params[i] for i in adapted] + [updates[i] for i in adapted]
+        together = norms(both, [shardings[i] for i in adapted] * 2, foreach=True)
+        ratios[torch.tensor(adapted, device=ratios.device)] = trust_ratios(o, *together.chunk(2))
+    rates = [lr * lr_factor for lr, lr_factor in zip(batch.each("lr"), lr_factors, strict=True)]
+    scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
+    torch._foreach_mul_(updates, list(scales.unbind()))
+    torch._foreach_sub_(params, updates)
+    return ratios
+
+
+def _divisors(grad_norms: Tensor) -> Tensor:
+    """Return the norms to divide by: 1 for a gradient that is 0 everywhere."""
+    return torch.where(grad_norms > 0, grad_norms, torch.ones_like(grad_norms))
+
+
+class Lamb(BatchOptimizer):
     """Layer-wise adaptive moments, as in Paddle and in the TensorFlow Model Garden.
 
     One step of one parameter tensor, t counting from 1:
@@ -94,97 +197,20 @@ class Lamb(NamedOptimizer):
         3.551
     """
 
+    OPTIONS = LambConfig
+    ORDER = (
+        "lr betas eps weight_decay exclude_from_weight_decay exclude_from_layer_adaptation always_adapt "
+        "master_weights foreach step_count l1 l2 unmatched_patterns"
+    )
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", _by_kernels, norms=True)
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.finite,
-        "exclude_from_weight_decay": arguments.patterns,
-        "exclude_from_layer_adaptation": arguments.patterns,
-        "always_adapt": arguments.flag,
-        "master_weights": arguments.flag,
-        "foreach": arguments.optional_flag,
-        "step_count": arguments.one_of("parameter", "optimizer"),
-        "l1": arguments.not_negative,
-        "l2": arguments.not_negative,
-        "unmatched_patterns": arguments.one_of("error", "ignore"),
-        "bias_correction": arguments.one_of(*BIAS_CORRECTIONS),
-        "grad_averaging": arguments.flag,
-        "normalize_grad": arguments.flag,
-        "eps_root": arguments.not_negative,
-        "caution": arguments.flag,
-        "weight_decay_mode": arguments.one_of("adapted", *DECAY_MODES),
-        "min_param_norm": arguments.not_negative,
-        "max_param_norm": arguments.optional_positive,
-        "min_trust": arguments.not_negative,
-        "max_trust": arguments.optional_positive,
-        "eps_in_trust": arguments.flag,
-    }
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: Numeric = 0.01,
-        exclude_from_weight_decay: Sequence[str] | None = None,
-        exclude_from_layer_adaptation: Sequence[str] | None = None,
-        always_adapt: bool = False,
-        master_weights: bool = False,
-        foreach: bool | None = None,
-        step_count: str = "parameter",
-        l1: float = 0.0,
-        l2: float = 0.0,
-        unmatched_patterns: str = "error",
-        *,
-        bias_correction: str = "moments",
-        grad_averaging: bool = True,
-        normalize_grad: bool = False,
-        eps_root: float = 0.0,
-        caution: bool = False,
-        weight_decay_mode: str = "adapted",
-        min_param_norm: float = 0.0,
-        max_param_norm: float | None = None,
-        min_trust: float = 0.0,
-        max_trust: float | None = None,
-        eps_in_trust: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "exclude_from_weight_decay": exclude_from_weight_decay,
-            "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
-            "always_adapt": always_adapt,
-            "master_weights": master_weights,
-            "foreach": foreach,
-            "step_count": step_count,
-            "l1": l1,
-            "l2": l2,
-            "unmatched_patterns": unmatched_patterns,
-            "bias_correction": bias_correction,
-            "grad_averaging": grad_averaging,
-            "normalize_grad": normalize_grad,
-            "eps_root": eps_root,
-            "caution": caution,
-            "weight_decay_mode": weight_decay_mode,
-            "min_param_norm": min_param_norm,
-            "max_param_norm": max_param_norm,
-            "min_trust": min_trust,
-            "max_trust": max_trust,
-            "eps_in_trust": eps_in_trust,
-        }
-        super().__init__(params, defaults)
 
     def _resolve(self) -> None:
-        self._ratios: list[tuple[list[str], Tensor]] = []
+        self._ratios = ()
         for group, functions in zip(self.param_groups, self._functions, strict=True):
-            for low, high in BOUNDS:
-                arguments.in_order(low, group[low], high, group[high])
+            in_order(group, LambConfig.BOUNDS)
             note_peak(group, functions, self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
@@ -206,250 +232,12 @@ class Lamb(NamedOptimizer):
         decay = group["weight_decay"] if self.decays(param) else 0.0
         inside = group["weight_decay_mode"] == "adapted"
         return {
-            "lrs": group["lr"],
-            "weight_decays": decay if inside else 0.0,
-            "keeps": 1.0 if inside else 1.0 - decay * decay_scale(group),
-            "numels": param.numel(),
+            "lr": group["lr"],
+            "decay": decay if inside else 0.0,
+            "keep": 1.0 if inside else 1.0 - decay * decay_scale(group),
+            "numel": param.numel(),
             "adapt": self.adapted(param, group),
-            "l1s": group["l1"],
-            "l2s": group["l2"],
         }
 
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
-        rule = LambRule(**{key: group[key] for key in RULE})
-        return pick(group["foreach"], device, ways(rule, whole=whole))
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._ratios = []
-        batches = gather(
-            self,
-            slots=self.STATE,
-            shared=("betas", "eps", "foreach", *RULE),
-            per_tensor=self._numbers,
-            sparse=lambda _: "densify",
-        )
-        for batch in batches:
-            beta1, beta2 = batch.options["betas"]
-            ratios = lamb(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                batch.state["exp_avg_sq"],
-                foreach=batch.options["foreach"],
-                steps=batch.steps,
-                shardings=batch.shardings,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                rule=LambRule(**{key: batch.options[key] for key in RULE}),
-                **batch.numbers,
-            )
-            batch.done()
-            self._ratios.append((batch.names, ratios))
-        return loss
-
-
-def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
-    """Return the kernels that compute a dialect, the preferred one first; foreach computes every one.
-
-    Args:
-        rule: The dialect.
-        whole: No tensor has pieces on other ranks; where one has, foreach needs one collective for all norms.
-    """
-    if not whole:
-        return ("foreach", "loop")
-    if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
-        return ("loop",)
-    return ("triton", "compiled", "fused", "loop")
-
-
-def lamb(
-    params: list[Tensor],
-    *lists: list[Tensor],
-    foreach: bool | None,
-    shardings: list[Sharding],
-    rule: LambRule,
-    **numbers: Any,
-) -> Tensor:
-    """Step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_lamb`."""
-    whole = not any(sharding.groups for sharding in shardings)
-    updates: dict[str, Update] = {
-        "loop": _single_tensor_lamb,
-        "foreach": _multi_tensor_lamb,
-        "fused": partial(fused.lamb, small=_multi_tensor_lamb),
-        "compiled": compiled.lamb,
-        "triton": launch.lamb,
-    }
-    kernel = pick(foreach, params[0].device.type, ways(rule, whole=whole))
-    ratios: Tensor = take_step(updates, kernel, (params, *lists), {"shardings": shardings, "rule": rule, **numbers})
-    return ratios
-
-
-def _single_tensor_lamb(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    shardings: list[Sharding],
-    lrs: list[float],
-    weight_decays: list[float],
-    adapt: list[bool],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
-    numels: list[int],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    rule: LambRule,
-) -> Tensor:
-    """Compute the formula of `Lamb`, one tensor after another.
-
-    Args:
-        params: Local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: First moments, in place.
-        exp_avg_sqs: Second moments, in place.
-        steps: t of each tensor, from 1.
-        shardings: Where the rest of each tensor lies.
-        lrs: Learning rate of each.
-        weight_decays: Decay inside the trust ratio, of each.
-        adapt: Whether k applies, of each.
-        l1s: Coupled coefficients of sign(w), of each.
-        l2s: Coupled coefficients of w, of each.
-        keeps: What decay outside the trust ratio leaves of w, of each.
-        numels: Entries of each whole tensor, of which this process may hold a part.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        eps: Outside the square root.
-        rule: What differs from dialect to dialect.
-
-    Returns:
-        k of each tensor, shape (n,), in the dtype of the parameters.
-    """
-    ratios = []
-    for i, (param, grad, exp_avg, exp_avg_sq) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
-        if rule.normalize_grad:
-            grad = grad / _divisors(norms([grad], [shardings[i]]))[0]
-        if l2s[i]:
-            grad = grad + param * l2s[i]
-        if l1s[i]:
-            grad = grad + param.sign() * l1s[i]
-        if rule.grad_averaging:
-            first_moment_(exp_avg, grad, beta1)
-        else:
-            exp_avg.mul_(beta1).add_(grad)
-        second_moment_(exp_avg_sq, grad, beta2)
-        correction1, correction2, lr_factor = rule.corrections(beta1, beta2, steps[i])
-        if rule.eps_root:
-            denom = exp_avg_sq.div(correction2).add_(rule.eps_root).sqrt_().add_(eps)
-        else:
-            denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(eps)
-        update = torch.div(exp_avg, denom, out=denom).div_(correction1)
-        if rule.caution:
-            mask = (update * grad > 0).to(update.dtype)
-            kept = norms([mask], [shardings[i]])[0].square() / max(numels[i], 1)
-            update.mul_(mask.div_(kept.clamp_(min=LEAST_KEPT)))
-        if weight_decays[i]:
-            update.add_(param, alpha=weight_decays[i])
-        if keeps[i] != 1.0:
-            param.mul_(keeps[i])
-        if adapt[i]:
-            param_norm, update_norm = norms([param, update], [shardings[i]] * 2)
-            ratio = rule.trust_ratios(param_norm, update_norm, eps)
-        else:
-            ratio = torch.ones((), dtype=param.dtype, device=param.device)
-        ratios.append(ratio)
-        param.sub_(update.mul_(ratio * (lrs[i] * lr_factor)))
-    return torch.stack(ratios)
-
-
-def _multi_tensor_lamb(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    shardings: list[Sharding],
-    lrs: list[float],
-    weight_decays: list[float],
-    adapt: list[bool],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
-    numels: list[int],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    rule: LambRule,
-) -> Tensor:
-    """Step as `_single_tensor_lamb`; all norms of all tensors in one collective."""
-    if rule.normalize_grad:
-        grads = list(torch._foreach_div(grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())))
-    if any(l2s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
-    if any(l1s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
-    if rule.grad_averaging:
-        moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    else:
-        torch._foreach_mul_(exp_avgs, beta1)
-        torch._foreach_add_(exp_avgs, grads)
-        torch._foreach_mul_(exp_avg_sqs, beta2)
-        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-    corrections = [rule.corrections(beta1, beta2, step) for step in steps]
-    if rule.eps_root:
-        denoms = torch._foreach_div(exp_avg_sqs, [correction2 for _, correction2, _ in corrections])
-        torch._foreach_add_(denoms, rule.eps_root)
-        torch._foreach_sqrt_(denoms)
-    else:
-        denoms = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_div_(denoms, [math.sqrt(correction2) for _, correction2, _ in corrections])
-    torch._foreach_add_(denoms, eps)
-    updates = torch._foreach_div(exp_avgs, denoms)
-    torch._foreach_div_(updates, [correction1 for correction1, _, _ in corrections])
-    del denoms
-    if rule.caution:
-        masks = [(update * grad > 0).to(update.dtype) for update, grad in zip(updates, grads, strict=True)]
-        sizes = torch.tensor([max(numel, 1) for numel in numels], dtype=masks[0].dtype, device=masks[0].device)
-        kept = norms(masks, shardings, foreach=True).square().div_(sizes).clamp_(min=LEAST_KEPT)
-        torch._foreach_div_(masks, list(kept.unbind()))
-        torch._foreach_mul_(updates, masks)
-        del masks
-    decayed = [i for i, weight_decay in enumerate(weight_decays) if weight_decay]
-    if decayed:
-        decay = torch._foreach_mul([params[i] for i in decayed], [weight_decays[i] for i in decayed])
-        torch._foreach_add_([updates[i] for i in decayed], decay)
-        del decay
-    if any(keep != 1.0 for keep in keeps):
-        torch._foreach_mul_(params, keeps)
-    ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
-    adapted = [i for i, flag in enumerate(adapt) if flag]
-    if adapted:
-        both = [params[i] for i in adapted] + [updates[i] for i in adapted]
-        together = norms(both, [shardings[i] for i in adapted] * 2, foreach=True)
-        found = rule.trust_ratios(together[: len(adapted)], together[len(adapted) :], eps)
-        if len(adapted) == len(params):
-            ratios = found
-        else:
-            ratios[torch.tensor(adapted, device=ratios.device)] = found
-    rates = [lr * lr_factor for lr, (_, _, lr_factor) in zip(lrs, corrections, strict=True)]
-    scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
-    torch._foreach_mul_(updates, list(scales.unbind()))
-    torch._foreach_sub_(params, updates)
-    return ratios
-
-
-def _divisors(grad_norms: Tensor) -> Tensor:
-    """Return the norms to divide by: 1 for a gradient that is 0 everywhere."""
-    return torch.where(grad_norms > 0, grad_norms, torch.ones_like(grad_norms))
+    def _sparse(self, _group: Mapping[str, Any]) -> str:
+        return "densify"

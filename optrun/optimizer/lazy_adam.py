@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam, prepared, ways
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
-from optrun.optimizer.groups import listed_params
-from optrun.optimizer.kernels.choice import pick
+from optrun.config.schema.optimizer import LazyAdamConfig
+from optrun.optimizer.adam_update import ADAM, prepared
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
 
 NAME_RULE = ("beta", "gamma")
 """Default of `exclude_from_weight_decay`: norm parameters as MindSpore names them."""
 
 
-class LazyAdam(NamedOptimizer):
+class LazyAdam(BatchOptimizer):
     """Adam with coupled decay, which leaves rows alone that a sparse gradient does not list.
 
     One step of a dense gradient, t counting the gradients a parameter has had from 1:
@@ -60,6 +56,7 @@ class LazyAdam(NamedOptimizer):
     arXiv:2004.01461, equation 1.
 
     Example:
+        >>> import torch
         >>> table = torch.nn.Embedding(4, 1, sparse=True)
         >>> before = table.weight.detach().clone()
         >>> optimizer = LazyAdam(table.named_parameters(), lr=0.1)
@@ -69,53 +66,15 @@ class LazyAdam(NamedOptimizer):
         [False, False, True, False]
     """
 
+    OPTIONS = LazyAdamConfig
+    ORDER = (
+        "lr betas eps weight_decay exclude_from_weight_decay nesterov loss_scale eps_form foreach "
+        "grad_centralization unmatched_patterns"
+    )
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3, "exclude_from_weight_decay": NAME_RULE}
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "exclude_from_weight_decay": arguments.patterns,
-        "nesterov": arguments.flag,
-        "loss_scale": arguments.positive,
-        "eps_form": arguments.one_of("documented", "mindspore"),
-        "foreach": arguments.optional_flag,
-        "grad_centralization": arguments.flag,
-        "unmatched_patterns": arguments.one_of("error", "ignore"),
-    }
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        exclude_from_weight_decay: Sequence[str] | None = NAME_RULE,
-        nesterov: bool = False,
-        loss_scale: float = 1.0,
-        eps_form: str = "documented",
-        foreach: bool | None = None,
-        grad_centralization: bool = False,
-        unmatched_patterns: str = "error",
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "exclude_from_weight_decay": exclude_from_weight_decay,
-            "nesterov": nesterov,
-            "loss_scale": loss_scale,
-            "eps_form": eps_form,
-            "foreach": foreach,
-            "grad_centralization": grad_centralization,
-            "unmatched_patterns": unmatched_patterns,
-        }
-        listed = listed_params(params)
-        self._grouped = isinstance(listed[0], dict)
-        super().__init__(listed, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as in `NamedOptimizer`; a group given as such does not take over the default name rule."""
@@ -139,88 +98,30 @@ class LazyAdam(NamedOptimizer):
                 "dimension 0, or switch it off for that group."
             )
         return {
-            "lrs": group["lr"],
-            "weight_decays": group["weight_decay"] if self.decays(param) else 0.0,
+            "lr": group["lr"],
+            "keep": 1.0,
+            "l2": group["weight_decay"] if self.decays(param) else 0.0,
             "centre": centre,
-            "loss_scales": group["loss_scale"],
+            "loss_scale": group["loss_scale"],
         }
 
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
-        del whole
-        return pick(group["foreach"], device, ways(group["nesterov"]))
+    def _sparse(self, _group: Mapping[str, Any]) -> str:
+        return "rows"
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        batches = gather(
-            self,
-            slots=self.STATE,
-            shared=("betas", "eps", "foreach", "nesterov", "eps_form"),
-            per_tensor=self._numbers,
-            sparse=lambda _: "rows",
-        )
-        for batch in batches:
-            beta1, beta2 = batch.options["betas"]
-            lazy_adam(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                batch.state["exp_avg_sq"],
-                foreach=batch.options["foreach"],
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                nesterov=batch.options["nesterov"],
-                eps_before_correction=batch.options["eps_form"] == "mindspore",
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
-
-
-def lazy_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    foreach: bool | None,
-    weight_decays: list[float],
-    loss_scales: list[float],
-    centre: list[bool],
-    **numbers: Any,
-) -> None:
-    """Unscale, decay and centre the gradients, then Adam.
-
-    Args:
-        params: Local pieces or touched rows, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: First moments, in place.
-        exp_avg_sqs: Second moments, in place.
-        foreach: What it says of the kernel.
-        weight_decays: Coupled coefficient of each.
-        loss_scales: What each gradient is divided by.
-        centre: Whether each gradient is centred over all axes but the first.
-        **numbers: As in `adam_update.adam`.
-    """
-    ready, rest = list(grads), {"l2s": list(weight_decays), "loss_scales": list(loss_scales)}
-    for i, wanted in enumerate(centre):
-        if wanted:
-            ready[i] = centred(prepared(params[i], grads[i], l2=weight_decays[i], loss_scale=loss_scales[i]))
-            rest["l2s"][i], rest["loss_scales"][i] = 0.0, 1.0
-    adam(params, ready, exp_avgs, exp_avg_sqs, foreach=foreach, keeps=[1.0] * len(params), **rest, **numbers)
+    def _update(self, batch: Batch) -> None:
+        """Centre the gradients that are to be, unscaled and decayed; then Adam."""
+        for i, (param, grad, x) in enumerate(zip(batch.params, batch.grads, batch.numbers, strict=True)):
+            if x["centre"]:
+                batch.grads[i] = centred(prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"]))
+                x |= {"l2": 0.0, "loss_scale": 1.0}
+        self.FORMULA.step(batch)
 
 
 def centred(grad: Tensor) -> Tensor:
     """Return a gradient less its mean over all axes but the first; shape (n, ...) of two or more dimensions.
 
     Example:
+        >>> import torch
         >>> centred(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
         [[-1.0, 1.0], [0.0, 0.0]]
     """

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
+from optrun.config.schema.optimizer import LionConfig
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import first_moment_
 
 
-class Lion(NamedOptimizer):
+def _single_tensor_lion(batch: Batch) -> None:
+    """Compute the formula of `Lion`, one tensor after another."""
+    beta1, beta2 = batch.options["betas"]
+    for param, grad, exp_avg, x in batch.tensors():
+        if x["keep"] != 1.0:
+            param.mul_(x["keep"])
+        param.add_(exp_avg.lerp(grad, 1 - beta1).sign_(), alpha=-x["lr"])
+        first_moment_(exp_avg, grad, beta2)
+
+
+def _multi_tensor_lion(batch: Batch) -> None:
+    """Step as `_single_tensor_lion`."""
+    (beta1, beta2), (params, grads, exp_avgs) = batch.options["betas"], batch.lists
+    batch.shrink()
+    updates = torch._foreach_lerp(exp_avgs, grads, 1 - beta1)
+    torch._foreach_sign_(updates)
+    torch._foreach_mul_(updates, batch.each("lr"))
+    torch._foreach_sub_(params, updates)
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta2)
+
+
+class Lion(BatchOptimizer):
     """Evolved sign momentum: every entry of a tensor moves by lr, whatever the size of its gradient.
 
     One step of one parameter tensor:
@@ -50,99 +70,8 @@ class Lion(NamedOptimizer):
         tensor([0.9000, 2.1000])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "weight_decay": arguments.not_negative,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = LionConfig
+    ORDER = "lr betas weight_decay foreach"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-4}
+    FORMULA = Formula(_single_tensor_lion, _multi_tensor_lion)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg",)
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: Numeric = 0.1,
-        foreach: bool | None = None,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "foreach": foreach})
-
-    @staticmethod
-    def _numbers(group: Mapping[str, Any], _param: Tensor) -> dict[str, Any]:
-        return {"lrs": group["lr"], "keeps": 1.0 - group["lr"] * group["weight_decay"]}
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for batch in gather(self, slots=self.STATE, shared=("betas", "foreach"), per_tensor=self._numbers):
-            beta1, beta2 = batch.options["betas"]
-            lion(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                foreach=batch.foreach,
-                beta1=beta1,
-                beta2=beta2,
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
-
-
-def lion(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_lion`."""
-    update = _multi_tensor_lion if foreach else _single_tensor_lion
-    update(params, *lists, **numbers)
-
-
-def _single_tensor_lion(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    *,
-    lrs: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-) -> None:
-    """Compute the formula of `Lion`, one tensor after another.
-
-    Args:
-        params: Local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: Moments, in place.
-        lrs: Learning rate of each.
-        keeps: What decay leaves of w, of each.
-        beta1: Of the interpolation.
-        beta2: Decay of the moment.
-    """
-    for i, (param, grad, exp_avg) in enumerate(zip(params, grads, exp_avgs, strict=True)):
-        if keeps[i] != 1.0:
-            param.mul_(keeps[i])
-        param.add_(exp_avg.lerp(grad, 1 - beta1).sign_(), alpha=-lrs[i])
-        first_moment_(exp_avg, grad, beta2)
-
-
-def _multi_tensor_lion(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    *,
-    lrs: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-) -> None:
-    """Step as `_single_tensor_lion`."""
-    if any(keep != 1.0 for keep in keeps):
-        torch._foreach_mul_(params, keeps)
-    updates = torch._foreach_lerp(exp_avgs, grads, 1 - beta1)
-    torch._foreach_sign_(updates)
-    torch._foreach_mul_(updates, lrs)
-    torch._foreach_sub_(params, updates)
-    torch._foreach_lerp_(exp_avgs, grads, 1 - beta2)

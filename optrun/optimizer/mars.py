@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam, ways
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import Batch, gather
-from optrun.optimizer.kernels.choice import pick
+from optrun.config.schema.optimizer import MarsConfig
+from optrun.optimizer.adam_update import ADAM
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
 from optrun.optimizer.numerics import Sharding, norms
 
 WAVE = 2**20
 """Elements of which corrected gradients, which are new tensors, are made before Adam's step takes them."""
 
 
-class Mars(NamedOptimizer):
+class Mars(BatchOptimizer):
     """Scaled stochastic recursive momentum: matrices take AdamW's step on a corrected gradient, vectors on their own.
 
     One step of one tensor of two or more dimensions, t counting the gradients it has had from 1:
@@ -64,113 +63,49 @@ class Mars(NamedOptimizer):
         tensor([[0.9000, 2.1000]])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "gamma": arguments.not_negative,
-        "optimize_1d": arguments.flag,
-        "betas_1d": arguments.betas,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = MarsConfig
+    ORDER = "lr betas eps weight_decay gamma optimize_1d betas_1d foreach"
+    FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.99),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        gamma: float = 0.025,
-        optimize_1d: bool = False,
-        betas_1d: tuple[float, float] = (0.9, 0.95),
-        foreach: bool | None = None,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "gamma": gamma,
-            "optimize_1d": optimize_1d,
-            "betas_1d": betas_1d,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         beta1, first = group["betas"][0], self.state[param]["step"] == 1
-        return {
-            "lrs": group["lr"],
-            "keeps": 1.0 - group["lr"] * group["weight_decay"],
-            "strengths": 0.0 if first else group["gamma"] * beta1 / (1 - beta1),
-            "corrected": group["optimize_1d"] or param.dim() >= 2,
-        }
+        strength = 0.0 if first else group["gamma"] * beta1 / (1 - beta1)
+        corrected = group["optimize_1d"] or param.dim() >= 2
+        return {**super()._numbers(group, param), "strength": strength, "corrected": corrected}
 
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
-        del whole
-        return pick(group["foreach"], device, ways())
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        shared = ("betas", "betas_1d", "eps", "foreach")
-        for batch in gather(self, slots=self.STATE, shared=shared, per_tensor=self._numbers):
-            corrected = batch.numbers.pop("corrected")
-            for flag in (True, False):
-                for wave in _waves(batch, [i for i, own in enumerate(corrected) if own == flag]):
-                    _step_some(batch, wave, corrected=flag)
-            batch.done()
-        return loss
+    def _update(self, batch: Batch) -> None:
+        """Step tensors as AdamW, on corrected gradients or on their own."""
+        for corrected in (True, False):
+            for some in _waves(batch, corrected):
+                last_grads, grads, options = some.state.pop("last_grad"), some.grads, batch.options
+                if corrected:
+                    some.grads = corrected_grads(
+                        grads,
+                        last_grads,
+                        foreach=batch.foreach,
+                        shardings=some.each("sharding"),
+                        strengths=some.each("strength"),
+                    )
+                else:
+                    options = {**options, "betas": options["betas_1d"]}
+                self.FORMULA.step(replace(some, options=options))
+                torch._foreach_copy_(last_grads, grads)
 
 
-def _waves(batch: Batch, indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield tensors of a batch whose corrected gradients are there at once: all with foreach, few without."""
+def _waves(batch: Batch, corrected: bool) -> Iterator[Batch]:
+    """Yield parts of a batch whose corrected gradients are there at once: all with foreach, few without."""
     wave: list[int] = []
-    total = 0
-    for i in indices:
-        wave.append(i)
-        total += batch.params[i].numel()
-        if total >= WAVE and not batch.foreach:
-            yield wave
+    total, together = 0, batch.foreach
+    for i, x in enumerate(batch.numbers):
+        if x["corrected"] == corrected:
+            wave.append(i)
+            total += batch.params[i].numel()
+        if total >= WAVE and not together:
+            yield batch.some(wave)
             wave, total = [], 0
     if wave:
-        yield wave
-
-
-def _step_some(batch: Batch, indices: Sequence[int], *, corrected: bool) -> None:
-    """Step some tensors of a batch as AdamW, on corrected gradients or on their own."""
-
-    def some(values: Sequence[Any]) -> list[Any]:
-        return [values[i] for i in indices]
-
-    grads, last_grads = some(batch.grads), some(batch.state["last_grad"])
-    strengths, shardings = some(batch.numbers["strengths"]), some(batch.shardings)
-    beta1, beta2 = batch.options["betas" if corrected else "betas_1d"]
-    directions = grads
-    if corrected:
-        directions = corrected_grads(grads, last_grads, foreach=batch.foreach, shardings=shardings, strengths=strengths)
-    adam(
-        some(batch.params),
-        directions,
-        some(batch.state["exp_avg"]),
-        some(batch.state["exp_avg_sq"]),
-        foreach=batch.options["foreach"],
-        steps=some(batch.steps),
-        lrs=some(batch.numbers["lrs"]),
-        keeps=some(batch.numbers["keeps"]),
-        beta1=beta1,
-        beta2=beta2,
-        eps=batch.options["eps"],
-    )
-    torch._foreach_copy_(last_grads, grads)
+        yield batch.some(wave)
 
 
 def corrected_grads(

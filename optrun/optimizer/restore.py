@@ -6,6 +6,7 @@ bfloat16; this reads the same layout and does neither. Files have a layout of th
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,18 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import did_you_mean
 from optrun.optimizer.groups import names_of
-from optrun.optimizer.library import is_helper, new_helper
+
+_HELPERS: Mapping[str, str] = {
+    "AdaGradGraft": "graft",
+    "BlockPartitioner": "partition",
+    "GaLoreProjector": "galore",
+    "Graft": "graft",
+    "PreConditioner": "preconditioner",
+    "RMSPropGraft": "graft",
+    "SGDGraft": "graft",
+    "SQRTNGraft": "graft",
+}
+"""Classes of objects that stand in its states, to their module: plain values and tensors, saved as such."""
 
 _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
 
@@ -288,3 +300,23 @@ def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Mapping[st
             raise ValueError(
                 f"group {index}: the saved state has {len(group['params'])} parameters, the optimizer {len(names)}."
             )
+
+
+def is_helper(value: Any) -> bool:
+    """Tell whether a value of an optimizer's state is an object of the library's that can be saved."""
+    module = _HELPERS.get(type(value).__name__)
+    return module is not None and type(value).__module__ == f"pytorch_optimizer.optimizer.utils.{module}"
+
+
+def new_helper(name: str, attributes: Mapping[str, Any]) -> Any:
+    """Make such an object, with these attributes; a file names none but those listed here.
+
+    Raises:
+        ValueError: Another name.
+    """
+    if name not in _HELPERS:
+        raise ValueError(f"the saved state holds a {name}, which is none of {', '.join(_HELPERS)}.")
+    cls = getattr(importlib.import_module(f"pytorch_optimizer.optimizer.utils.{_HELPERS[name]}"), name)
+    made = cls.__new__(cls)
+    vars(made).update(attributes)
+    return made

@@ -8,22 +8,50 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
+from optrun.config.schema.optimizer import ScheduleFreeConfig
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, local, second_moment_
 
 
-def _betas(name: str, value: Any) -> tuple[float, float]:
-    """Check as `arguments.betas`; the first must be above 0, since the weights to evaluate divide by it."""
-    beta1, beta2 = arguments.betas(name, value)
-    if beta1 == 0:
-        raise ValueError(f"{name}={value!r}: expected two numbers, each in [0, 1), the first above 0.")
-    return beta1, beta2
+def _single_tensor_schedule_free(batch: Batch) -> None:
+    """Compute the formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
+
+        y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
+        z = z - lr d
+
+    with b1' the b1 by which y was made; where that is b1 itself, mix is c. The parameters are y.
+    """
+    (_, beta2), eps = batch.options["betas"], batch.options["eps"]
+    for param, grad, z, exp_avg_sq, x in batch.tensors():
+        second_moment_(exp_avg_sq, grad, beta2)
+        direction = grad / (exp_avg_sq / bias_correction(beta2, x["step"])).sqrt_().add_(eps)
+        if x["decay"]:
+            direction.add_(param, alpha=x["decay"])
+        param.lerp_(z, x["mix"]).sub_(direction, alpha=x["scale"])
+        z.sub_(direction, alpha=x["lr"])
 
 
-class ScheduleFreeAdamW(NamedOptimizer):
+def _multi_tensor_schedule_free(batch: Batch) -> None:
+    """Step as `_single_tensor_schedule_free`."""
+    (_, beta2), (params, grads, zs, exp_avg_sqs) = batch.options["betas"], batch.lists
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    denoms = torch._foreach_div(exp_avg_sqs, [bias_correction(beta2, step) for step in batch.each("step")])
+    torch._foreach_sqrt_(denoms)
+    torch._foreach_add_(denoms, batch.options["eps"])
+    directions = torch._foreach_div(grads, denoms)
+    del denoms
+    if any(batch.each("decay")):
+        torch._foreach_add_(directions, torch._foreach_mul(params, batch.each("decay")))
+    torch._foreach_lerp_(params, zs, batch.each("mix"))
+    torch._foreach_sub_(params, torch._foreach_mul(directions, batch.each("scale")))
+    torch._foreach_mul_(directions, batch.each("lr"))
+    torch._foreach_sub_(zs, directions)
+
+
+class ScheduleFreeAdamW(BatchOptimizer):
     """Gradients are taken at y, between the weights z of a plain AdamW and the average x of them.
 
     One step of one parameter tensor, t counting the gradients it has had from 1:
@@ -70,41 +98,11 @@ class ScheduleFreeAdamW(NamedOptimizer):
         tensor([0.8500, 2.1500])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": _betas,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "r": arguments.not_negative,
-        "weight_lr_power": arguments.not_negative,
-        "master_weights": arguments.flag,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = ScheduleFreeConfig
+    ORDER = "lr betas eps weight_decay r weight_lr_power master_weights foreach"
+    FORMULA = Formula(_single_tensor_schedule_free, _multi_tensor_schedule_free)
+    MOMENTS: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 2.5e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        master_weights: bool = False,
-        foreach: bool | None = None,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "r": r,
-            "weight_lr_power": weight_lr_power,
-            "master_weights": master_weights,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as in `NamedOptimizer`; it begins with its parameters as weights to train."""
@@ -149,116 +147,18 @@ class ScheduleFreeAdamW(NamedOptimizer):
         keep = 1.0 - (weight / state["weight_sum"] if weight else 0.0)
         before, state["beta1"] = state["beta1"], beta1
         return {
-            "lrs": lr,
-            "weight_decays": group["weight_decay"],
-            "mixes": 1.0 - keep * beta1 / before,
-            "scales": lr * (1.0 - beta1 * keep),
+            "lr": lr,
+            "decay": group["weight_decay"],
+            "mix": 1.0 - keep * beta1 / before,
+            "scale": lr * (1.0 - beta1 * keep),
         }
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned.
+        """Update as other classes do.
 
         Raises:
             RuntimeError: The parameters hold the weights to evaluate.
         """
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError("the parameters hold the weights to evaluate: call optimizer.train() before step().")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        slots, shared = ("z", "exp_avg_sq"), ("betas", "eps", "foreach")
-        for batch in gather(self, slots=slots, shared=shared, per_tensor=self._numbers):
-            schedule_free(
-                batch.params,
-                batch.grads,
-                batch.state["z"],
-                batch.state["exp_avg_sq"],
-                foreach=batch.foreach,
-                steps=batch.steps,
-                beta2=batch.options["betas"][1],
-                eps=batch.options["eps"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
-
-
-def schedule_free(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """Step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_schedule_free`."""
-    update = _multi_tensor_schedule_free if foreach else _single_tensor_schedule_free
-    update(params, *lists, **numbers)
-
-
-def _single_tensor_schedule_free(
-    params: list[Tensor],
-    grads: list[Tensor],
-    zs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    weight_decays: list[float],
-    mixes: list[float],
-    scales: list[float],
-    beta2: float,
-    eps: float,
-) -> None:
-    """Compute the formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
-
-        y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
-        z = z - lr d
-
-    with b1' the b1 by which y was made; where that is b1 itself, mix is c.
-
-    Args:
-        params: y; local pieces, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        zs: Weights of the plain optimizer, in place.
-        exp_avg_sqs: Second moments, in place.
-        steps: t of each tensor, from 1.
-        lrs: Learning rate of each.
-        weight_decays: Of each.
-        mixes: Share of z in the new y, of each.
-        scales: Step of y along d, of each.
-        beta2: Decay of the second moment.
-        eps: Outside the square root.
-    """
-    for i, (param, grad, z, exp_avg_sq) in enumerate(zip(params, grads, zs, exp_avg_sqs, strict=True)):
-        second_moment_(exp_avg_sq, grad, beta2)
-        direction = grad / (exp_avg_sq / bias_correction(beta2, steps[i])).sqrt_().add_(eps)
-        if weight_decays[i]:
-            direction.add_(param, alpha=weight_decays[i])
-        param.lerp_(z, mixes[i]).sub_(direction, alpha=scales[i])
-        z.sub_(direction, alpha=lrs[i])
-
-
-def _multi_tensor_schedule_free(
-    params: list[Tensor],
-    grads: list[Tensor],
-    zs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    weight_decays: list[float],
-    mixes: list[float],
-    scales: list[float],
-    beta2: float,
-    eps: float,
-) -> None:
-    """Step as `_single_tensor_schedule_free`."""
-    torch._foreach_mul_(exp_avg_sqs, beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-    denoms = torch._foreach_div(exp_avg_sqs, [bias_correction(beta2, step) for step in steps])
-    torch._foreach_sqrt_(denoms)
-    torch._foreach_add_(denoms, eps)
-    directions = torch._foreach_div(grads, denoms)
-    del denoms
-    if any(weight_decays):
-        torch._foreach_add_(directions, torch._foreach_mul(params, weight_decays))
-    torch._foreach_lerp_(params, zs, mixes)
-    torch._foreach_sub_(params, torch._foreach_mul(directions, scales))
-    torch._foreach_mul_(directions, lrs)
-    torch._foreach_sub_(zs, directions)
+        return super().step(closure)

@@ -2,142 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.batches import gather
+from optrun.config.schema.optimizer import SoapConfig
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, first_moment_, second_moment_
 
 Bases = list[Tensor | None]
 """A matrix for each dimension of a tensor; None for one that is left as it is."""
 
 
-class Soap(NamedOptimizer):
-    """Shampoo with Adam in the preconditioner's eigenbasis, tensor by tensor.
+def _single_tensor_soap(batch: Batch) -> None:
+    """Compute the formula of `Soap`, one whole tensor after another.
 
-    One step of one matrix, k counting from 1 the gradients it has had after the first:
-
-        m = b1 m + (1 - b1) g
-        v = b2 v + (1 - b2) (QL' g QR)^2
-        w = w - lr QL ((QL' m QR / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps / sqrt(1 - b2^k))) QR'
-        w = w (1 - lr weight_decay)
-        L = bs L + (1 - bs) g g'        R = bs R + (1 - bs) g' g
-        QL, QR = orthogonal factors of L QL and R QR, every precondition_frequency steps
-
-    The first gradient of a tensor makes L, R and their eigenvectors QL, QR, and moves nothing: no gradient is projected
-    by what it made itself. A tensor of more dimensions has a matrix for each; vectors and numbers take Adam's step.
-    Everything is float32 at least; n x m parameters keep 2 (n^2 + m^2 + n m) numbers.
-
-    Args:
-        params: Parameters, (name, parameter) pairs, or groups that override any of the following; no shards.
-        lr: Learning rate, a number >= 0 or a function of the step from 0.
-        betas: Decay of first and second moment, each in [0, 1).
-        shampoo_beta: Decay bs of L and R, in [0, 1); None: that of the second moment.
-        eps: Added to the square root of the second moment before its bias correction, >= 0.
-        weight_decay: Decoupled, after the step, >= 0; may be a function of the step.
-        precondition_frequency: Steps from one pair of bases to the next, >= 1.
-        max_precondition_dim: A longer dimension is left as it is, as those of a vocabulary.
-        precondition_1d: Vectors have a basis, too.
-
-    Raises:
-        TypeError: For an argument of a wrong type or an unknown group key.
-        ValueError: For a value out of range, or a sharded parameter.
-
-    Source: Vyas et al. 2024, arXiv:2409.11321, Algorithms 3 and 4; the first step, the bias correction and the order of
-    decay as in the authors' code.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
-        >>> optimizer = Soap([weight], lr=0.1, weight_decay=0.0)
-        >>> for _ in range(2):
-        ...     weight.grad = torch.tensor([[0.5, 0.0]])
-        ...     optimizer.step()
-        >>> weight.data
-        tensor([[0.9000, 2.0000]])
+    First moments are in the space of the parameters, second ones in the eigenbases; steps count the gradient that moves
+    nothing, too. Of a tensor's `state`, the preconditioners change in place, and the list of bases is written.
     """
-
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "betas": arguments.betas,
-        "shampoo_beta": arguments.optional_fraction,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "precondition_frequency": arguments.count,
-        "max_precondition_dim": arguments.whole_number,
-        "precondition_1d": arguments.flag,
-    }
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
-    TAKES_SHARDS: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
-        shampoo_beta: float | None = None,
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        precondition_frequency: int = 10,
-        max_precondition_dim: int = 10000,
-        precondition_1d: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "shampoo_beta": shampoo_beta,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "precondition_frequency": precondition_frequency,
-            "max_precondition_dim": max_precondition_dim,
-            "precondition_1d": precondition_1d,
-        }
-        super().__init__(params, defaults)
-
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
-        state, beta2 = self.state[param], group["betas"][1]
-        if state["step"] == 1:
-            state["preconditioners"] = _zeros(state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"])
-            state["bases"] = [None] * len(state["preconditioners"])
-        return {
-            "states": state,
-            "lrs": group["lr"],
-            "keeps": 1.0 - group["lr"] * group["weight_decay"],
-            "shampoo_betas": beta2 if group["shampoo_beta"] is None else group["shampoo_beta"],
-        }
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        slots, shared = ("exp_avg", "exp_avg_sq"), ("betas", "eps", "precondition_frequency")
-        for batch in gather(self, slots=slots, shared=shared, per_tensor=self._numbers):
-            states = batch.numbers.pop("states")
-            beta1, beta2 = batch.options["betas"]
-            soap(
-                batch.params,
-                batch.grads,
-                batch.state["exp_avg"],
-                batch.state["exp_avg_sq"],
-                [state["preconditioners"] for state in states],
-                [state["bases"] for state in states],
-                steps=batch.steps,
-                beta1=beta1,
-                beta2=beta2,
-                eps=batch.options["eps"],
-                frequency=batch.options["precondition_frequency"],
-                **batch.numbers,
-            )
-            batch.done()
-        return loss
+    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
+        done, sums, own = x["step"] - 1, x["state"]["preconditioners"], x["state"]["bases"]
+        if done:
+            first_moment_(exp_avg, grad, beta1)
+            second_moment_(exp_avg_sq, projected(grad, own), beta2)
+            direction = projected(exp_avg, own).div_(exp_avg_sq.sqrt().add_(o["eps"]))
+            scale = bias_correction(beta2, done) ** 0.5 / bias_correction(beta1, done)
+            param.sub_(projected(direction, own, back=True), alpha=x["lr"] * scale)
+            if x["keep"] != 1.0:
+                param.mul_(x["keep"])
+        for dim, total in enumerate(sums):
+            if total is not None:
+                rows = grad.movedim(dim, 0).reshape(grad.shape[dim], -1)
+                total.lerp_(rows @ rows.T, 1 - x["shampoo_beta"])
+        if not done:
+            own[:] = [None if total is None else eigenvectors(total) for total in sums]
+        elif done % o["precondition_frequency"] == 0:
+            for dim, (total, basis) in enumerate(zip(sums, own, strict=True)):
+                if total is not None and basis is not None:
+                    own[dim], order = next_basis(total, basis)
+                    exp_avg_sq.copy_(exp_avg_sq.index_select(dim, order))
 
 
 def _zeros(like: Tensor, longest: int, vectors: bool) -> Bases:
@@ -145,65 +53,6 @@ def _zeros(like: Tensor, longest: int, vectors: bool) -> Bases:
     if like.dim() < 2 and not vectors:
         return [None] * like.dim()
     return [like.new_zeros(side, side) if side <= longest else None for side in like.shape]
-
-
-def soap(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    preconditioners: list[Bases],
-    bases: list[Bases],
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    shampoo_betas: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    frequency: int,
-) -> None:
-    """Compute the formula of `Soap`, one tensor after another.
-
-    Args:
-        params: Whole tensors, float32 or float64, one device; updated in place.
-        grads: The same shapes and dtype.
-        exp_avgs: First moments, in place; in the space of the parameters.
-        exp_avg_sqs: Second moments, in place; in the eigenbases.
-        preconditioners: L, R, ... of each, in place.
-        bases: QL, QR, ... of each; the lists are written.
-        steps: Gradients of each tensor, from 1, with the one that moves nothing.
-        lrs: Learning rate of each.
-        keeps: What decay leaves of w, of each.
-        shampoo_betas: Decay of the preconditioners, of each.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        eps: Outside the square root, before bias correction.
-        frequency: Steps between new bases.
-    """
-    tensors = zip(params, grads, exp_avgs, exp_avg_sqs, preconditioners, bases, strict=True)
-    for i, (param, grad, exp_avg, exp_avg_sq, sums, own) in enumerate(tensors):
-        done = steps[i] - 1
-        if done:
-            first_moment_(exp_avg, grad, beta1)
-            second_moment_(exp_avg_sq, projected(grad, own), beta2)
-            direction = projected(exp_avg, own).div_(exp_avg_sq.sqrt().add_(eps))
-            scale = bias_correction(beta2, done) ** 0.5 / bias_correction(beta1, done)
-            param.sub_(projected(direction, own, back=True), alpha=lrs[i] * scale)
-            if keeps[i] != 1.0:
-                param.mul_(keeps[i])
-        for dim, total in enumerate(sums):
-            if total is not None:
-                rows = grad.movedim(dim, 0).reshape(grad.shape[dim], -1)
-                total.lerp_(rows @ rows.T, 1 - shampoo_betas[i])
-        if not done:
-            own[:] = [None if total is None else eigenvectors(total) for total in sums]
-        elif done % frequency == 0:
-            for dim, (total, basis) in enumerate(zip(sums, own, strict=True)):
-                if total is not None and basis is not None:
-                    own[dim], order = next_basis(total, basis)
-                    exp_avg_sq.copy_(exp_avg_sq.index_select(dim, order))
 
 
 def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
@@ -277,3 +126,64 @@ def _completed(basis: Tensor, weights: Tensor) -> Tensor:
     for _ in range(2):  # once is not orthogonal to the last bits
         rest = torch.linalg.qr(rest - known @ (known.T @ rest)).Q
     return torch.cat([known, rest], dim=1)
+
+
+class Soap(BatchOptimizer):
+    """Shampoo with Adam in the preconditioner's eigenbasis, tensor by tensor.
+
+    One step of one matrix, k counting from 1 the gradients it has had after the first:
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) (QL' g QR)^2
+        w = w - lr QL ((QL' m QR / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps / sqrt(1 - b2^k))) QR'
+        w = w (1 - lr weight_decay)
+        L = bs L + (1 - bs) g g'        R = bs R + (1 - bs) g' g
+        QL, QR = orthogonal factors of L QL and R QR, every precondition_frequency steps
+
+    The first gradient of a tensor makes L, R and their eigenvectors QL, QR, and moves nothing: no gradient is projected
+    by what it made itself. A tensor of more dimensions has a matrix for each; vectors and numbers take Adam's step.
+    Everything is float32 at least; n x m parameters keep 2 (n^2 + m^2 + n m) numbers.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following; no shards.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first and second moment, each in [0, 1).
+        shampoo_beta: Decay bs of L and R, in [0, 1); None: that of the second moment.
+        eps: Added to the square root of the second moment before its bias correction, >= 0.
+        weight_decay: Decoupled, after the step, >= 0; may be a function of the step.
+        precondition_frequency: Steps from one pair of bases to the next, >= 1.
+        max_precondition_dim: A longer dimension is left as it is, as those of a vocabulary.
+        precondition_1d: Vectors have a basis, too.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range, or a sharded parameter.
+
+    Source: Vyas et al. 2024, arXiv:2409.11321, Algorithms 3 and 4; the first step, the bias correction and the order of
+    decay as in the authors' code.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+        >>> optimizer = Soap([weight], lr=0.1, weight_decay=0.0)
+        >>> for _ in range(2):
+        ...     weight.grad = torch.tensor([[0.5, 0.0]])
+        ...     optimizer.step()
+        >>> weight.data
+        tensor([[0.9000, 2.0000]])
+    """
+
+    OPTIONS = SoapConfig
+    ORDER = "lr betas shampoo_beta eps weight_decay precondition_frequency max_precondition_dim precondition_1d"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 3e-3}
+    FORMULA = Formula(_single_tensor_soap)
+    MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
+    TAKES_SHARDS: ClassVar[bool] = False
+
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        state, shampoo_beta = self.state[param], group["shampoo_beta"]
+        if state["step"] == 1:
+            state["preconditioners"] = _zeros(state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"])
+            state["bases"] = [None] * len(state["preconditioners"])
+        own = {"state": state, "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta}
+        return {**super()._numbers(group, param), **own}

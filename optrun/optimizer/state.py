@@ -19,8 +19,7 @@ from optrun.base.errors import refuse_format
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.library import is_helper, new_helper
-from optrun.optimizer.restore import placed, refuse_difference, restored_state, sharded_like
+from optrun.optimizer.restore import is_helper, new_helper, placed, refuse_difference, restored_state, sharded_like
 
 FORMAT = 1
 

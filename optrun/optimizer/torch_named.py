@@ -13,10 +13,19 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr  # torch offers no other door to its arithmetic
 
-from optrun.optimizer import arguments
-from optrun.optimizer.arguments import Check
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
+from optrun.config.schema.optimizer import (
+    AdafactorConfig,
+    AdamConfig,
+    AdamWConfig,
+    MuonConfig,
+    NAdamConfig,
+    RAdamConfig,
+    RMSpropConfig,
+    SGDConfig,
+)
+from optrun.config.schema.ranges import Check, flag, one_of, optional, positive
+from optrun.optimizer.base import NamedOptimizer, Params
+from optrun.optimizer.decay import decay_scale, note_peak
 from optrun.optimizer.groups import listed_params
 from optrun.optimizer.newton_schulz import orthogonalised
 from optrun.optimizer.numerics import has_own_numbers, local, sharding_of
@@ -27,18 +36,6 @@ FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 MUON_BUCKET = 2**25
 """Elements of this process's pieces that Muon brings together at once: 64 MiB in bfloat16."""
-
-_ADAM: Mapping[str, Check] = {
-    "lr": arguments.not_negative,
-    "betas": arguments.betas,
-    "eps": arguments.not_negative,
-    "weight_decay": arguments.not_negative,
-    "amsgrad": arguments.flag,
-    "momentum_decay": arguments.not_negative,
-    "decoupled_weight_decay": arguments.flag,
-    "foreach": arguments.optional_flag,
-    "fused": arguments.optional_flag,
-}
 
 
 def fusable(params: list[Any]) -> bool:
@@ -103,7 +100,25 @@ def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
 
 
-class AdamW(_OneLayout, NamedOptimizer, torch.optim.AdamW):
+class _FusedAdam(_OneLayout, NamedOptimizer):
+    """Takes torch's fused kernel if it is there for all parameters and neither `foreach` nor `fused` is given."""
+
+    ORDER = "lr betas eps weight_decay amsgrad"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
+
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        listed = listed_params(params)
+        whole = all("params" in entry for entry in listed if isinstance(entry, dict))
+        if whole:
+            listed = [{**e, "params": listed_params(e["params"])} if isinstance(e, dict) else e for e in listed]
+        if whole and defaults["foreach"] is None and defaults["fused"] is None:
+            defaults["fused"] = fusable(listed) or None
+        super().__init__(listed, defaults)
+
+
+class AdamW(_FusedAdam, torch.optim.AdamW):
     """torch's AdamW, fused where it can be.
 
     Args:
@@ -132,39 +147,8 @@ class AdamW(_OneLayout, NamedOptimizer, torch.optim.AdamW):
         (0.002, ['weight', 'bias'])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {**_ADAM, "weight_decay_mode": arguments.one_of(*DECAY_MODES)}
+    OPTIONS = AdamWConfig
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.01,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        weight_decay_mode: str = "decoupled",
-    ) -> None:
-        listed, fused = _pick_fused(params, foreach, fused)
-        super().__init__(
-            listed,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            foreach=foreach,
-            fused=fused,
-        )
-        self.defaults["weight_decay_mode"] = self.CHECKS["weight_decay_mode"]("weight_decay_mode", weight_decay_mode)
-        for group in self.param_groups:
-            group["weight_decay_mode"] = weight_decay_mode
-        self._resolve()
 
     def _resolve(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
@@ -195,75 +179,24 @@ def _decay_of_group(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
 
 
-class Adam(_OneLayout, NamedOptimizer, torch.optim.Adam):
+class Adam(_FusedAdam, torch.optim.Adam):
     """torch's Adam, with coupled decay, fused where it can be. Keywords as in `AdamW`."""
 
-    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-    ) -> None:
-        listed, fused = _pick_fused(params, foreach, fused)
-        super().__init__(
-            listed,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            foreach=foreach,
-            fused=fused,
-        )
-
-
-def _pick_fused(params: Params, foreach: bool | None, fused: bool | None) -> tuple[list[Any], bool | None]:
-    listed = [
-        {**entry, "params": listed_params(entry["params"])} if isinstance(entry, dict) and "params" in entry else entry
-        for entry in listed_params(params)
-    ]
-    if foreach is None and fused is None and all(not isinstance(e, dict) or "params" in e for e in listed):
-        return listed, True if fusable(listed) else None
-    return listed, fused
+    OPTIONS = AdamConfig
 
 
 class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
     """torch's SGD with momentum; keywords as there."""
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "momentum": arguments.fraction,
-        "dampening": arguments.finite,
-        "weight_decay": arguments.not_negative,
-        "nesterov": arguments.flag,
-        "foreach": arguments.optional_flag,
-        "fused": arguments.optional_flag,
-    }
+    OPTIONS = SGDConfig
+    CHECKS: ClassVar[Mapping[str, Check]] = {"fused": optional(flag)}
     SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer"}
 
 
 class RMSprop(NamedOptimizer, torch.optim.RMSprop):
     """torch's RMSprop; keywords as there."""
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "alpha": arguments.fraction,
-        "eps": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "momentum": arguments.fraction,
-        "centered": arguments.flag,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = RMSpropConfig
     STATE: ClassVar[tuple[str, ...]] = ("square_avg",)
     SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
@@ -271,14 +204,14 @@ class RMSprop(NamedOptimizer, torch.optim.RMSprop):
 class NAdam(NamedOptimizer, torch.optim.NAdam):
     """torch's NAdam; keywords as there."""
 
-    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    OPTIONS = NAdamConfig
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "mu_product")
 
 
 class RAdam(NamedOptimizer, torch.optim.RAdam):
     """torch's RAdam; keywords as there."""
 
-    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    OPTIONS = RAdamConfig
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
 
@@ -288,12 +221,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
     Of sharded parameters torch 2.13 takes row and column norms in place, which fails.
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "weight_decay": arguments.not_negative,
-        "d": arguments.positive,
-        "foreach": arguments.optional_flag,
-    }
+    OPTIONS = AdafactorConfig
 
     TAKES_SHARDS: ClassVar[bool] = False
 
@@ -311,13 +239,10 @@ class Muon(NamedOptimizer, torch.optim.Muon):
     CPU without arithmetic for bfloat16 larger matrices are multiplied in float32 and rounded (`newton_schulz.py`).
     """
 
+    OPTIONS = MuonConfig
     CHECKS: ClassVar[Mapping[str, Check]] = {
-        "lr": arguments.not_negative,
-        "momentum": arguments.fraction,
-        "weight_decay": arguments.not_negative,
-        "eps": arguments.positive,
-        "ns_steps": arguments.whole_number,
-        "nesterov": arguments.flag,
+        "eps": positive,
+        "adjust_lr_fn": optional(one_of("original", "match_rms_adamw")),
     }
     STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 

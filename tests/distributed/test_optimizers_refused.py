@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from optrun.api import compose
 from optrun.base.errors import ConfigError
 from optrun.optimizer.build import build_optimizer, refuse_unshardable
-from optrun.optimizer.plain import tried
+from optrun.optimizer.rehearsal import tried
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.testing import check_optimizer
 from tests.ranks import run_ranks

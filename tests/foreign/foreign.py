@@ -24,9 +24,10 @@ from optrun.config import store
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.config.schema.run import RunConfig
 from optrun.model.weights import model_tensors
-from optrun.optimizer import plain
+from optrun.optimizer import rehearsal
 from optrun.optimizer.averaged import averages, evaluation_weights
-from optrun.optimizer.library import FLAGS, TAKES_LOSS, is_helper
+from optrun.optimizer.foreign import FLAGS, TAKES_LOSS
+from optrun.optimizer.restore import is_helper
 from optrun.runner.resume.restore import restore_state
 from optrun.training.state import RandomStates, restore_random_states, seed_random_states
 from tests.faults.checkpoints import make_run
@@ -138,7 +139,7 @@ def examine(name: str) -> Row:
         needs += ["you mark groups by `param_groups.rules`"] if kind in RULES else []
         built = Half(config_of(kind, GIVEN.get(kind), RULES.get(kind, "[]")), Small, WHOLE)
     config = config_of(kind, GIVEN.get(kind, {}) | OFTEN.get(kind, {}), RULES.get(kind, "[]"))
-    with mock.patch.object(plain, "rehearse"):  # what it says is not asked here
+    with mock.patch.object(rehearsal, "rehearse"):  # what it says is not asked here
         elements = prove(config)
     built.steps(1)
     optimizer = built.train_step.optimizer

@@ -1,22 +1,37 @@
-"""How weights move: one dataclass per choice; values and what they are for stand in `conf/optimizer/`."""
+"""How weights move: one dataclass per choice, with the default, the range and the meaning of each option.
 
-import math
+Keywords of the classes, with defaults and checks, are read from here; the files in `conf/optimizer/` show the values.
+"""
+
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from optrun.base.errors import ConfigError
 from optrun.config import registry
-from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
-from optrun.config.schema.checks import (
-    expect,
-    expect_count,
-    expect_fraction,
-    expect_not_negative,
-    expect_one_of,
-    expect_positive,
+from optrun.config.dialects import expect_dialect
+from optrun.config.schema.checks import expect, expect_count
+from optrun.config.schema.ranges import (
+    Betas,
+    Count,
+    Finite,
+    Fraction,
+    NotNegative,
+    Patterns,
+    Positive,
+    ThreeBetas,
+    WholeNumber,
+    fraction,
+    in_order,
+    not_negative,
+    number,
+    one_of,
+    optional,
+    ranges,
+    several,
+    whole_number,
 )
 
 
@@ -95,10 +110,17 @@ class AdjustLr(Enum):
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _betas(value: Sequence[float], count: str = "two", key: str = "betas") -> tuple[Any, ...]:
-    right = len(value) == {"two": 2, "three": 3}[count] and all(0 <= beta < 1 for beta in value)
-    expect(right, f"optimizer.{key}", list(value), f"{count} numbers, each in [0, 1)")
-    return tuple(value)
+def _names(name: str, value: Any) -> Any:
+    """Check for a mapping from parameter names to structured names, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not value:
+        expected = "a mapping from parameter names to names with encoder.layers.<number>"
+        raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
+    for key, entry in value.items():
+        if not isinstance(key, str) or not isinstance(entry, str):
+            raise TypeError(f"{name}[{key}]={entry!r}: expected a name with encoder.layers.<number>.")
+    return dict(value)
 
 
 @dataclass(kw_only=True)
@@ -106,169 +128,150 @@ class OptimizerConfig:
     """What every optimizer choice has."""
 
     name: str
-    default_lr: float
+    default_lr: Positive
     """Peak learning rate where the top-level `lr` is not set."""
-    weight_decay: float
+    weight_decay: Finite
     """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
     SCHEDULE_FREE: ClassVar[bool] = False
     """Whether something else takes the place of a schedule, so that one is worth a word."""
     DEFAULT_WARMUP: ClassVar[bool] = True
     """Whether a run that asks for no warm-up gets one, whose first step has lr 0."""
+    BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of options of which the first is not above the second."""
 
     def __post_init__(self) -> None:
-        """Ranges that hold for all."""
-        expect(0 < self.default_lr < math.inf, "optimizer.default_lr", self.default_lr, "a number above 0")
-        expect(math.isfinite(self.weight_decay), "optimizer.weight_decay", self.weight_decay, "a finite number")
+        """Each option lies in the range that its type says."""
+        try:
+            for key, check in ranges(type(self)).items():
+                object.__setattr__(self, key, check(f"optimizer.{key}", getattr(self, key)))
+            in_order(vars(self), self.BOUNDS, "optimizer.")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
 
 
 @dataclass(kw_only=True)
 class _DecaysForward(OptimizerConfig):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect_not_negative("optimizer.weight_decay", self.weight_decay)
+    weight_decay: NotNegative = 0.0
 
 
 @dataclass(kw_only=True)
 class _TwoMoments(OptimizerConfig):
-    betas: tuple[float, float]
+    betas: Betas = (0.9, 0.999)
     """Decay of first and second moment, each in [0, 1)."""
-    eps: float
+    eps: NotNegative = 1e-8
     """Keeps the denominator from 0."""
-    foreach: bool | None
-    """Fused kernels; null: wherever they are the faster."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.betas = _betas(self.betas)
-        expect_not_negative("optimizer.eps", self.eps)
+    foreach: bool | None = None
+    """Multi-tensor kernels; null: wherever they are the faster."""
 
 
 @dataclass(kw_only=True)
 class _HasDialects(OptimizerConfig):
-    DIALECTS: ClassVar[Mapping[str, Preset]] = {}
-    """Presets by the name of a package."""
-    dialect: str | None
+    DIALECTS_OF: ClassVar[str] = ""
+    """Choice whose presets, by the name of a package, these are."""
+    dialect: str | None = None
     """Package whose numbers these are: it sets the defaults of options that it has otherwise; null: optrun's own."""
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect(self.DIALECTS_OF, self.dialect)
 
 
 @dataclass(kw_only=True)
 class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
 
-    DIALECTS: ClassVar[Mapping[str, Preset]] = LAMB
-    exclude_from_weight_decay: list[str] | None
+    DIALECTS_OF: ClassVar[str] = "lamb"
+    BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("min_param_norm", "max_param_norm"),
+        ("min_trust", "max_trust"),
+    )
+    default_lr: Positive = 2e-2
+    weight_decay: Finite = 0.01
+    eps: NotNegative = 1e-6
+    exclude_from_weight_decay: Patterns | None = None
     """Regular expressions searched in parameter names: no decay there."""
-    exclude_from_layer_adaptation: list[str] | None
+    exclude_from_layer_adaptation: Patterns | None = None
     """Likewise: trust ratio 1 there."""
-    always_adapt: bool
+    always_adapt: bool = False
     """Adapt tensors that are not decayed, too."""
-    master_weights: bool
+    master_weights: bool = False
     """Float32 copy of 16-bit parameters in the state."""
-    step_count: StepCount
-    l1: float
-    l2: float
-    unmatched_patterns: UnmatchedPatterns
-    bias_correction: BiasCorrection
-    grad_averaging: bool
+    step_count: StepCount = StepCount.parameter
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+    unmatched_patterns: UnmatchedPatterns = UnmatchedPatterns.error
+    bias_correction: BiasCorrection = BiasCorrection.moments
+    grad_averaging: bool = True
     """False: the gradient comes into the first moment whole, not times 1 - beta1."""
-    normalize_grad: bool
+    normalize_grad: bool = False
     """Each tensor's gradient is divided by its norm, as LANS does."""
-    eps_root: float
+    eps_root: NotNegative = 0.0
     """Added under the square root."""
-    caution: bool
+    caution: bool = False
     """Entries of the direction against the sign of the gradient are dropped, the others scaled up."""
-    weight_decay_mode: LambDecay
-    min_param_norm: float
+    weight_decay_mode: LambDecay = LambDecay.adapted
+    min_param_norm: NotNegative = 0.0
     """Lower bound of the weights' norm in the trust ratio, the paper's phi."""
-    max_param_norm: float | None
+    max_param_norm: Positive | None = None
     """Upper bound of it; null: none."""
-    min_trust: float
+    min_trust: NotNegative = 0.0
     """Lower bound of the trust ratio."""
-    max_trust: float | None
+    max_trust: Positive | None = None
     """Upper bound of it; null: none."""
-    eps_in_trust: bool
+    eps_in_trust: bool = False
     """Add eps to the update's norm in the trust ratio, too."""
-
-    def __post_init__(self) -> None:
-        """Coefficients and lower bounds are not negative, upper ones are above them."""
-        super().__post_init__()
-        expect_dialect("lamb", self.dialect)
-        for name in ("l1", "l2", "eps_root", "min_param_norm", "min_trust"):
-            expect_not_negative(f"optimizer.{name}", getattr(self, name))
-        for low, high in (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust")):
-            least, most = getattr(self, low), getattr(self, high)
-            right = most is None or (0 < most < math.inf and least <= most)
-            expect(right, f"optimizer.{high}", most, f"a number above 0 that optimizer.{low} ({least}) is not above")
 
 
 @dataclass(kw_only=True)
 class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
 
-    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMAX
-    weight_decay_mode: WeightDecayMode
-    eps_form: AdamaxEps
-
-    def __post_init__(self) -> None:
-        """The dialect is one that exists."""
-        super().__post_init__()
-        expect_dialect("adamax", self.dialect)
+    DIALECTS_OF: ClassVar[str] = "adamax"
+    default_lr: Positive = 4e-3
+    weight_decay_mode: WeightDecayMode = WeightDecayMode.l2
+    eps_form: AdamaxEps = AdamaxEps.decayed
 
 
 @dataclass(kw_only=True)
 class AdamWDLConfig(_TwoMoments):
     """`optimizer=adamwdl`."""
 
-    layerwise_decay: float
+    default_lr: Positive = 2e-3
+    weight_decay: Finite = 0.01
+    layerwise_decay: Positive = 1.0
     """Factor from one layer to the next below; 1 leaves layers to param_groups."""
-    n_layers: int
-    name_dict: Any
+    n_layers: WholeNumber = 12
+    name_dict: Annotated[Any, _names] = None
     """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null) from parameter names
     to names of the form `encoder.layers.<number>`; null: the names themselves."""
-    decay_form: str
+    decay_form: Annotated[str, one_of(*DECAY_FORMS)] = "documented"
     """A word with a dash and a dot in it, hence no Enum."""
-    lazy_mode: bool
-    master_weights: bool
-
-    def __post_init__(self) -> None:
-        """The decay form is one that exists, the layers are counted."""
-        super().__post_init__()
-        expect_positive("optimizer.layerwise_decay", self.layerwise_decay)
-        expect_not_negative("optimizer.n_layers", self.n_layers)
-        expect_one_of("optimizer.decay_form", self.decay_form, DECAY_FORMS)
-        if self.name_dict is not None:
-            right = isinstance(self.name_dict, dict) and bool(self.name_dict)
-            expected = "a mapping from parameter names to names with encoder.layers.<number>, or null"
-            expect(right, "optimizer.name_dict", self.name_dict, expected)
-            for key, value in self.name_dict.items():
-                both = isinstance(key, str) and isinstance(value, str)
-                expect(both, f"optimizer.name_dict[{key}]", value, "a name with encoder.layers.<number>")
+    lazy_mode: bool = False
+    master_weights: bool = False
 
 
 @dataclass(kw_only=True)
 class LazyAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=lazy_adam`."""
 
-    exclude_from_weight_decay: list[str] | None
+    default_lr: Positive = 2e-3
+    exclude_from_weight_decay: Patterns | None = None
     """Regular expressions searched in parameter names: no decay there."""
-    nesterov: bool
-    loss_scale: float
-    eps_form: EpsForm
-    grad_centralization: bool
-    unmatched_patterns: UnmatchedPatterns
-
-    def __post_init__(self) -> None:
-        """The loss scale divides."""
-        super().__post_init__()
-        expect_positive("optimizer.loss_scale", self.loss_scale)
+    nesterov: bool = False
+    loss_scale: Positive = 1.0
+    eps_form: EpsForm = EpsForm.documented
+    grad_centralization: bool = False
+    unmatched_patterns: UnmatchedPatterns = UnmatchedPatterns.error
 
 
 @dataclass(kw_only=True)
 class AdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=adam`."""
 
-    amsgrad: bool
-    fused: bool | None
+    default_lr: Positive = 2e-3
+    amsgrad: bool = False
+    fused: bool | None = None
     """torch's fused kernel; null: where it exists."""
 
 
@@ -276,30 +279,26 @@ class AdamConfig(_DecaysForward, _TwoMoments):
 class AdamWConfig(AdamConfig, _HasDialects):
     """`optimizer=adamw`."""
 
-    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMW
+    DIALECTS_OF: ClassVar[str] = "adamw"
     SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
     """Keys that no run has whose kind was not saved: by the others it may as well be Adam's."""
-    weight_decay_mode: DecoupledDecay
-
-    def __post_init__(self) -> None:
-        """The dialect is one that exists."""
-        super().__post_init__()
-        expect_dialect("adamw", self.dialect)
+    weight_decay: NotNegative = 0.01
+    weight_decay_mode: DecoupledDecay = DecoupledDecay.decoupled
 
 
 @dataclass(kw_only=True)
 class SGDConfig(_DecaysForward):
     """`optimizer=sgd`."""
 
-    momentum: float
-    dampening: float
-    nesterov: bool
-    foreach: bool | None
+    default_lr: Positive = 0.2
+    momentum: Fraction = 0.9
+    dampening: Finite = 0.0
+    nesterov: bool = False
+    foreach: bool | None = None
 
     def __post_init__(self) -> None:
         """Nesterov needs a momentum and no dampening, as torch says."""
         super().__post_init__()
-        expect_fraction("optimizer.momentum", self.momentum)
         wants = not self.nesterov or (self.momentum > 0 and self.dampening == 0)
         expect(wants, "optimizer.nesterov", self.nesterov, "a momentum above 0 and a dampening of 0 with it")
 
@@ -308,100 +307,76 @@ class SGDConfig(_DecaysForward):
 class RMSpropConfig(_DecaysForward):
     """`optimizer=rmsprop`."""
 
-    alpha: float
-    eps: float
-    momentum: float
-    centered: bool
-    foreach: bool | None
-
-    def __post_init__(self) -> None:
-        """Decays lie in [0, 1)."""
-        super().__post_init__()
-        expect_fraction("optimizer.alpha", self.alpha)
-        expect_fraction("optimizer.momentum", self.momentum)
-        expect_not_negative("optimizer.eps", self.eps)
+    default_lr: Positive = 5e-4
+    alpha: Fraction = 0.99
+    eps: NotNegative = 1e-8
+    momentum: Fraction = 0.0
+    centered: bool = False
+    foreach: bool | None = None
 
 
 @dataclass(kw_only=True)
 class NAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=nadam`."""
 
-    momentum_decay: float
-    decoupled_weight_decay: bool
-
-    def __post_init__(self) -> None:
-        """The momentum schedule falls."""
-        super().__post_init__()
-        expect_not_negative("optimizer.momentum_decay", self.momentum_decay)
+    default_lr: Positive = 1e-3
+    momentum_decay: NotNegative = 4e-3
+    decoupled_weight_decay: bool = False
 
 
 @dataclass(kw_only=True)
 class RAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=radam`."""
 
-    decoupled_weight_decay: bool
+    default_lr: Positive = 2e-3
+    decoupled_weight_decay: bool = False
 
 
 @dataclass(kw_only=True)
 class AdafactorConfig(_DecaysForward):
-    """`optimizer=adafactor`."""
+    """`optimizer=adafactor`; ranges as in torch's constructor."""
 
-    beta2_decay: float
+    default_lr: Positive = 8e-2
+    beta2_decay: Annotated[float, number("a finite number <= 0", lambda x: x <= 0)] = -0.8
     """Exponent, at most 0: beta2 of step t is 1 - t ** beta2_decay."""
-    eps: tuple[float | None, float]
+    eps: Annotated[
+        tuple[float | None, float],
+        several("two numbers, 0 or more, the first may be null", optional(not_negative), not_negative),
+    ] = (None, 1e-3)
     """Of the update's denominator (null: the dtype's own) and of the parameter's scale."""
-    d: float
+    d: Annotated[float, number("a finite number >= 1", lambda x: x >= 1)] = 1.0
     """Clipping threshold of the update's root mean square."""
-    foreach: bool | None
-
-    def __post_init__(self) -> None:
-        """As torch's constructor."""
-        super().__post_init__()
-        right = len(self.eps) == 2 and self.eps[1] is not None and all(e is None or e >= 0 for e in self.eps)
-        expect(right, "optimizer.eps", list(self.eps), "two numbers, 0 or more, the first may be null")
-        self.eps = (self.eps[0], self.eps[1])
-        expect(self.beta2_decay <= 0, "optimizer.beta2_decay", self.beta2_decay, "0 or less")
-        expect(self.d >= 1, "optimizer.d", self.d, "1 or more")
+    foreach: bool | None = None
 
 
 @dataclass(kw_only=True)
 class MuonConfig(_DecaysForward):
     """`optimizer=muon`: hidden matrices by Muon, all else by AdamW."""
 
-    momentum: float
-    nesterov: bool
-    ns_steps: int
+    default_lr: Positive = 8e-3
+    weight_decay: NotNegative = 0.1
+    momentum: Fraction = 0.95
+    nesterov: bool = True
+    ns_steps: Annotated[int, whole_number("a whole number, 1 to 99", lambda x: 1 <= x < 100)] = 5
     """Newton-Schulz iterations."""
-    adjust_lr_fn: AdjustLr
-    betas: tuple[float, float]
+    adjust_lr_fn: AdjustLr = AdjustLr.match_rms_adamw
+    betas: Betas = (0.9, 0.999)
     """Of the AdamW companion."""
-    eps: float
+    eps: NotNegative = 1e-8
     """Of the AdamW companion."""
-    companion_lr_scale: float
+    companion_lr_scale: Positive = 1.0
     """The companion's lr over Muon's."""
-
-    def __post_init__(self) -> None:
-        """Both halves' ranges."""
-        super().__post_init__()
-        self.betas = _betas(self.betas)
-        expect_fraction("optimizer.momentum", self.momentum)
-        expect_not_negative("optimizer.eps", self.eps)
-        expect(1 <= self.ns_steps < 100, "optimizer.ns_steps", self.ns_steps, "1 to 99")
-        expect_positive("optimizer.companion_lr_scale", self.companion_lr_scale)
 
 
 @dataclass(kw_only=True)
 class LionConfig(_DecaysForward):
     """`optimizer=lion`."""
 
-    betas: tuple[float, float]
+    default_lr: Positive = 8e-4
+    weight_decay: NotNegative = 0.1
+    betas: Betas = (0.9, 0.99)
     """Of the interpolation whose sign is taken, and decay of the moment; each in [0, 1)."""
-    foreach: bool | None
-
-    def __post_init__(self) -> None:
-        """Decays lie in [0, 1)."""
-        super().__post_init__()
-        self.betas = _betas(self.betas)
+    foreach: bool | None = None
 
 
 @dataclass(kw_only=True)
@@ -409,83 +384,77 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
     """`optimizer=schedule_free`."""
 
     SCHEDULE_FREE: ClassVar[bool] = True
-    r: float
+    default_lr: Positive = 2.5e-3
+    weight_decay: NotNegative = 0.01
+    betas: Annotated[
+        tuple[float, float],
+        several(
+            "two numbers, each in [0, 1), the first above 0",
+            number("a number in (0, 1)", lambda x: 0 < x < 1),
+            fraction,
+        ),
+    ] = (0.9, 0.999)
+    """The weights to evaluate are found by dividing by the first."""
+    r: NotNegative = 0.0
     """Power of the step in the weights of the average."""
-    weight_lr_power: float
+    weight_lr_power: NotNegative = 2.0
     """Power of the lr in them."""
-    master_weights: bool
-
-    def __post_init__(self) -> None:
-        """The weights to evaluate are found by dividing by the first beta."""
-        super().__post_init__()
-        expect(self.betas[0] > 0, "optimizer.betas", list(self.betas), "two numbers, the first above 0")
-        expect_not_negative("optimizer.r", self.r)
-        expect_not_negative("optimizer.weight_lr_power", self.weight_lr_power)
+    master_weights: bool = False
 
 
 @dataclass(kw_only=True)
 class AdEMAMixConfig(_DecaysForward):
     """`optimizer=ademamix`."""
 
-    betas: tuple[float, float, float]
+    default_lr: Positive = 2e-3
+    weight_decay: NotNegative = 0.01
+    betas: ThreeBetas = (0.9, 0.999, 0.9999)
     """Decay of the fast moment, the second moment and the slow moment, each in [0, 1)."""
-    eps: float
-    alpha: float
+    eps: NotNegative = 1e-8
+    alpha: NotNegative = 5.0
     """Weight of the slow moment."""
-    alpha_warmup_steps: int | None
+    alpha_warmup_steps: WholeNumber | None = None
     """Steps in which alpha climbs from 0; null: none."""
-    beta3_warmup_steps: int | None
+    beta3_warmup_steps: WholeNumber | None = None
     """Steps in which the slow decay climbs from the fast one; null: none."""
-    foreach: bool | None
-
-    def __post_init__(self) -> None:
-        """Decays lie in [0, 1), nothing else is negative."""
-        super().__post_init__()
-        self.betas = _betas(self.betas, "three")
-        for key in ("eps", "alpha", "alpha_warmup_steps", "beta3_warmup_steps"):
-            expect_not_negative(f"optimizer.{key}", getattr(self, key))
+    foreach: bool | None = None
 
 
 @dataclass(kw_only=True)
 class MarsConfig(_DecaysForward, _TwoMoments):
     """`optimizer=mars`."""
 
-    gamma: float
+    default_lr: Positive = 3e-3
+    weight_decay: NotNegative = 0.01
+    betas: Betas = (0.95, 0.99)
+    gamma: NotNegative = 0.025
     """Strength of the correction."""
-    optimize_1d: bool
-    betas_1d: tuple[float, float]
+    optimize_1d: bool = False
+    betas_1d: Betas = (0.9, 0.95)
     """Decays for vectors and numbers that are not corrected, each in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        """Decays lie in [0, 1), the correction is none or forward."""
-        super().__post_init__()
-        self.betas_1d = _betas(self.betas_1d, key="betas_1d")
-        expect_not_negative("optimizer.gamma", self.gamma)
 
 
 @dataclass(kw_only=True)
 class SoapConfig(_DecaysForward):
     """`optimizer=soap`."""
 
-    betas: tuple[float, float]
+    default_lr: Positive = 1.2e-2
+    weight_decay: NotNegative = 0.01
+    betas: Betas = (0.95, 0.95)
     """Decay of first and second moment, each in [0, 1)."""
-    shampoo_beta: float | None
+    shampoo_beta: Fraction | None = None
     """Decay of the preconditioners; null: that of the second moment."""
-    eps: float
-    precondition_frequency: int
+    eps: NotNegative = 1e-8
+    precondition_frequency: Count = 10
     """Steps from one eigenbasis to the next."""
-    max_precondition_dim: int
+    max_precondition_dim: WholeNumber = 10000
     """A longer dimension is left as it is."""
-    precondition_1d: bool
+    precondition_1d: bool = False
 
     def __post_init__(self) -> None:
-        """Decays lie in [0, 1), steps and lengths are counted."""
+        """Steps are as many as a run may have."""
         super().__post_init__()
-        self.betas = _betas(self.betas)
-        expect_fraction("optimizer.shampoo_beta", self.shampoo_beta)
-        expect_not_negative("optimizer.eps", self.eps)
         expect_count("optimizer.precondition_frequency", self.precondition_frequency)
-        expect_not_negative("optimizer.max_precondition_dim", self.max_precondition_dim)
 
 
 @dataclass(kw_only=True)
@@ -495,7 +464,9 @@ class PytorchOptimizerConfig(OptimizerConfig):
     named_by_library: ClassVar[bool] = True
     """So that its name may be that of one of our choices."""
     DEFAULT_WARMUP: ClassVar[bool] = False
-    kwargs: dict[str, Any]
+    default_lr: Positive = 1e-3
+    weight_decay: Finite = 0.0
+    kwargs: dict[str, Any] = field(default_factory=dict)
     """Its own keywords; an unknown one is an error."""
 
 

@@ -1,4 +1,4 @@
-"""Which kernel takes a step: the loop of the paper's file, its foreach form, torch's fused, the compiled or Triton's.
+"""Which kernel takes a step: the loop of the paper's file, its foreach form, the compiled or Triton's.
 
 The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and `foreach=False` name
 a kernel themselves. Where `foreach` is None, accelerators take Triton's or foreach, and a CPU the fastest that computes
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,15 +18,80 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels import library
+from optrun.optimizer.kernels.rows import ROWS
+from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.kernels.triton.found import why_not
 from optrun.optimizer.numerics import has_own_numbers
 
 VARIABLE = "OPTRUN_KERNEL"
-NAMES = ("auto", "loop", "foreach", "fused", "compiled", "triton")
+NAMES = ("auto", "loop", "foreach", "compiled", "triton")
 
-Update = Callable[..., Any]
-"""A paper's function: lists of tensors, then numbers by keyword, of which lists have an entry for each tensor."""
+Update = Callable[[Batch], Tensor | None]
+"""Changes a batch in place; returns nothing, or a tensor with an entry for each parameter."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A paper's update in each of its forms."""
+
+    loop: Update
+    foreach: Update | None = None
+    """None: the loop is all there is."""
+    name: str = ""
+    """In `step.c` and among Triton's kernels; empty: they do not have it."""
+    computed: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    """Whether these compute it with the options of a group."""
+    norms: bool = False
+    """Whether it takes norms of whole tensors: over shards foreach needs one collective for all of them."""
+
+    def ways(self, options: Mapping[str, Any], *, whole: bool) -> tuple[str, ...]:
+        """List the kernels that compute it, the preferred one first; foreach does besides.
+
+        Args:
+            options: Of a group.
+            whole: No tensor has pieces on other ranks.
+        """
+        if self.name and self.computed(options) and (whole or not self.norms):
+            return ("triton", "compiled", "loop")
+        return ("loop",) if whole else ("foreach", "loop")
+
+    def kernel(self, options: Mapping[str, Any], device: str, *, whole: bool) -> str:
+        """Name the kernel of a step on a type of device."""
+        if self.foreach is None:
+            return "loop"
+        return pick(options["foreach"], device, self.ways(options, whole=whole))
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """Step a batch; what its kernel cannot read by the loop, or on an accelerator by foreach."""
+        kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
+        if kernel in ("loop", "foreach"):
+            return self._by(kernel, batch)
+        increment_version(batch.params)  # autograd refuses a graph from before the step; no kernel tells it by itself
+        flat = [_alike(tensors) for tensors in zip(*batch.lists, strict=True)]
+        read = [t for tensors in batch.lists[:2] for t, is_flat in zip(tensors, flat, strict=True) if is_flat]
+        if _overlap(read):
+            flat = [False] * len(flat)  # a kernel steps tensors side by side, and reads none where it writes another
+        if all(flat):
+            return self._by(kernel, batch)
+        order: list[int] = []
+        found = []
+        for name, wanted in ((kernel, True), ("foreach" if kernel == "triton" else "loop", False)):
+            chosen = [i for i, is_flat in enumerate(flat) if is_flat is wanted]
+            if chosen:
+                order += chosen
+                found.append(self._by(name, batch.some(chosen)))
+        parts = [part for part in found if part is not None]
+        return torch.cat(parts)[torch.tensor(order).argsort()] if parts else None
+
+    def _by(self, kernel: str, batch: Batch) -> Tensor | None:
+        if kernel == "loop" or self.foreach is None:
+            return self.loop(batch)
+        if kernel == "foreach":
+            return self.foreach(batch)
+        step = library.step if kernel == "compiled" else launch.step
+        return step(self.name, batch.lists, ROWS[self.name](batch))
 
 
 def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
@@ -70,40 +136,6 @@ def _named(device: str) -> str:
 def why_not_compiled() -> str:
     """Say why no step is taken by the compiled kernel; empty where it is there."""
     return library.library().missing
-
-
-def take_step(
-    updates: Mapping[str, Update], kernel: str, lists: Sequence[list[Tensor]], numbers: Mapping[str, Any]
-) -> Any:
-    """Take one step by a kernel; where it cannot read a tensor by the loop, or on an accelerator by foreach.
-
-    Args:
-        updates: The loop and the kernels, by name.
-        kernel: Its name.
-        lists: Parameters, gradients and state; all of one length.
-        numbers: Keywords of all of them.
-
-    Returns:
-        What the update returns: nothing, or a tensor with an entry for each parameter.
-    """
-    if kernel in ("loop", "foreach"):
-        return updates[kernel](*lists, **numbers)
-    increment_version(lists[0])  # autograd refuses a graph from before the step; no kernel tells it by itself
-    flat = [_alike(tensors) for tensors in zip(*lists, strict=True)]
-    if _overlap([tensor for tensors in lists[:2] for tensor, is_flat in zip(tensors, flat, strict=True) if is_flat]):
-        flat = [False] * len(flat)  # a kernel steps tensors side by side, and reads none where it writes another
-    if all(flat):
-        return updates[kernel](*lists, **numbers)
-    parts = []
-    for name, wanted in ((kernel, True), ("foreach" if kernel == "triton" else "loop", False)):
-        chosen = [i for i, is_flat in enumerate(flat) if is_flat is wanted]
-        if chosen:
-            some = {key: [v[i] for i in chosen] if isinstance(v, list) else v for key, v in numbers.items()}
-            parts.append((chosen, updates[name](*([tensors[i] for i in chosen] for tensors in lists), **some)))
-    if parts[0][1] is None:
-        return None
-    order = torch.tensor([i for chosen, _ in parts for i in chosen])
-    return torch.cat([found for _, found in parts])[order.argsort()]
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:

@@ -49,11 +49,7 @@ def load(folder: Path) -> Library:
     return Library(loaded, "")
 
 
-def call(
-    formula: str,
-    lists: Sequence[list[Tensor]],
-    rows: Rows,
-) -> list[float]:
+def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | None:
     """Take one step of a formula over tensors in place.
 
     Args:
@@ -63,7 +59,7 @@ def call(
         rows: The numbers of each tensor.
 
     Returns:
-        LAMB's ratio of each tensor; 1 otherwise.
+        LAMB's ratio of each tensor, shape (n,), in the dtype of the parameters; else None.
 
     Raises:
         MemoryError: There is no room for the queue; nothing was changed.
@@ -85,4 +81,4 @@ def call(
     )
     if failed:
         raise MemoryError(f"no memory for the queue of a step over {count} tensors.")
-    return list(ratios)
+    return torch.tensor(list(ratios), dtype=params[0].dtype) if formula == "lamb" else None

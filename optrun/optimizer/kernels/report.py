@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
+from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
 from optrun.optimizer.kernels.triton.found import why_not
 
@@ -61,10 +62,7 @@ def _kernel_of_group(stepper: Any, group: Mapping[str, Any], device: str, *, who
     above = type(stepper).__mro__[: type(stepper).__mro__.index(Optimizer)]
     if NamedOptimizer not in above or any(cls.__module__.startswith("torch.") for cls in above):
         return "torch"
-    if "foreach" not in group:
-        return "loop"
-    foreach = group["foreach"] if group["foreach"] is not None else device != "cpu" or not whole  # as `Batch.foreach`
-    return "foreach" if foreach else "loop"
+    return "foreach" if group.get("foreach") else "loop"
 
 
 def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
@@ -82,10 +80,12 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     taken = {
         _kernel_of_group(stepper, group, device, whole=whole)
         for stepper, group in _steppers(optimizer)
-        if hasattr(stepper, "kernel") and group["foreach"] is None
+        if isinstance(stepper, BatchOptimizer)
+        and group.get("foreach") is None
+        and "compiled" in stepper.FORMULA.ways(group, whole=whole)
     }
     if device == "cpu":
-        fastest, reason, instead = "compiled", why_not_compiled(), "fused"
+        fastest, reason, instead = "compiled", why_not_compiled(), "loop"
     else:
         fastest, reason, instead = "Triton", why_not(device), "foreach"
     return f"{kernel}; the {fastest} one: {reason}" if reason and instead in taken else kernel

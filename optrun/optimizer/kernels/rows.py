@@ -1,12 +1,11 @@
-"""The numbers of each tensor that kernels which go by addresses take: the arguments of the loops, made ready."""
+"""The numbers of each tensor that kernels which go by addresses take: those of the loops, made ready."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
-from optrun.optimizer.lamb_rule import LambRule
+from optrun.optimizer.batches import Batch
+from optrun.optimizer.lamb_rule import corrections
 from optrun.optimizer.numerics import bias_correction
 
 NUMBERS: dict[str, float] = {
@@ -40,112 +39,58 @@ Rows = list[dict[str, float]]
 """Of each tensor, all of `NUMBERS`."""
 
 
-def of_adam(
-    *,
-    steps: list[int],
-    lrs: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    l2s: Sequence[float] = (),
-    loss_scales: Sequence[float] = (),
-    nesterov: bool = False,
-    eps_before_correction: bool = False,
-) -> Rows:
-    """Collect the numbers of `adam_update._single_tensor_adam`, from its keywords."""
+def of_adam(batch: Batch) -> Rows:
+    """Collect the numbers of `adam_update._single_tensor_adam`."""
+    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    raw = o.get("eps_form") == "mindspore"
+    shared = {**NUMBERS, "beta1": beta1, "beta2": beta2, "eps": o["eps"], "nesterov": float(o.get("nesterov", False))}
     rows = []
-    corrections = {step: (bias_correction(beta1, step), math.sqrt(bias_correction(beta2, step))) for step in set(steps)}
-    for i, (step, lr, keep) in enumerate(zip(steps, lrs, keeps, strict=True)):
-        correction, root = corrections[step]
-        scale = lr / correction
-        rows.append(
-            {
-                **NUMBERS,
-                "scale": scale * root if eps_before_correction else scale,
-                "keep": keep,
-                "beta1": beta1,
-                "beta2": beta2,
-                "eps": eps,
-                "root": 1.0 if eps_before_correction else 1.0 / root,
-                "l2": l2s[i] if l2s else 0.0,
-                "unscale": 1.0 / loss_scales[i] if loss_scales else 1.0,
-                "nesterov": float(nesterov),
-            }
-        )
+    for x in batch.numbers:
+        scale, root = x["lr"] / bias_correction(beta1, x["step"]), math.sqrt(bias_correction(beta2, x["step"]))
+        row = {**shared, "scale": scale * root if raw else scale, "root": 1.0 if raw else 1.0 / root, "keep": x["keep"]}
+        rows.append({**row, "l2": x.get("l2", 0.0), "unscale": 1.0 / x.get("loss_scale", 1.0)})
     return rows
 
 
-def of_adamax(
-    *,
-    steps: list[int],
-    lrs: list[float],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    eps_form: str,
-) -> Rows:
-    """Collect the numbers of `adamax._single_tensor_adamax`, from its keywords."""
+def of_adamax(batch: Batch) -> Rows:
+    """Collect the numbers of `adamax._single_tensor_adamax`."""
+    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    shared = {**NUMBERS, "beta1": beta1, "beta2": beta2, EPS[o["eps_form"]]: o["eps"]}
     return [
         {
-            **NUMBERS,
-            "scale": lr / bias_correction(beta1, step),
-            "keep": keep,
-            "beta1": beta1,
-            "beta2": beta2,
-            EPS[eps_form]: eps,
-            "l1": l1,
-            "l2": l2,
+            **shared,
+            "scale": x["lr"] / bias_correction(beta1, x["step"]),
+            "keep": x["keep"],
+            "l1": x["l1"],
+            "l2": x["l2"],
         }
-        for step, lr, l1, l2, keep in zip(steps, lrs, l1s, l2s, keeps, strict=True)
+        for x in batch.numbers
     ]
 
 
-def of_lamb(
-    *,
-    steps: list[int],
-    lrs: list[float],
-    weight_decays: list[float],
-    adapt: list[bool],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    rule: LambRule,
-    **_: Any,
-) -> Rows:
-    """Collect the numbers of `lamb._single_tensor_lamb` from its keywords, if `lamb.ways` names the kernel."""
+def of_lamb(batch: Batch) -> Rows:
+    """Collect the numbers of `lamb._single_tensor_lamb` where the kernels compute its options."""
+    o, (beta1, beta2) = batch.options, batch.options["betas"]
     shared = {
         **NUMBERS,
         "beta1": beta1,
         "beta2": beta2,
-        "eps": eps,
-        "min_norm": rule.min_param_norm,
-        "max_norm": math.inf if rule.max_param_norm is None else rule.max_param_norm,
-        "eps_ratio": eps if rule.eps_in_trust else 0.0,
-        "min_ratio": rule.min_trust,
-        "max_ratio": math.inf if rule.max_trust is None else rule.max_trust,
+        "eps": o["eps"],
+        "l1": o["l1"],
+        "l2": o["l2"],
+        "min_norm": o["min_param_norm"],
+        "max_norm": math.inf if o["max_param_norm"] is None else o["max_param_norm"],
+        "eps_ratio": o["eps"] if o["eps_in_trust"] else 0.0,
+        "min_ratio": o["min_trust"],
+        "max_ratio": math.inf if o["max_trust"] is None else o["max_trust"],
     }
     rows = []
-    corrections = {step: rule.corrections(beta1, beta2, step) for step in set(steps)}
-    for i, step in enumerate(steps):
-        correction1, correction2, lr_factor = corrections[step]
-        rows.append(
-            {
-                **shared,
-                "scale": lrs[i] * lr_factor,
-                "keep": keeps[i],
-                "root": 1.0 / math.sqrt(correction2),
-                "first": 1.0 / correction1,
-                "l1": l1s[i],
-                "l2": l2s[i],
-                "decay": weight_decays[i],
-                "adapt": float(adapt[i]),
-            }
-        )
+    for x in batch.numbers:
+        correction1, correction2, lr_factor = corrections(o, x["step"])
+        row = {**shared, "scale": x["lr"] * lr_factor, "keep": x["keep"], "root": 1.0 / math.sqrt(correction2)}
+        rows.append({**row, "first": 1.0 / correction1, "decay": x["decay"], "adapt": float(x["adapt"])})
     return rows
+
+
+ROWS = {"adam": of_adam, "adamax": of_adamax, "lamb": of_lamb}
+"""By the names of the formulas."""

@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from optrun.config.schema.optimizer import LambConfig
+from optrun.config.schema.ranges import defaults
 from optrun.optimizer import Lamb
 from optrun.optimizer.batches import gather
-from optrun.optimizer.lamb_rule import LambRule
+from optrun.optimizer.lamb_rule import trust_ratios
 from tests.optimizer_cases import set_grads, toy
 
+RULE = defaults(LambConfig)
 numbers = st.just(0.0) | st.floats(0.01, 3) | st.floats(-3, -0.01)  # tiny ones make ratios of rounding errors
 
 
@@ -102,8 +105,8 @@ def test_a_negative_decay_adapts_nothing(mode: str) -> None:
 def test_bounds_of_the_ratio() -> None:
     """A bound of |w| below 1 counts, and where a norm is 0 the ratio is 1 whatever its bounds are."""
     twos = torch.tensor([2.0, 2.0])
-    assert LambRule(min_param_norm=0.5).trust_ratios(torch.tensor([0.1, 1.0]), twos, 0.0).tolist() == [0.25, 0.5]
-    zeros = LambRule(min_trust=3.0).trust_ratios(torch.tensor([0.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 2.0]), 0.0)
+    assert trust_ratios({**RULE, "min_param_norm": 0.5}, torch.tensor([0.1, 1.0]), twos).tolist() == [0.25, 0.5]
+    zeros = trust_ratios({**RULE, "min_trust": 3.0}, torch.tensor([0.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 2.0]))
     assert zeros.tolist() == [1.0, 1.0, 3.0]
 
 
@@ -221,7 +224,7 @@ def test_groups_that_differ_in_numbers_are_one_batch() -> None:
     optimizer = Lamb(groups, lr=0.1)
     for param in params.values():
         param.grad = torch.ones(2)
-    batches = gather(optimizer, slots=("exp_avg",), shared=("betas", "eps", "foreach"), per_tensor=optimizer._numbers)
+    batches = gather(optimizer, slots=("exp_avg",), per_tensor=optimizer._numbers)
     assert [len(batch.params) for batch in batches] == [30]
 
 

@@ -14,8 +14,10 @@ import yaml
 
 from optrun.base.errors import ConfigError
 from optrun.config import store
-from optrun.config.dialects import own_default
+from optrun.config.dialects import DIALECTS, own_default
+from optrun.config.registry import Choice
 from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
+from optrun.config.schema.ranges import NotNegative
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.optimizer.composite import Composite
@@ -33,8 +35,12 @@ OWN_DEFAULTS = {
 """Values that differ from the class's on purpose; the YAML says why."""
 
 
+def yaml_of(choice: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
 def values(choice: str) -> dict[str, Any]:
-    loaded = yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))
+    loaded = yaml_of(choice)
     assert loaded.pop("defaults") == [f"{choice}_schema", "_self_"]
     return {key: own_default(value) for key, value in loaded.items()}
 
@@ -65,13 +71,30 @@ def test_every_choice_has_a_file_and_every_file_a_choice() -> None:
     assert {path.stem for path in CONF.glob("*.yaml")} == set(SCHEMAS)
 
 
+def signed(cls: type) -> Any:
+    """Whose constructor is called: the class's own, or torch's underneath."""
+    return next(base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not NamedOptimizer)
+
+
+@pytest.mark.parametrize("choice", sorted(SCHEMAS))
+def test_the_file_says_the_values_of_the_schema(choice: str) -> None:
+    """The dataclass is the truth; what some dialect has otherwise is marked in the file, and nothing else is."""
+    truth = Choice("optimizer", choice, SCHEMAS[choice], "").values()
+    truth = {key: value.value if isinstance(value, Enum) else value for key, value in truth.items()}
+    truth = {key: list(value) if isinstance(value, tuple) else value for key, value in truth.items()}
+    assert values(choice) == truth | ({"name": "???"} if choice == LIBRARY_CHOICE else {})
+    marked = {key for key, value in yaml_of(choice).items() if str(value).startswith("${dialect:")}
+    assert marked == {key for preset in DIALECTS.get(choice, {}).values() for key in preset}
+
+
 @pytest.mark.parametrize("choice", sorted(set(SCHEMAS) - {LIBRARY_CHOICE}))
 def test_values_are_the_defaults_of_what_they_build(choice: str) -> None:
     loaded = values(choice)
     assert set(loaded) == {field.name for field in dataclasses.fields(SCHEMAS[choice])}
     assert loaded["name"] == choice
-    cls = next(base for base in class_of(choice).__mro__ if "__init__" in base.__dict__ and base is not NamedOptimizer)
-    defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+    defaults = {
+        name: parameter.default for name, parameter in inspect.signature(signed(class_of(choice))).parameters.items()
+    }
     if choice == "muon":  # the companion's
         defaults |= {"betas": (0.9, 0.999), "eps": 1e-8, "companion_lr_scale": 1.0}
     for key in loaded.keys() - {"name", "default_lr", "dialect"} - OWN_DEFAULTS.get(choice, set()):
@@ -92,12 +115,20 @@ def test_every_choice_builds(choice: str) -> None:
     ("choice", "overrides", "message"),
     [
         ("adamw", {"betas": [0.9]}, r"optimizer.betas=\[0.9\]: expected two numbers, each in \[0, 1\)"),
-        ("lamb", {"eps": -1.0}, r"optimizer.eps=-1.0: expected 0 or more"),
-        ("lamb", {"default_lr": 0.0}, r"optimizer.default_lr=0.0: expected a number above 0"),
+        ("lamb", {"eps": -1.0}, r"optimizer.eps=-1.0: expected a finite number >= 0"),
+        ("lamb", {"default_lr": 0.0}, r"optimizer.default_lr=0.0: expected a finite number > 0"),
         ("adamw", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         ("adamax", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
-        ("adamwdl", {"decay_form": "twice"}, r"optimizer.decay_form=twice: expected one of documented, paddlenlp"),
-        ("adamwdl", {"name_dict": "encoder"}, r"optimizer.name_dict=encoder: expected a mapping from parameter names"),
+        (
+            "adamwdl",
+            {"decay_form": "twice"},
+            r"optimizer.decay_form='twice': expected one of 'documented', 'p",
+        ),
+        (
+            "adamwdl",
+            {"name_dict": "encoder"},
+            r"optimizer.name_dict='encoder': expected a mapping from parameter names",
+        ),
         ("adamwdl", {"name_dict": {}}, r"optimizer.name_dict=\{\}: expected a mapping from parameter names"),
         ("adamwdl", {"name_dict": {"fc": 3}}, r"optimizer.name_dict\[fc\]=3: expected a name with encoder.layers"),
         ("lazy_adam", {"loss_scale": 0.0}, r"optimizer.loss_scale=0.0"),
@@ -105,7 +136,7 @@ def test_every_choice_builds(choice: str) -> None:
         ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
         ("adafactor", {"beta2_decay": 0.1}, r"optimizer.beta2_decay=0.1"),
         ("adafactor", {"eps": [1e-3]}, r"optimizer.eps=\[0.001\]: expected two numbers"),
-        ("muon", {"ns_steps": 100}, r"optimizer.ns_steps=100: expected 1 to 99"),
+        ("muon", {"ns_steps": 100}, r"optimizer.ns_steps=100: expected a whole number, 1 to 99"),
     ],
 )
 def test_values_out_of_range_are_refused_by_key(choice: str, overrides: dict[str, Any], message: str) -> None:
@@ -331,3 +362,33 @@ def test_another_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("optrun.optimizer.foreign.importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install"):
         build_optimizer(config("pytorch_optimizer", name="lion"), groups(), lr=0.1)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _PlainConfig(OptimizerConfig):
+    default_lr: float = 0.5
+    weight_decay: float = 0.0
+    strength: NotNegative = 2.0
+    form: str = "any"
+
+
+class _Plain(NamedOptimizer):
+    OPTIONS = _PlainConfig
+
+
+def test_a_class_of_others_takes_keywords_defaults_and_ranges_from_its_schema() -> None:
+    params = [("w", torch.nn.Parameter(torch.ones(2)))]
+    built = _Plain(params, strength=3)
+    assert built.get_config() == {"lr": 0.5, "weight_decay": 0.0, "strength": 3.0, "form": "any"}
+    for given, message in (
+        ({"strength": -1.0}, r"strength=-1.0: expected a finite number >= 0"),
+        ({"strenght": 1.0}, r"_Plain has no option 'strenght'. Did you mean strength"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            _Plain(params, **given)
+    with pytest.raises(TypeError, match="too many positional"):
+        _Plain(params, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"optimizer.strength=-1.0: expected a finite number >= 0"):
+        _PlainConfig(name="plain", strength=-1.0)
+    with pytest.raises(ConfigError, match=r"optimizer.weight_decay=nan: expected a finite number"):
+        _PlainConfig(name="plain", weight_decay=float("nan"))

@@ -1,4 +1,4 @@
-"""The papers' functions by the Triton kernels; arguments as in the loops.
+"""The papers' formulas by the Triton kernels.
 
 Nothing here waits for the device: what a step needs to know goes there in two copies from pinned memory, and LAMB's
 ratios stay there.
@@ -10,32 +10,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer.kernels.rows import Rows, of_adam, of_adamax, of_lamb
+from optrun.optimizer.kernels.rows import Rows
 
 ALIGNMENT = 16
 """Bytes of the widest load of a thread."""
-
-
-def adam(*lists: list[Tensor], **given: Any) -> None:
-    """Step as `adam_update._single_tensor_adam`."""
-    step("adam", lists, of_adam(**given))
-
-
-def adamax(*lists: list[Tensor], **given: Any) -> None:
-    """Step as `adamax._single_tensor_adamax`."""
-    step("adamax", lists, of_adamax(**given))
-
-
-def lamb(*lists: list[Tensor], **given: Any) -> Tensor:
-    """Step as `lamb._single_tensor_lamb` if `lamb.ways` says that it can."""
-    ratios = step("lamb", lists, of_lamb(**given))
-    assert ratios is not None
-    return ratios
 
 
 def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | None:

@@ -1,0 +1,183 @@
+"""What an option may be: types with a range, and the one wording of a refusal.
+
+A field says its range in its type, `eps: NotNegative = 1e-8`. The dataclass checks itself by it, and so does the class
+that takes the option as a keyword.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from numbers import Integral, Real
+from types import NoneType
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+
+Check: TypeAlias = Callable[[str, Any], Any]
+"""`check(name, value)` returns the value in the type it is kept in, or raises TypeError / ValueError."""
+
+
+def _refused(name: str, value: Any, expected: str, *, kind: bool = False) -> Exception:
+    """Make the refusal of a value: of another kind, or out of range."""
+    if kind:
+        return TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
+    return ValueError(f"{name}={value!r}: expected {expected}.")
+
+
+def number(expected: str, fits: Callable[[Any], bool] = lambda _: True, kind: type = Real) -> Check:
+    """Make a checker for a finite number.
+
+    Args:
+        expected: What is right, for the message.
+        fits: Whether a finite number is.
+        kind: `Real` or `Integral`.
+
+    Example:
+        >>> number("a finite number > 0", lambda x: x > 0)("lr", 0.0)
+        Traceback (most recent call last):
+        ValueError: lr=0.0: expected a finite number > 0.
+    """
+
+    def check(name: str, value: Any) -> float:
+        number: Any = value
+        if isinstance(value, bool) or not isinstance(value, kind):
+            error = _refused(name, value, expected, kind=True)
+            # torch takes a tensor so that a captured step may read another value; here a schedule or set_lr writes it.
+            raise TypeError(f"{error} Pass a plain number, {name}.item().") if hasattr(value, "item") else error
+        if not (math.isfinite(number) and fits(number)):
+            raise _refused(name, value, expected)
+        return float(number) if kind is Real else int(number)
+
+    return check
+
+
+whole_number = partial(number, kind=Integral)
+finite = number("a finite number")
+not_negative = number("a finite number >= 0", lambda x: x >= 0)
+positive = number("a finite number > 0", lambda x: x > 0)
+fraction = number("a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def several(expected: str, *checks: Check) -> Check:
+    """Make a checker for as many values as there are checkers; it returns a tuple."""
+
+    def check(name: str, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise _refused(name, value, expected, kind=True)
+        if len(value) != len(checks):
+            raise _refused(name, value, expected)
+        try:
+            return tuple(own(name, entry) for own, entry in zip(checks, value, strict=True))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}={value!r}: expected {expected}.") from error
+
+    return check
+
+
+def one_of(*words: str) -> Check:
+    """Make a checker for one word out of a few.
+
+    Example:
+        >>> one_of("l1", "l2")("weight_decay_mode", "l3")
+        Traceback (most recent call last):
+        ValueError: weight_decay_mode='l3': expected one of 'l1', 'l2'.
+    """
+
+    def check(name: str, value: Any) -> str:
+        if value in words:
+            return str(value)
+        raise _refused(name, value, f"one of {', '.join(map(repr, words))}", kind=not isinstance(value, str))
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check for True or False, and nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise _refused(name, value, "True or False", kind=True)
+    return value
+
+
+def patterns(name: str, value: Any) -> list[str]:
+    """Check for a list of regular expressions; a bare string would be taken letter by letter."""
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}].")
+    if not isinstance(value, Iterable) or isinstance(value, dict):
+        raise _refused(name, value, "a list of patterns or None", kind=True)
+    listed = list(value)
+    for entry in listed:
+        if not isinstance(entry, str):
+            raise TypeError(f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__} {entry!r}.")
+    return listed
+
+
+def optional(check: Check) -> Check:
+    """Let None pass, too."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+Finite = Annotated[float, finite]
+NotNegative = Annotated[float, not_negative]
+Positive = Annotated[float, positive]
+Fraction = Annotated[float, fraction]
+WholeNumber = Annotated[int, whole_number("a whole number >= 0", lambda x: x >= 0)]
+Count = Annotated[int, whole_number("a whole number >= 1", lambda x: x >= 1)]
+Betas = Annotated[tuple[float, float], several("two numbers, each in [0, 1)", fraction, fraction)]
+ThreeBetas = Annotated[
+    tuple[float, float, float], several("three numbers, each in [0, 1)", fraction, fraction, fraction)
+]
+Patterns = Annotated[list[str], patterns]
+
+
+def in_order(options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], prefix: str = "") -> None:
+    """Refuse a lower bound that is above the upper one, where there is one.
+
+    Raises:
+        ValueError: With both.
+    """
+    for low, high in bounds:
+        least, most = options[low], options[high]
+        if most is not None and least > most:
+            raise ValueError(f"{prefix}{low}={least!r}: expected at most {prefix}{high}={most!r}.")
+
+
+def ranges(schema: type) -> dict[str, Check]:
+    """Map the fields of a dataclass to their checkers, where their types say a range.
+
+    A class that says a field again without a range leaves that of its base. Flags and Enums, whose values are words to
+    a caller from Python, are in `checks`.
+    """
+    found: dict[str, Check] = {}
+    for base in reversed(schema.__mro__):
+        if is_dataclass(base):
+            hints = get_type_hints(base, include_extras=True)
+            found |= {key: check for key, hint in hints.items() if (check := _of_hint(hint))}
+    return found
+
+
+def _of_hint(hint: Any) -> Check | None:
+    if get_origin(hint) is Annotated:
+        return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
+    inner = [one for one in get_args(hint) if one is not NoneType]
+    check = _of_hint(inner[0]) if len(inner) == 1 and NoneType in get_args(hint) else None
+    return optional(check) if check else None
+
+
+def checks(schema: type) -> dict[str, Check]:
+    """Return what `ranges` does, with the flags and words that a caller from Python gives."""
+    found: dict[str, Check] = {}
+    for key, hint in get_type_hints(schema).items():
+        kinds = [one for one in (get_args(hint) or (hint,)) if one is not NoneType]
+        if kinds == [bool]:
+            found[key] = optional(flag) if NoneType in get_args(hint) else flag
+        elif isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+            found[key] = one_of(*(member.value for member in kinds[0]))
+    return {**found, **ranges(schema)}
+
+
+def defaults(schema: type) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields, words for Enums; without fields that have none."""
+    given = {field.name: field.default for field in fields(schema) if not callable(field.default_factory)}
+    return {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
