@@ -112,6 +112,10 @@ class World:
                 raise kind(f"rank {rank}: {message}")
         return result[0]
 
+    def settle(self, key: str, value: object, judge: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
+        """Judge what all ranks tell, on every rank alike, as `Meeting.settle`."""
+        return judge(self.gather_objects(value))
+
     def merge_names(self, *lists: list[str]) -> list[list[str]]:
         """Merge lists of names over ranks: what any rank has, each once, in the order of the first that has it."""
         every = self.gather_objects(lists)

@@ -17,13 +17,16 @@ _OF_AGENT = ("training.nproc_per_node", "distributed.nnodes", "distributed.rdzv_
 """Keys that say how ranks are started: a launcher decides that by itself."""
 
 
-def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched | None) -> None:
+def refuse_unfit(
+    config: RunConfig, overrides: Sequence[str], launched: Launched | None, *, resumes: bool = False
+) -> None:
     """Refuse ranks that cannot be, before a directory is made.
 
     Args:
         config: Typed and checked.
         overrides: Of the command line.
         launched: What a launcher says of this process; None: optrun starts the ranks.
+        resumes: Whether a start that is repeated goes on with the run.
 
     Raises:
         ConfigError: With the key.
@@ -37,11 +40,12 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
             refuse_idle_nproc(given)
         return
     if launched is not None:
-        _refuse_told_twice(typed, launched)
+        _refuse_told_twice(typed, launched, resumes=resumes)
     here = launched.local_size if launched is not None else nproc(config)
     refuse_composed(config, launched.size if launched is not None else here * distributed.nnodes)
     devices = device_count(config)
-    if devices is not None and here > devices:
+    own_device = launched is not None and devices == 1  # such as srun --gpus-per-task=1: each rank sees its own
+    if devices is not None and here > devices and not own_device:
         key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
         raise ConfigError(
             f"{key}: more ranks than devices: this machine has {devices} ({visible_devices()}). Expected at most "
@@ -106,7 +110,7 @@ def refuse_one_process(launched: Launched) -> NoReturn:
     )
 
 
-def _refuse_told_twice(typed: set[str], launched: Launched) -> None:
+def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) -> None:
     for key in _OF_AGENT:
         if key in typed:
             raise ConfigError(
@@ -114,7 +118,7 @@ def _refuse_told_twice(typed: set[str], launched: Launched) -> None:
                 f"Leave it out, or start optrun without {launched.launcher}."
             )
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if launched.launcher == "torchrun" and FOLDER not in os.environ and restarts != "0" and "resume" not in typed:
+    if launched.launcher == "torchrun" and FOLDER not in os.environ and restarts != "0" and not resumes:
         raise ConfigError(
             f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add resume=auto and "
             "hydra.run.dir=DIR, so that it goes on from the last checkpoint."
