@@ -1,4 +1,4 @@
-"""One contract for a start: every rank proves that it runs the same thing, before a step and at each save."""
+"""What all ranks have to say alike: one contract for a start, one refusal for all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, OptrunError
+from optrun.distributed.verdict import kind_of
 
+T = TypeVar("T")
 _NAMED = 3
 """Keys that a message names."""
 _LONGEST = 60
@@ -52,6 +54,38 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "cont
     if others:
         told = [socket.gethostname(), own] if ranks.rank in (0, others[0]) else None
         raise ConfigError(ranks.settle(f"{key}/facts", told, lambda every: _difference(every, others)))
+
+
+def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
+    """Run an action on every rank; if one of them refuses, all do.
+
+    Args:
+        ranks: All of them take part.
+        act: Without messages between ranks; each keeps its own result.
+        key: Used once.
+
+    Raises:
+        OptrunError: This rank's own, or that of the first rank that has one.
+    """
+    if ranks.size == 1:
+        return act()
+    result: list[T] = []
+    own: OptrunError | None = None
+    try:
+        result.append(act())
+    except OptrunError as error:
+        own = error
+    refusal = ranks.settle(key, None if own is None else [own.exit_code, socket.gethostname(), str(own)], _first)
+    if own is not None:
+        raise own
+    if refusal is not None:
+        rank, code, host, message = refusal
+        raise kind_of(code)(f"rank {rank} on {host}: {message}")
+    return result[0]
+
+
+def _first(every: Sequence[Any]) -> list[Any] | None:
+    return next(([rank, *refusal] for rank, refusal in enumerate(every) if refusal is not None), None)
 
 
 def _different(every: Sequence[object]) -> list[int]:

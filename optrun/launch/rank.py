@@ -10,7 +10,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOP
 from optrun.base.reading import read_json
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
+from optrun.distributed.contract import agree
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
@@ -162,36 +162,17 @@ def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
 
 def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     from optrun.launch.run_here import run_here
-    from optrun.runner.follow import follow
+    from optrun.runner.train import train
     from optrun.training.display import PlainDisplay
 
-    request, resume = _agree(rank, payload, meeting)
+    request, resume = agree(meeting, lambda: (payload.request(), payload.resume_point()))
     world = _world(request.config.distributed, meeting)
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
     with printed_log():
-        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world, stop_at=payload.stop_at)
+        train(request, payload.run, PlainDisplay(Console(quiet=True)), stop_at=payload.stop_at, world=world)
     return None
-
-
-def _agree(rank: Rank, payload: Payload, meeting: Meeting) -> tuple[Request, ResumePoint | None]:
-    """Type what is to be run; what one rank refuses, all do.
-
-    Raises:
-        ConfigError: Such as for a plugin that is another one here.
-    """
-    request, resume, own = None, None, RankEnd(rank.launched.rank, EXIT_DONE)
-    try:
-        request, resume = payload.request(), payload.resume_point()
-    except OptrunError as error:
-        own = RankEnd(rank.launched.rank, error.exit_code, f"{error} ({socket.gethostname()})")
-    ends = meeting.settle("agree", own.to_dict(), lambda every: every if any(end["code"] for end in every) else [])
-    together = error_of([RankEnd(**end) for end in ends])
-    if together is not None:
-        raise together
-    assert request is not None
-    return request, resume
 
 
 def _world(config: DistributedConfig, meeting: Meeting) -> World:
