@@ -121,7 +121,7 @@ class Meeting:
         return start
 
     def _gather_words(self) -> str | None:
-        """Welcome each rank by its word, until all have heard it; None: not all come in time."""
+        """Gather the word of each rank, until all have heard it; None: not all come in time."""
         hello = self._keys("hello")
         words: list[str] = []
         for _ in self._looks():

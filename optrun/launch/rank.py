@@ -38,6 +38,7 @@ from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.launch.payload import Payload
+from optrun.launch.rank_checks import refuse_shared_device
 from optrun.launch.rank_output import printed_log, rank_output
 from optrun.sweeper.pool import hold_as_rank
 
@@ -166,6 +167,7 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     from optrun.training.display import PlainDisplay
 
     request, resume = agree(meeting, lambda: (payload.request(), payload.resume_point()))
+    refuse_shared_device(request.config, meeting)
     world = _world(request.config.distributed, meeting)
     if rank.is_main:
         console = Console(quiet=payload.quiet)
