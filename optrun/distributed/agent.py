@@ -101,7 +101,8 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
             for local_rank in range(ranks.nproc)
         ]
 
-    left, before = ranks.max_restarts, None
+    left, deadline = ranks.max_restarts, 0.0
+    before: list[RankEnd] | None = None
     seconds = max(1, math.ceil(ranks.timeout))
     agent: Agent | None = None
     with (
@@ -110,6 +111,7 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
         Watchdog(heartbeats, ranks.timeout, end_silent),
     ):
         while True:
+            agent = None
             try:
                 handler = handler_of(ranks.rdzv_endpoint, ranks.nnodes, seconds)
                 agent = Agent(
@@ -130,17 +132,24 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
             except Exception as error:
                 if not is_lost_machine(error):
                     raise
-                if agent is None or (not agent.has_begun and before is None):
-                    raise ConfigError(
-                        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.nnodes} machines came "
-                        f"within {ranks.timeout:g} s (distributed.timeout_seconds). Expected the same command on each "
-                        "of them (distributed.nnodes), and that each can reach this address, which belongs to one of "
-                        "them."
-                    ) from error
+                if agent is None and time.monotonic() < deadline:
+                    continue  # the machine that the others meet at has died, and is not back yet
+                if agent is None or not agent.has_begun:
+                    raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
                 before, left = agent.ended or ends({}), agent.restarts_left - 1
+                deadline = time.monotonic() + ranks.timeout
                 mark(Phase.closing)
-                if stops or left < 0 or not agent.has_begun:
+                if stops or left < 0:
                     raise _left_alone(ranks, before) from error
+
+
+def _unmet(ranks: Ranks) -> ConfigError:
+    """Make the refusal of machines that never met."""
+    return ConfigError(
+        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.nnodes} machines came within "
+        f"{ranks.timeout:g} s (distributed.timeout_seconds). Expected the same command on each of them "
+        "(distributed.nnodes), and that each can reach this address, which belongs to one of them."
+    )
 
 
 def _left_alone(ranks: Ranks, ends: list[RankEnd]) -> OptrunError:
