@@ -27,6 +27,8 @@ from optrun.distributed.local_ends import HEARTBEATS, end_file, end_of, find_hun
 from optrun.distributed.verdict import RankEnd, error_of
 from optrun.distributed.watchdog import Watchdog
 
+_LOOK_SECONDS = 0.1
+"""Between two looks for the machine that all meet at."""
 _DIRECT_SECONDS = 0.5
 """A launcher may signal agent and ranks at once: the agent passes its own on a little later, so that it counts once."""
 
@@ -72,7 +74,7 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
         StoppedEarly: A signal ended the wait for them.
         OptrunError: They do not come back.
     """
-    from optrun.distributed.elastic import Agent, handler_of, is_lost_machine, spec_of
+    from optrun.distributed.elastic import Agent, handler_of, is_lost_machine, is_lost_store, spec_of
 
     heartbeats = Heartbeats.create(ranks.nproc, folder / HEARTBEATS)
     hung: dict[int, RankEnd] = {}
@@ -101,7 +103,7 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
             for local_rank in range(ranks.nproc)
         ]
 
-    left, deadline = ranks.max_restarts, 0.0
+    left, deadline = ranks.max_restarts, time.monotonic() + ranks.timeout
     before: list[RankEnd] | None = None
     seconds = max(1, math.ceil(ranks.timeout))
     agent: Agent | None = None
@@ -132,9 +134,10 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
             except Exception as error:
                 if not is_lost_machine(error):
                     raise
-                if agent is None and time.monotonic() < deadline:
-                    continue  # the machine that the others meet at has died, and is not back yet
                 if agent is None or not agent.has_begun:
+                    if is_lost_store(error) and time.monotonic() < deadline:
+                        time.sleep(_LOOK_SECONDS)
+                        continue  # the machine that the others meet at has died, and is not back yet
                     raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
                 before, left = agent.ended or ends({}), agent.restarts_left - 1
                 deadline = time.monotonic() + ranks.timeout

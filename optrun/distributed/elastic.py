@@ -14,7 +14,12 @@ from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
 from optrun.distributed.verdict import RankEnd, error_of
@@ -204,3 +209,8 @@ def spec_of(command: Sequence[str], nproc: int, handler: RendezvousHandler, max_
 def is_lost_machine(error: Exception) -> bool:
     """Tell whether agents did not meet, or one that the others need has left."""
     return isinstance(error, RendezvousError | DistError)
+
+
+def is_lost_store(error: Exception) -> bool:
+    """Tell whether what agents meet by cannot be reached, or not any more."""
+    return isinstance(error, RendezvousConnectionError | DistError)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed import agent, elastic
@@ -33,6 +33,8 @@ class OfTorch:
 
     @classmethod
     def connect(cls, *where: object) -> type[OfTorch]:
+        if cls.ends[0] == "never":
+            raise RendezvousTimeoutError
         if cls.ends[0] == "unreachable":
             cls.ends.pop(0)
             raise RendezvousConnectionError
@@ -48,7 +50,8 @@ class OfTorch:
     [
         (["lost", "unreachable", "unreachable", "done"], [2, 1], None),
         (["lost", "lost", "lost"], [2, 1, 0], OptrunError),
-        (["unreachable"], [], ConfigError),
+        (["unreachable", "unreachable", "done"], [2], None),
+        (["never"], [], ConfigError),
     ],
 )
 def test_the_machine_that_all_meet_at_dies(
@@ -70,8 +73,7 @@ def test_the_machine_that_all_meet_at_dies(
     begun: list[object] = []
     if error is None:
         assert agent.run_ranks(ranks, tmp_path, begun.append).ends == []
-        assert begun[0] is None
-        assert begun[1] is not None
+        assert [before is None for before in begun] == [True] + [False] * (len(restarts) - 1)
     else:
         with pytest.raises(error) as told:
             agent.run_ranks(ranks, tmp_path, begun.append)
