@@ -21,7 +21,6 @@ for _module in (
     "optrun.launch.run_here",
     "optrun.cli.train",
     "optrun.runner.console",
-    "optrun.runner.follow",
     "optrun.runner.train",
     "optrun.task.causal_lm",
     "optrun.testing",

@@ -168,9 +168,10 @@ OTHER_DOORS = {
     "distributed/heartbeat.py": "maps the table of this start's ranks",
     "launch/rank.py": "that table",
     "distributed/meeting.py": "what ranks of one start tell each other",
+    "distributed/elastic.py": "what agents of one run tell each other",
     "distributed/local_ends.py": "/proc, and the stack that a rank of this start wrote",
     "certify/trial.py": "/proc, and the log of a process that it started",
-    "artifacts/provenance.py": "/proc",
+    "artifacts/provenance.py": "/proc, and optrun's own files",
     "runner/prediction/partial.py": "what this process writes as JSON",
     "runner/predict.py": "holds the folder of predictions",
     # Bytes that were read or made in memory.

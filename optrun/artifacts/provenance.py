@@ -41,6 +41,15 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache
+def code_digest() -> str:
+    """Compute a digest of optrun's own files, which a version number may hide changes of."""
+    folder, digest = Path(optrun.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
 def _installed(package: str) -> str:
     try:
         return version(package)

@@ -29,4 +29,7 @@ def run(argv: list[str]) -> int:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # a lost connection is told in a message, not as a stack in C++
     return guarded(dispatch, argv)

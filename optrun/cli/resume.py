@@ -121,7 +121,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     after = saved.changed(hydra, before, changes)
     leave_open(after, changes, settled=True)
     request = request_of(command_line, after, changes)
-    refuse_unfit(request.config, changes, caller.launched)
+    refuse_unfit(request.config, changes, caller.launched, resumes=True)
     notes = [] if mended is None else [mended]
     point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes)
     return execute(request, target.run, caller, point)

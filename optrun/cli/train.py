@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +54,7 @@ def run(argv: list[str]) -> int:
             return EXIT_DONE  # rank 0 answers
         from optrun.launch.rank import leave
 
-        return leave(guarded(lambda _: _follow(found, args.overrides), argv))
+        return leave(guarded(lambda argv: _follow(found, argv, args.overrides), argv))
     hydra = store.open_hydra(args.config_dir)
     if hydra_services.answer(hydra, parser, args):
         return EXIT_DONE
@@ -110,16 +111,17 @@ def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps
     from optrun.launch.rank import Leader, begin
 
     rank = begin(launched)
-    with Leader(rank, rank.meet(_timeout(command_line.overrides))) as leader:
+    asked = {"command line": shlex.join(command_line.argv)}
+    with Leader(rank, rank.meet(_timeout(command_line.overrides), asked)) as leader:
         return _run(hydra, command_line, _caller(leader), sweeps=sweeps)
 
 
-def _follow(launched: Launched, overrides: Sequence[str]) -> int:
+def _follow(launched: Launched, argv: Sequence[str], overrides: Sequence[str]) -> int:
     """Run as any other rank of a launcher: it composes nothing."""
     from optrun.launch.rank import begin, follow_leader
 
     rank = begin(launched)
-    return follow_leader(rank, rank.meet(_timeout(overrides)))
+    return follow_leader(rank, rank.meet(_timeout(overrides), {"command line": shlex.join(argv)}))
 
 
 def _timeout(tokens: Sequence[str]) -> float:

@@ -12,21 +12,23 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from optrun.base.errors import ConfigError
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats
-from optrun.distributed.local_ends import HEARTBEATS, end_of, find_hung, kill
-from optrun.distributed.verdict import RankEnd
+from optrun.base.errors import ConfigError, OptrunError, StoppedEarly
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.local_ends import HEARTBEATS, end_file, end_of, find_hung, kill
+from optrun.distributed.verdict import RankEnd, error_of
 from optrun.distributed.watchdog import Watchdog
 
+_LOOK_SECONDS = 0.1
+"""Between two looks for the machine that all meet at."""
 _DIRECT_SECONDS = 0.5
 """A launcher may signal agent and ranks at once: the agent passes its own on a little later, so that it counts once."""
 
@@ -46,8 +48,8 @@ class Ranks:
     """What each runs, after the interpreter."""
     environment: Mapping[str, str]
     """What each finds besides the variables of torch."""
-    run_id: str
-    """The same on every machine, for this run; another for each attempt."""
+    max_restarts: int = 0
+    """How often they are started again."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,21 @@ class Ended:
     """How many signals asked them to stop."""
 
 
-def run_ranks(ranks: Ranks, folder: Path) -> Ended:
-    """Start the ranks of this machine, and wait for their end.
+def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None], None]) -> Ended:
+    """Start the ranks of this machine, again where that is allowed, and wait for their end.
 
     Args:
         ranks: Which, and how.
-        folder: Of this attempt alone; heartbeats and the ends of the ranks lie in it.
+        folder: Of this run alone; heartbeats and the ends of the ranks lie in it.
+        begin: Called before each start, told how the ranks before ended; None: they are the first.
 
     Raises:
         ConfigError: The other machines do not come.
+        StoppedEarly: A signal ended the wait for them.
+        OptrunError: They do not come back.
     """
+    from optrun.distributed.elastic import Agent, handler_of, is_lost_machine, is_lost_store, spec_of
+
     heartbeats = Heartbeats.create(ranks.nproc, folder / HEARTBEATS)
     hung: dict[int, RankEnd] = {}
 
@@ -78,53 +85,84 @@ def run_ranks(ranks: Ranks, folder: Path) -> Ended:
                 hung[local_rank] = end
                 kill(silent[local_rank])
 
-    with _forwarded(heartbeats) as stops, Watchdog(heartbeats, ranks.timeout, end_silent):
-        codes = _launch(ranks)
-    ends = [
-        hung.get(local_rank) or end_of(folder, local_rank, codes.get(local_rank, 0), heartbeats[local_rank])
-        for local_rank in range(ranks.nproc)
-    ]
-    return Ended(ends, stops=len(stops))
+    def mark(phase: Phase) -> None:
+        for local_rank in range(ranks.nproc):
+            heartbeats.write(local_rank, Heartbeat(0, local_rank, phase, 0, time.monotonic()))
 
+    def start(before: list[RankEnd] | None) -> None:
+        hung.clear()
+        for local_rank in range(ranks.nproc):
+            end_file(folder, local_rank).unlink(missing_ok=True)
+        mark(Phase.starting)
+        begin(before)
 
-def _launch(ranks: Ranks) -> dict[int, int]:
-    """Run torch's agent in this thread.
+    def ends(codes: Mapping[int, int]) -> list[RankEnd]:
+        silent = 0 if codes else -signal.SIGTERM  # of those that say nothing
+        return [
+            hung.get(local_rank) or end_of(folder, local_rank, codes.get(local_rank, silent), heartbeats[local_rank])
+            for local_rank in range(ranks.nproc)
+        ]
 
-    Returns:
-        The exit codes that are not 0, by local rank; negative: the signal.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
+    left, deadline = ranks.max_restarts, time.monotonic() + ranks.timeout
+    before: list[RankEnd] | None = None
     seconds = max(1, math.ceil(ranks.timeout))
-    alone = ranks.nnodes == 1
-    config = LaunchConfig(
-        min_nodes=ranks.nnodes,
-        max_nodes=ranks.nnodes,
-        nproc_per_node=ranks.nproc,
-        run_id=ranks.run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint=ranks.rdzv_endpoint or "127.0.0.1:0",
-        rdzv_configs={"timeout": seconds, "join_timeout": seconds, "read_timeout": min(seconds, 60)},
-        max_restarts=0,  # optrun starts them again, and not after every exit code
-        local_addr="127.0.0.1" if alone else None,
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        signals_to_handle="SIGQUIT",  # the others are requests
+    agent: Agent | None = None
+    with (
+        _environment(ranks),
+        _forwarded(heartbeats, lambda: agent is None or agent.is_meeting) as stops,
+        Watchdog(heartbeats, ranks.timeout, end_silent),
+    ):
+        while True:
+            agent = None
+            try:
+                handler = handler_of(ranks.rdzv_endpoint, ranks.nnodes, seconds)
+                agent = Agent(
+                    spec_of(ranks.command, ranks.nproc, handler, left),
+                    begin=start,
+                    ends=ends,
+                    stopped=lambda: mark(Phase.closing),
+                    asked_to_stop=lambda: bool(stops),
+                )
+                agent.ended = before
+                agent.run()
+                handler.shutdown()
+                return Ended(agent.ended or [], stops=len(stops))
+            except _AskedToStop:
+                raise StoppedEarly(
+                    f"{stops[0].name} received while waiting for the other machines; the checkpoints are as they were."
+                ) from None
+            except Exception as error:
+                if not is_lost_machine(error):
+                    raise
+                if agent is None or not agent.has_begun:
+                    if is_lost_store(error) and time.monotonic() < deadline:
+                        time.sleep(_LOOK_SECONDS)
+                        continue  # the machine that the others meet at has died, and is not back yet
+                    raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
+                before, left = agent.ended or ends({}), agent.restarts_left - 1
+                deadline = time.monotonic() + ranks.timeout
+                mark(Phase.closing)
+                if stops or left < 0:
+                    raise _left_alone(ranks, before) from error
+
+
+def _unmet(ranks: Ranks) -> ConfigError:
+    """Make the refusal of machines that never met."""
+    return ConfigError(
+        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.nnodes} machines came within "
+        f"{ranks.timeout:g} s (distributed.timeout_seconds). Expected the same command on each of them "
+        "(distributed.nnodes), and that each can reach this address, which belongs to one of them."
     )
-    with _environment(ranks):
-        try:
-            elastic_launch(config, sys.executable)(*ranks.command)
-        except ChildFailedError as error:
-            return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
-        except (RendezvousTimeoutError, RendezvousConnectionError) as error:
-            raise ConfigError(
-                f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.nnodes} machines came within "
-                f"{ranks.timeout:g} s (distributed.timeout_seconds). Expected the same command on each of them "
-                "(distributed.nnodes), and that each can reach this address, which belongs to one of them."
-            ) from error
-    return {}
+
+
+def _left_alone(ranks: Ranks, ends: list[RankEnd]) -> OptrunError:
+    """Say that the other machines are gone; a rank's own reason counts more."""
+    own = error_of([end for end in ends if not end.lost_rank and end.code != -signal.SIGTERM])
+    return own or OptrunError(
+        f"another machine is gone, and did not come back within {ranks.timeout:g} s (distributed.timeout_seconds); "
+        f"distributed.max_restarts={ranks.max_restarts}. The checkpoints are as they were. Go on with the same command "
+        "on each machine, and resume=auto."
+    )
 
 
 @contextmanager
@@ -136,24 +174,33 @@ def _environment(ranks: Ranks) -> Iterator[None]:
     logger = logging.getLogger("torch.distributed.elastic")
     level, before = logger.level, dict(os.environ)
     logger.setLevel(logging.CRITICAL + 1)
-    os.environ.update(ranks.environment)
+    own = {**ranks.environment, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}  # other signals are requests
+    os.environ.update(own)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks.nproc)))
     try:
         yield
     finally:
         logger.setLevel(level)
-        for name in (*ranks.environment, "OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
+        for name in (*own, "OMP_NUM_THREADS"):
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
+
+
+class _AskedToStop(BaseException):
+    """A request to stop while there are no ranks."""
 
 
 # Signals ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
-    """Make of signals to this process requests to its ranks, and list them; there are none outside the main thread."""
+def _forwarded(heartbeats: Heartbeats, is_meeting: Callable[[], bool]) -> Iterator[list[signal.Signals]]:
+    """Make of signals to this process requests to its ranks, and list them; there are none outside the main thread.
+
+    Raises:
+        _AskedToStop: There are no ranks, since the other machines are awaited.
+    """
     stops: list[signal.Signals] = []
     timers: list[threading.Timer] = []
 
@@ -162,6 +209,8 @@ def _forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         stops.append(signal.Signals(number))
+        if is_meeting():
+            raise _AskedToStop
         timers.append(threading.Timer(_DIRECT_SECONDS, ask))
         timers[-1].daemon = True
         timers[-1].start()

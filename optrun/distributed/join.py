@@ -168,9 +168,9 @@ def first_node(nodes: str) -> str:
     """Read the first host of a list as SLURM writes it.
 
     Example:
-        >>> first_node("gpu[07-09,12],cpu1"), first_node("node1,node2"), first_node("rack2-n[3,5]-ib")
-        ('gpu07', 'node1', 'rack2-n3-ib')
+        >>> first_node("gpu[07-09,12],cpu1"), first_node("node1,node2"), first_node("a[1-2]b[3-4]-ib")
+        ('gpu07', 'node1', 'a1b3-ib')
     """
-    match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes)
+    match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     assert match is not None
-    return "".join(part or "" for part in match.groups())
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[0])

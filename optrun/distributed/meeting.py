@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from optrun import __version__
 from optrun.base.errors import ConfigError, OptrunError
+from optrun.distributed.contract import refuse_different
 from optrun.distributed.verdict import LostRankError
 
 if TYPE_CHECKING:
@@ -23,7 +22,10 @@ _LOOK = 0.02
 """Seconds between two looks into the store; a signal is heard between them, as it is not in `Store.wait`."""
 _READ_SECONDS = 10.0
 """For the others to read what all have told."""
-_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+class UnmetError(ConfigError):
+    """Not all ranks came to where they meet."""
 
 
 class Meeting:
@@ -43,14 +45,16 @@ class Meeting:
         self.timeout = timeout
 
     @classmethod
-    def join(cls, timeout: float) -> Self:
+    def join(cls, timeout: float, facts: Mapping[str, object]) -> Self:
         """Meet the other ranks where the environment says, as `torch.distributed.rendezvous` with `env://`.
 
         Args:
             timeout: Seconds to wait for the others.
+            facts: What has to be the same on all ranks.
 
         Raises:
-            ConfigError: Not all ranks come, the port is taken, or they run different versions.
+            UnmetError: Not all ranks come, or the port is taken.
+            ConfigError: Facts differ.
         """
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -69,51 +73,88 @@ class Meeting:
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             if "EADDRINUSE" in str(error) or "in use" in str(error):
-                raise ConfigError(
+                raise UnmetError(
                     f"MASTER_PORT={port}: in use on {host} by another program. Expected a free port, the same for all "
                     "ranks."
                 ) from error
-            raise ConfigError(
+            raise UnmetError(
                 f"rank {rank} of {size} found nobody at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {timeout:g} s "
                 "(distributed.timeout_seconds). Is rank 0 started, and can this machine reach it?"
             ) from error
-        attempt = f"optrun/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get(_RESTARTS, '0')}"
-        meeting = cls(PrefixStore(attempt, store), rank, size, timeout)
-        meeting._greet(f"{host}:{port}")
+        meeting = cls(PrefixStore("optrun", store), rank, size, timeout)
+        start = meeting._greet(f"{host}:{port}")
+        meeting.store = PrefixStore(start, meeting.store)
+        refuse_different(meeting, facts)
         return meeting
 
-    def _greet(self, where: str) -> None:
-        """Wait for every rank, and see that all run the same program.
+    def _greet(self, where: str) -> str:
+        """Wait for every rank.
+
+        A launcher's store may hold what an earlier start of the ranks has told. So each comes with a word of its own,
+        and goes on when rank 0 has heard it.
+
+        Returns:
+            The name of this start, the same on every rank and at no other start.
 
         Raises:
-            ConfigError: One does not come, or has another version.
+            UnmetError: A rank does not come.
         """
-        import torch
-
-        own = {"optrun": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        word = os.urandom(8).hex()
         try:
-            self.send("hello", {**own, "host": socket.gethostname()})
-            missing = self._missing("hello", range(self.size), self.timeout)
+            self.send("hello", word)
+            with _open_store():
+                start = self._gather_words() if self.rank == 0 else self._await_welcome(word)
         except LostRankError as error:
-            raise ConfigError(
+            raise UnmetError(
                 f"rank {self.rank} of {self.size}: rank 0 has left {where} before all ranks had come; it says why, and "
                 f"waits for {self.timeout:g} s (distributed.timeout_seconds). Start optrun for each of them, or say "
                 "how many there are."
             ) from error
-        if missing:
-            came = self.size - len(missing)
-            raise ConfigError(
-                f"{came} of {self.size} ranks came to {where} within {self.timeout:g} s (distributed.timeout_seconds); "
-                f"missing: {ranks_shown(missing)}. Start optrun for each of them, or say how many there are."
+        if start is None:
+            missing = self._missing("hello", range(self.size), 0.0)
+            who = ranks_shown(missing) if missing else "one that was started before, and is gone"
+            raise UnmetError(
+                f"{self.size - max(1, len(missing))} of {self.size} ranks came to {where} within {self.timeout:g} s "
+                f"(distributed.timeout_seconds); missing: {who}. Start optrun for each of them, or say how many there "
+                "are."
             )
-        ranks = self._read_all("hello")
-        for package in own:
-            for rank, theirs in enumerate(ranks):
-                if theirs[package] != ranks[0][package]:
-                    raise ConfigError(
-                        f"rank {rank} on {theirs['host']} runs {package} {theirs[package]}, rank 0 on "
-                        f"{ranks[0]['host']} runs {ranks[0][package]}. Expected the same version on all ranks."
-                    )
+        return start
+
+    def _gather_words(self) -> str | None:
+        """Gather the word of each rank, until all have heard it; None: not all come in time."""
+        hello = self._keys("hello")
+        words: list[str] = []
+        for _ in self._looks():
+            if not self.store.check(hello):
+                continue
+            found = [str(json.loads(word)) for word in self.store.multi_get(hello)]
+            if found != words:
+                words = found
+                self.store.set("welcome", json.dumps(words))
+            if self.store.check([f"{words[0]}/{key}" for key in self._keys("came")[1:]]):
+                return words[0]
+        return None
+
+    def _await_welcome(self, word: str) -> str | None:
+        """Wait until rank 0 has heard this rank; None: it does not in time."""
+        for _ in self._looks():
+            if self.store.check(["welcome"]):
+                words = json.loads(self.store.get("welcome"))
+                if words[self.rank] == word:
+                    self.store.set(f"{words[0]}/came/{self.rank}", "")
+                    return str(words[0])
+        return None
+
+    def _keys(self, key: str) -> list[str]:
+        return [f"{key}/{rank}" for rank in range(self.size)]
+
+    def _looks(self, timeout: float | None = None) -> Iterator[None]:
+        """Look again and again until the time is up, less often as it goes."""
+        begun, waited = time.monotonic(), 0.0
+        while waited <= (self.timeout if timeout is None else timeout):
+            yield
+            time.sleep(min(max(_LOOK, waited / 20), 10 * _LOOK))
+            waited = time.monotonic() - begun
 
     def send(self, key: str, value: Any, rank: int | None = None) -> None:
         """Tell all ranks something.
@@ -141,26 +182,19 @@ class Meeting:
         Raises:
             OptrunError: Nothing comes in time.
         """
-        key, deadline = f"machine/{socket.gethostname()}", time.monotonic() + self.timeout
+        key = f"machine/{socket.gethostname()}"
         with _open_store():
-            while not self.store.check([key]):
-                if time.monotonic() > deadline:
-                    raise OptrunError(
-                        f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?"
-                    )
-                time.sleep(_LOOK)
-            return self.store.get(key).decode()
+            if any(self.store.check([key]) for _ in self._looks()):
+                return self.store.get(key).decode()
+        raise OptrunError(f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?")
 
     def _missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
         """Wait for what ranks tell; those that did not, in time."""
-        deadline = time.monotonic() + timeout
-        missing = list(ranks)
-        while True:
-            with _open_store():
-                missing = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])]
-            if not missing or time.monotonic() > deadline:
-                return missing
-            time.sleep(_LOOK)
+        keys = [f"{key}/{rank}" for rank in ranks]
+        with _open_store():
+            if not keys or any(self.store.check(keys) for _ in self._looks(timeout)):
+                return []
+            return [rank for rank in ranks if not self.store.check([f"{key}/{rank}"])]
 
     def receive(self, key: str, rank: int, timeout: float | None = None) -> Any:
         """Wait for what a rank tells.
@@ -178,29 +212,30 @@ class Meeting:
             raise OptrunError(f"rank {rank} is silent: {key} was awaited for {timeout:g} s.")
         return self._read(key, rank)
 
-    def gather(self, key: str, value: Any) -> list[Any]:
-        """Tell all ranks something, and hear it of all.
+    def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
+        """Tell rank 0 something, and hear what it makes of what all ranks tell.
 
         Args:
             key: Used once.
             value: Of this rank; anything that JSON holds.
+            judge: Called on rank 0, with the values by rank; returns anything that JSON holds.
 
         Raises:
             OptrunError: A rank tells nothing in time.
         """
         self.send(key, value)
+        if self.rank:
+            told = self.receive(f"{key}/settled", 0, self.timeout + _READ_SECONDS)
+            self.send(f"{key}/read", None)
+            return told
         missing = self._missing(key, range(self.size), self.timeout)
         if missing:
             raise OptrunError(f"{ranks_shown(missing)}: silent for {self.timeout:g} s ({key}).")
-        return self._read_all(key)
-
-    def _read_all(self, key: str) -> list[Any]:
-        """Read what all ranks have told; rank 0, which may hold the store, and may leave now, waits for the others."""
-        found = [self._read(key, rank) for rank in range(self.size)]
-        self.send(f"{key}/read", None)
-        if self.rank == 0:
-            self.heard(f"{key}/read", range(self.size), _READ_SECONDS)
-        return found
+        with _open_store():
+            told = judge([json.loads(value) for value in self.store.multi_get(self._keys(key))])
+        self.send(f"{key}/settled", told)
+        self._missing(f"{key}/read", range(1, self.size), _READ_SECONDS)  # who holds the store may leave now
+        return told
 
     def heard(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
         """Return what ranks have told in time, of those that did; nothing if the store is gone.

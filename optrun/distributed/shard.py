@@ -97,7 +97,8 @@ def _fully_sharded(
     whole = {name: param.detach() for name, param in model.named_parameters()}
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
-    fully_shard(model, **options)
+    fully_shard(model, **{**options, "reshard_after_forward": False})  # its backward pass begins at once
+    model.register_forward_hook(_reshard_unless_trained)
     assert isinstance(model, FSDPModule)
     _fill_from_main(model, whole, world, torch.device("cpu") if config.cpu_offload else device, device)
 
@@ -107,6 +108,12 @@ def _fully_sharded(
         yield
 
     return model, gradient_sync
+
+
+def _reshard_unless_trained(module: nn.Module, args: object, output: object) -> None:  # noqa: ARG001
+    """Free what the root has gathered where no backward pass follows, which would."""
+    if not torch.is_grad_enabled() and isinstance(module, FSDPModule):
+        module.reshard()
 
 
 def _materialize(model: nn.Module, rest: torch.device, device: torch.device) -> None:
@@ -177,8 +184,12 @@ def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
 
 
 def whole_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Gather shards, one after the other; every rank takes part and has all of them on the CPU."""
-    return {
-        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
-        for name, tensor in tensors
-    }
+    """Gather shards on the CPU of rank 0, one after the other; every rank takes part, and holds one at a time."""
+    import torch.distributed as dist
+
+    kept = {}
+    for name, tensor in tensors:
+        whole = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+        if dist.get_rank() == 0:
+            kept[name] = whole.cpu()
+    return kept

@@ -31,6 +31,11 @@ _LOST = (
 """What torch's backends say where another rank does not answer; gloo's errors are bare RuntimeErrors."""
 
 
+def kind_of(code: int) -> type[OptrunError]:
+    """Find the error that an exit code stands for."""
+    return _BY_CODE.get(code, OptrunError)
+
+
 class LostRankError(OptrunError):
     """Another rank has left, or does not answer; that one is the cause."""
 
@@ -87,7 +92,7 @@ def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = Non
         return None
     first, codes = causes[0], {end.code for end in causes}
     code = first.code if len(codes) == 1 and first.code > 0 else EXIT_FAILED
-    kind = _BY_CODE.get(code, OptrunError)
+    kind = kind_of(code)
     for_all = first.rank == 0 or {end.message for end in ends} == {first.message}
     if first.code > 0 and first.message and not first.where and for_all:  # said by itself, and not of it
         error = kind(first.message)

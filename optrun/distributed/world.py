@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from optrun.base.errors import OptrunError
+from optrun.distributed.contract import agree
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -95,22 +95,22 @@ class World:
         Raises:
             OptrunError: This rank's own, or that of the first rank that has one.
         """
-        if self.size == 1:
-            return act()
-        result: list[T] = []
-        own: OptrunError | None = None
-        try:
-            result.append(act())
-        except OptrunError as error:
-            own = error
-        refusals = self.gather_objects(None if own is None else (type(own), str(own)))
-        if own is not None:
-            raise own
-        for rank, refusal in enumerate(refusals):
-            if refusal is not None:
-                kind, message = refusal
-                raise kind(f"rank {rank}: {message}")
-        return result[0]
+        return agree(self, act)
+
+    def from_main(self, act: Callable[[], T]) -> T:
+        """Run an action on rank 0, and give every rank its result; what rank 0 refuses, all do.
+
+        Args:
+            act: Without messages between ranks.
+
+        Raises:
+            OptrunError: That of rank 0.
+        """
+        return cast("T", self.broadcast(self.agree(lambda: act() if self.is_main else None)))
+
+    def settle(self, key: str, value: object, judge: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
+        """Judge what all ranks tell, on every rank alike, as `Meeting.settle`."""
+        return judge(self.gather_objects(value))
 
     def merge_names(self, *lists: list[str]) -> list[list[str]]:
         """Merge lists of names over ranks: what any rank has, each once, in the order of the first that has it."""

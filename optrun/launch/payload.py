@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _PATHS = ("checkpoint", "started_from")
 """Of a `ResumePoint`."""
+_SETTLED = (
+    *("resume", "run_name", "training.per_device_train_batch_size"),
+    *("training.gradient_accumulation_steps", "training.global_batch_size"),
+)
+"""Keys that a run which goes on has otherwise than one that begins; the batch is compared when it is settled."""
 _OF_COMMAND_LINE = tuple(CommandLine.__dataclass_fields__)
 
 
@@ -73,6 +78,13 @@ class Payload:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Invert `to_dict`."""
         return cls(**values)
+
+    def facts(self) -> dict[str, object]:
+        """List what every machine has to have composed alike, by dotted name."""
+        found = {key: value for key, value in saved.flat(self.values).items() if key not in _SETTLED}
+        for record in self.plugins:
+            found[f"plugin {record.get('plugin')}"] = record.get("sha256")
+        return {**found, "hydra.run.dir": Path(self.run_dir).name}  # machines may have mounted it at other places
 
     @property
     def run(self) -> RunDir:

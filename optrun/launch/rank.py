@@ -10,12 +10,11 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,18 +24,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
+from optrun.artifacts.provenance import code_digest, versions
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
 from optrun.base.reading import read_json
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
+from optrun.distributed.contract import agree
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
-from optrun.distributed.meeting import Meeting
+from optrun.distributed.meeting import Meeting, UnmetError
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.launch.payload import Payload
+from optrun.launch.rank_checks import refuse_shared_device
 from optrun.launch.rank_output import printed_log, rank_output
 from optrun.sweeper.pool import hold_as_rank
 
@@ -92,13 +94,17 @@ class Rank:
         heartbeat.begin(self.heartbeats, local_rank, self.launched.rank)
         faulthandler.register(signal.SIGUSR2, stack_file(folder, local_rank).open("w"), all_threads=True)
 
-    def meet(self, timeout: float) -> Meeting:
+    def meet(self, timeout: float, asked: Mapping[str, object]) -> Meeting:
         """Meet the other ranks.
 
+        Args:
+            timeout: Seconds to wait for them.
+            asked: What they were asked to run, as far as it is known.
+
         Raises:
-            ConfigError: Not all of them come, or some run another program.
+            ConfigError: Not all of them come, or some run another program, or another configuration.
         """
-        meeting = Meeting.join(timeout)
+        meeting = Meeting.join(timeout, {**versions(), "code of optrun": code_digest(), **asked})
         if not self.is_watched:
             if self.launched.local_rank == 0:
                 made = Path(tempfile.mkdtemp(prefix="optrun-ranks-"))
@@ -157,35 +163,18 @@ def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
 
 def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     from optrun.launch.run_here import run_here
-    from optrun.runner.follow import follow
+    from optrun.runner.train import train
     from optrun.training.display import PlainDisplay
 
-    request, resume = _agree(rank, payload, meeting)
+    request, resume = agree(meeting, lambda: (payload.request(), payload.resume_point()))
+    refuse_shared_device(request.config, meeting)
     world = _world(request.config.distributed, meeting)
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
     with printed_log():
-        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world, stop_at=payload.stop_at)
+        train(request, payload.run, PlainDisplay(Console(quiet=True)), stop_at=payload.stop_at, world=world)
     return None
-
-
-def _agree(rank: Rank, payload: Payload, meeting: Meeting) -> tuple[Request, ResumePoint | None]:
-    """Type what is to be run; what one rank refuses, all do.
-
-    Raises:
-        ConfigError: Such as for a plugin that is another one here.
-    """
-    request, resume, own = None, None, RankEnd(rank.launched.rank, EXIT_DONE)
-    try:
-        request, resume = payload.request(), payload.resume_point()
-    except OptrunError as error:
-        own = RankEnd(rank.launched.rank, error.exit_code, f"{error} ({socket.gethostname()})")
-    together = error_of([RankEnd(**end) for end in meeting.gather("agree", own.to_dict())])
-    if together is not None:
-        raise together
-    assert request is not None
-    return request, resume
 
 
 def _world(config: DistributedConfig, meeting: Meeting) -> World:
@@ -252,8 +241,8 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     """
     rank.signals.close()
     heartbeat.beat(Phase.closing)
-    if rank.is_watched and rank.folder is not None:
-        end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(end.to_dict()), encoding="utf-8")
+    if rank.is_watched:
+        _tell(rank, end)
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
         meeting.send("end", end.to_dict())
     found: dict[int, Any] = {}
@@ -371,10 +360,24 @@ def main() -> int:
     assert rank.folder is not None
     payload = Payload.from_dict(read_json(rank.folder / PAYLOAD))
     try:
-        take_part(rank, payload, rank.meet(payload.values["distributed"]["timeout_seconds"]))
+        meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
+    except UnmetError as error:  # the agents have met: a rank that does not come was lost on its way
+        return leave(_tell(rank, RankEnd(found.rank, EXIT_FAILED, str(error), lost_rank=True)))
     except OptrunError as error:
-        return leave(error.exit_code)
+        return leave(_tell(rank, _end(rank, error, error.exit_code)))
+    try:
+        take_part(rank, payload, meeting)
+    except OptrunError as error:
+        # What another start would only repeat stands in the file, and is no failure to torch's agent.
+        return leave(EXIT_FAILED if error.exit_code == EXIT_FAILED else EXIT_DONE)
     return leave(EXIT_DONE)
+
+
+def _tell(rank: Rank, end: RankEnd) -> int:
+    """Leave how this rank ended where its agent reads it; returns the exit code that tells it of another start."""
+    assert rank.folder is not None
+    end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(end.to_dict()), encoding="utf-8")
+    return EXIT_FAILED if end.code == EXIT_FAILED else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from typing import NoReturn
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.distributed import FsdpConfig, RanksConfig
 from optrun.config.schema.run import RunConfig
+from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
+from optrun.distributed.meeting import ranks_shown
 from optrun.launch.devices import device_count, nproc, visible_devices
-from optrun.launch.rank import FOLDER
 
 _OF_AGENT = ("training.nproc_per_node", "distributed.nnodes", "distributed.rdzv_endpoint", "distributed.max_restarts")
 """Keys that say how ranks are started: a launcher decides that by itself."""
 
 
-def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched | None) -> None:
+def refuse_unfit(
+    config: RunConfig, overrides: Sequence[str], launched: Launched | None, *, resumes: bool = False
+) -> None:
     """Refuse ranks that cannot be, before a directory is made.
 
     Args:
         config: Typed and checked.
         overrides: Of the command line.
         launched: What a launcher says of this process; None: optrun starts the ranks.
+        resumes: Whether a start that is repeated goes on with the run.
 
     Raises:
         ConfigError: With the key.
@@ -37,11 +42,12 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
             refuse_idle_nproc(given)
         return
     if launched is not None:
-        _refuse_told_twice(typed, launched)
+        _refuse_told_twice(typed, launched, resumes=resumes)
     here = launched.local_size if launched is not None else nproc(config)
     refuse_composed(config, launched.size if launched is not None else here * distributed.nnodes)
     devices = device_count(config)
-    if devices is not None and here > devices:
+    own_device = launched is not None and devices == 1  # such as srun --gpus-per-task=1: each rank sees its own
+    if devices is not None and here > devices and not own_device:
         key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
         raise ConfigError(
             f"{key}: more ranks than devices: this machine has {devices} ({visible_devices()}). Expected at most "
@@ -106,7 +112,7 @@ def refuse_one_process(launched: Launched) -> NoReturn:
     )
 
 
-def _refuse_told_twice(typed: set[str], launched: Launched) -> None:
+def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) -> None:
     for key in _OF_AGENT:
         if key in typed:
             raise ConfigError(
@@ -114,7 +120,7 @@ def _refuse_told_twice(typed: set[str], launched: Launched) -> None:
                 f"Leave it out, or start optrun without {launched.launcher}."
             )
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if launched.launcher == "torchrun" and FOLDER not in os.environ and restarts != "0" and "resume" not in typed:
+    if launched.launcher == "torchrun" and restarts != "0" and not resumes:
         raise ConfigError(
             f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add resume=auto and "
             "hydra.run.dir=DIR, so that it goes on from the last checkpoint."
@@ -136,3 +142,35 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
                 f"distributed.backend={config.backend}: there is no backend {part!r} here{why}. Expected auto, or one "
                 f"of {', '.join(usable)}, for each device such as cpu:gloo,cuda:nccl."
             )
+
+
+def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse ranks that their launcher has shown one and the same device; all ranks take part.
+
+    Raises:
+        ConfigError: With the ranks and the device.
+    """
+    own = None
+    if device_count(config) == 1:
+        import torch
+
+        own = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}"
+    said = ranks.settle("devices", own, shared_device)
+    if said is not None:
+        raise ConfigError(said)
+
+
+def shared_device(every: Sequence[str | None]) -> str | None:
+    """Name ranks that have one device together; None: each has its own.
+
+    Args:
+        every: Machine and device of each rank, where it sees a single one.
+    """
+    for device in every:
+        ranks = [rank for rank, other in enumerate(every) if other == device]
+        if device is not None and len(ranks) > 1:
+            return (
+                f"{ranks_shown(ranks)}: one device for several ranks ({device}). Expected a device for each rank, such "
+                "as by srun --gpus-per-task=1, or fewer ranks."
+            )
+    return None

@@ -18,7 +18,7 @@ from optrun.config.registry import origins
 from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.distributed.agent import Ranks, run_ranks
-from optrun.distributed.verdict import error_of
+from optrun.distributed.verdict import RankEnd, error_of
 from optrun.launch.devices import nproc
 from optrun.launch.payload import Payload
 from optrun.launch.rank import FOLDER, PAYLOAD
@@ -59,39 +59,38 @@ def train_on_ranks(
         starting(run.lock) if alone else contextlib.nullcontext(),
         tempfile.TemporaryDirectory(prefix="optrun-ranks-") as base,
     ):
-        for attempt in range(distributed.max_restarts + 1):
-            folder = Path(base, f"attempt-{attempt}")
-            folder.mkdir()
-            if attempt:
+        folder, starts = Path(base), 0
+
+        def begin(before: list[RankEnd] | None) -> None:
+            nonlocal payload, starts
+            if before is not None:
+                starts += 1
+                console.show_cursor(True)  # rank 0 may have been killed under its display
+                why = error_of(before, run.rank_log) or "Another machine joins."
+                told = f"{why} Starting again, {starts} of {distributed.max_restarts} times."
+                console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
                 payload = _again(payload, began)
             (folder / PAYLOAD).write_text(json.dumps(payload.to_dict()), encoding="utf-8")
-            ranks = Ranks(
-                nproc=nproc(request.config),
-                nnodes=distributed.nnodes,
-                rdzv_endpoint=distributed.rdzv_endpoint,
-                timeout=distributed.timeout_seconds,
-                command=["-m", "optrun.launch.rank"],
-                environment={FOLDER: str(folder)},
-                run_id=f"optrun-{attempt}",
-            )
-            ended = run_ranks(ranks, folder)
-            error = error_of(ended.ends, run.rank_log)
-            if error is None:
-                return Outcome(run, read_summary(run.summary))
-            console.show_cursor(True)  # rank 0 may have been killed under its display
-            if ended.stops > 1 and any(end.code > 128 for end in ended.ends):
-                error = OptrunError("a second signal ended all ranks at once; nothing new was saved.")
-                error.exit_code = max(end.code for end in ended.ends)
-            _record(run, error)
-            if ended.stops or error.exit_code != EXIT_FAILED or attempt == distributed.max_restarts:
-                raise error
-            console.print(
-                printable(f"{error} Starting again, {attempt + 1} of {distributed.max_restarts} times."),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-    raise AssertionError("unreachable")
+
+        ranks = Ranks(
+            nproc=nproc(request.config),
+            nnodes=distributed.nnodes,
+            rdzv_endpoint=distributed.rdzv_endpoint,
+            timeout=distributed.timeout_seconds,
+            command=["-m", "optrun.launch.rank"],
+            environment={FOLDER: str(folder)},
+            max_restarts=distributed.max_restarts,
+        )
+        ended = run_ranks(ranks, folder, begin)
+    error = error_of(ended.ends, run.rank_log)
+    if error is None:
+        return Outcome(run, read_summary(run.summary))
+    console.show_cursor(True)
+    if ended.stops > 1 and any(end.code > 128 for end in ended.ends):
+        error = OptrunError("a second signal ended all ranks at once; nothing new was saved.")
+        error.exit_code = max(end.code for end in ended.ends)
+    _record(run, error)
+    raise error
 
 
 def _refuse_code_of_program(request: Request) -> None:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError, StorageError, refuse_url
+from optrun.config import overrides
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
@@ -64,7 +65,8 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
         OptrunError: As `execute`; where it is refused before it began, nothing is left behind.
     """
     request = request_of(command_line, cfg, command_line.overrides)  # refused before a directory is made
-    refuse_unfit(request.config, command_line.overrides, caller.launched)
+    resumes = cfg.resume is not None or any(map(overrides.is_resume, command_line.argv))  # auto has found nothing
+    refuse_unfit(request.config, command_line.overrides, caller.launched, resumes=resumes)
     refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
     if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):

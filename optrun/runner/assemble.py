@@ -21,9 +21,11 @@ from optrun.base.errors import ConfigError, OptrunError, nearest
 from optrun.config.branch import refuse_ended
 from optrun.config.registry.origins import records, require
 from optrun.config.request import Request
+from optrun.config.saved import flat
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
+from optrun.distributed.contract import refuse_different
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
 from optrun.model.attention import needs_device
@@ -31,7 +33,8 @@ from optrun.model.documents import expect_apart
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
-from optrun.optimizer.kernels.report import kernel_of, refuse_different
+from optrun.optimizer.kernels.report import kernel_of
+from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
@@ -145,6 +148,7 @@ def assemble(
         adapter=adapter_facts(model),
         reference=reference,
     )
+    _refuse_other_start(constants, task, model, world)
     if snapshot is not None:
         refuse_other_adapter(snapshot.metadata, constants.adapter, config)
     state = TrainState()
@@ -181,7 +185,7 @@ def assemble(
     train_step, placed = _train_step(config, model, task, device, schedule_steps, world, started)
     notes += placed
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
-    refuse_different(world.gather_objects(kernel))
+    refuse_different_kernels(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
     elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
     notes += [note for note in [elsewhere] if note is not None]
@@ -212,6 +216,28 @@ def assemble(
         evaluation_weights=partial(evaluation_weights, train_step.optimizer),
     )
     return Assembled(setup, request, constants, changes, batch.derived, notes, branch, stop)
+
+
+def _refuse_other_start(constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World) -> None:
+    """Refuse ranks that would train something else: the last look before the first step.
+
+    Raises:
+        ConfigError: With machine and rank, key and both values.
+    """
+    if world.size == 1:
+        return
+    facts = {
+        **flat(constants.config),
+        "data.train (fingerprint of the examples)": task.train.fingerprint(),
+        "data.eval (fingerprint of the examples)": task.eval_fingerprint(),
+        "tokenizer": constants.tokenizer,
+        "adapter": constants.adapter,
+        "plan": constants.plan,
+        **{f"model configuration {name}": value for name, value in constants.model_config.items()},
+        "model": [constants.model_class, [[name, list(param.shape)] for name, param in model.named_parameters()]],
+        **{f"plugin {record.get('plugin')}": record.get("sha256") for record in constants.plugins or ()},
+    }
+    refuse_different(world, facts)
 
 
 def length_key(config: RunConfig) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.artifacts.checkpoint import make_checkpoints_dir
+from optrun.artifacts.checkpoint import make_checkpoints_dir, open_verified
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
@@ -37,7 +37,6 @@ from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
 from optrun.runner.disk_space import checkpoint_bytes, space_warning
 from optrun.runner.export import publish, write_tokenizer
-from optrun.runner.follow import Start
 from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
@@ -88,23 +87,29 @@ def train(
     owns_process: bool = True,
     world: World = ALONE,
 ) -> Outcome:
-    """Train, evaluate, checkpoint, and write the run directory; with several ranks, on rank 0.
+    """Train, evaluate, checkpoint, and write the run directory; any rank but the first writes its shards alone.
 
     Args:
         request: Configuration and command line.
         run: Where to write; exists.
         display: Shows progress and notes.
-        resume: Where to go on; None: from the start.
+        resume: Where to go on; None: from the start, or where rank 0 says.
         stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that of the whole run.
         owns_process: Whether a second signal may end the process.
-        world: The ranks that share the run; the others are in `optrun.runner.follow.follow`.
+        world: The ranks that share the run.
 
     Raises:
         StoppedEarly: At `stop_at`, by a signal, or because the time is up.
         OptrunError: With the exit code that belongs to it; `summary.json` tells the same.
     """
     started = time.monotonic()
-    with RunLock(run.lock), SignalHandler(owns_process=owns_process) as signal_handler:
+    with (
+        RunLock(run.lock) if world.is_main else nullcontext(),
+        SignalHandler(owns_process=owns_process) as signal_handler,
+    ):
+        if not world.is_main:
+            silent = Summary(run, request, "")
+            return _train(Session(request, run, display, silent, signal_handler, started, world), None, stop_at)
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
@@ -168,15 +173,9 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     _refuse_early(config)
     world = session.world
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with _open(session, resume) as opened:
+    with _open(session, resume) as (opened, started_from):
         snapshot, trunk = opened.snapshot, opened.trunk
-        started_from = resume.started_from if resume else None
-        if trunk is not None:
-            started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
-        world.broadcast(Start(opened.folder, started_from, trunk))
-        revision = world.broadcast(
-            world.agree(lambda: pinned_revision(config, None if snapshot is None else snapshot.metadata))
-        )
+        revision = world.from_main(lambda: pinned_revision(config, None if snapshot is None else snapshot.metadata))
         prepared = world.agree(lambda: _prepare(session, opened, revision))
         garbage.resume()  # the libraries are there; what is made from here on is the run's
         assembled = assemble(session.request, prepared, snapshot, device, started_from, world, trunk)
@@ -185,7 +184,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     state, total = assembled.setup.state, assembled.setup.total_steps
     if snapshot is not None and assembled.is_done:
         refuse_idle(asked_for(assembled.changes, assembled.derived), state.global_step)
-        if world.broadcast(summary.finished_before):
+        if world.from_main(lambda: summary.finished_before):
             return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
     notes = [
         *size_warnings(config, device),
@@ -197,17 +196,8 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     ]
     for note in notes:
         display.note(note)
-    if assembled.branch is not None:
-        summary.values["branch"] = assembled.branch.summary()
-    _begin(session, prepared, assembled)
-    if resume is not None:
-        summary.resumed(state.global_step, assembled.changes, assembled.notes)
-    if assembled.is_done:
-        truncate_after(session.run.metrics, state.global_step, session.manifest.replace)
-    else:
-        # The line of an unfinished step is still to be written; those of the end of a shorter run go.
-        kept = -1 if state.untouched else state.global_step - state.unfinished
-        take_up(session.run.metrics, kept, session.manifest.replace)
+    if world.is_main:
+        _begin(session, prepared, assembled, resume)
     loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, display))
     if snapshot is not None:
         restore_random_states(snapshot.metadata.random, device)
@@ -221,7 +211,8 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():
         model = whole_model(prepared.model)
-        assert model is not None, "rank 0 has it"
+        if model is None or not world.is_main:
+            return Outcome(session.run, summary.values)
         sample = _sample(prepared.task, model, prepared.tokenizer, display, seed=config.seed)
         told = summary.finished(loop.training.stop if state.global_step < total else None)
         publish(session.manifest, model, prepared.tokenizer, told, dict(session.request.values), sample)
@@ -257,8 +248,35 @@ def _refuse_early(config: RunConfig) -> None:
 
 
 @contextmanager
-def _open(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
-    """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins."""
+def _open(session: Session, resume: ResumePoint | None) -> Iterator[tuple[OpenedCheckpoint, Path | None]]:
+    """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins.
+
+    Rank 0 picks and verifies it; the others read the same.
+
+    Yields:
+        It, and the folder that relative paths of its configuration start from; None: the current one.
+    """
+    world, opened = session.world, OpenedCheckpoint(None, [])
+    with ExitStack() as held:
+
+        def pick() -> tuple[Path | None, Path | None, Trunk | None]:
+            nonlocal opened
+            opened = held.enter_context(_picked(session, resume))
+            if opened.trunk is not None:
+                return opened.folder, original_cwd(RunDir(opened.trunk.folder.parent.parent).hydra), opened.trunk
+            return opened.folder, resume.started_from if resume else None, None
+
+        folder, started_from, trunk = world.from_main(pick)
+        if folder is not None and not world.is_main:
+            held.enter_context(nullcontext() if trunk is None else reading(trunk.folder))
+            lazy = isinstance(session.config.distributed, FsdpConfig)
+            opened = OpenedCheckpoint(open_verified(folder, lazy=lazy), [], folder, trunk)
+        yield opened, started_from
+
+
+@contextmanager
+def _picked(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
+    """Pick the checkpoint to go on from, and write the configuration of a run that begins."""
     for name in clean_leftovers(session.run):
         session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
     opened = OpenedCheckpoint(None, [])
@@ -286,7 +304,8 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
     try:
         with session.signal_handler.immediate():
             taken = artifacts_to_resume(opened.folder, opened.snapshot, session.config.model)
-            return prepare(pinned(session.config, revision), taken)
+            meta = not session.world.is_main and isinstance(session.config.distributed, FsdpConfig)
+            return prepare(pinned(session.config, revision), taken, meta=meta)
     except Stopped:
         signal = session.signal_handler.stop_signal
         assert signal is not None
@@ -300,6 +319,8 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
 def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> Outcome:
     """Compute nothing for a finished run; harmless changes are recorded."""
     summary, state, stop = session.summary, assembled.setup.state, assembled.stop
+    if not session.world.is_main:
+        return Outcome(session.run, summary.values)
     for note in assembled.notes:
         session.display.note(note)
     if stop is not None:
@@ -318,12 +339,15 @@ def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> 
     return Outcome(session.run, summary.values)
 
 
-def _begin(session: Session, prepared: Prepared, assembled: Assembled) -> None:
+def _begin(session: Session, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None) -> None:
     """Write what is known of the run before its first step, and see that its checkpoints have room."""
+    summary, state = session.summary, assembled.setup.state
+    if assembled.branch is not None:
+        summary.values["branch"] = assembled.branch.summary()
     session.write_config()
     if prepared.tokenizer is not None:
         write_tokenizer(session.manifest, prepared.tokenizer)
-    session.summary.begin(assembled.setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
+    summary.begin(assembled.setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
     config, setup = session.config, assembled.setup
     if config.checkpoint.enabled:
         make_checkpoints_dir(session.run)
@@ -331,6 +355,14 @@ def _begin(session: Session, prepared: Prepared, assembled: Assembled) -> None:
         warning = space_warning(session.run, config.checkpoint, each)
         if warning is not None:
             session.display.note(warning)
+    if resume is not None:
+        summary.resumed(state.global_step, assembled.changes, assembled.notes)
+    if assembled.is_done:
+        truncate_after(session.run.metrics, state.global_step, session.manifest.replace)
+    else:
+        # The line of an unfinished step is still to be written; those of the end of a shorter run go.
+        kept = -1 if state.untouched else state.global_step - state.unfinished
+        take_up(session.run.metrics, kept, session.manifest.replace)
 
 
 def _sample(

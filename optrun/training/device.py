@@ -50,6 +50,8 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
+    if count == 1:  # the launcher shows each rank its own
+        local_rank = 0
     if local_rank >= count:
         raise ConfigError(
             f"training.nproc_per_node: rank {local_rank} of this machine has no GPU of its own: {count} are there. "

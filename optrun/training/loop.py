@@ -23,6 +23,7 @@ from optrun.training.hooks import Hooks
 from optrun.training.nonfinite import NonfiniteStep
 from optrun.training.ranking import remember_best
 from optrun.training.rates import learning_rates, source_metrics
+from optrun.training.replicas import refuse_parted
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates, digest_of_batches, empty_window
@@ -419,6 +420,7 @@ class Loop:
         if due or (evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())):
             begun = self.clock()
             beat(Phase.saving, self.state.global_step)
+            refuse_parted(self.setup.model, self.world, self.state.global_step)
             checkpoints.save()
             self.throughput.leave_out(self.clock() - begun)
 
@@ -465,5 +467,6 @@ class Loop:
                 f"{why} before the first step: there is nothing to save yet. Start again with: {again} (or the same "
                 "command with resume=auto)"
             )
+        refuse_parted(self.setup.model, self.world, step)
         self.checkpoints.save_now()
         raise StoppedEarly(f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: {again}")

@@ -23,7 +23,6 @@ from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.distributed.world import ALONE, World
 from optrun.runner import prepare
-from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint
 from optrun.runner.train import train
 from optrun.training.display import make_display
@@ -130,11 +129,8 @@ def _start(start: Start, asked: Request, world: World) -> None:
     run = RunDir(start.run)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         display = make_display(Console(file=nowhere), "")
-        if world.is_main:
-            resume = ResumePoint(None) if checkpoint_folders(run) else None
-            train(asked, run, display, resume, stop_at=start.stop_at, world=world)
-        else:
-            follow(asked, run, display, world, stop_at=start.stop_at)
+        resume = ResumePoint(None) if checkpoint_folders(run) else None
+        train(asked, run, display, resume, stop_at=start.stop_at, world=world)
 
 
 def request(overrides: list[str]) -> Request:

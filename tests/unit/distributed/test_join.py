@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 from optrun.base.errors import ConfigError
 from optrun.distributed.join import launched, set_torch_environment
+from optrun.launch.rank_checks import refuse_unfit, shared_device
+from optrun.training.device import pick_device
+from tests.running import composed
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
 SRUN = {
@@ -114,3 +119,32 @@ def test_mpirun_on_several_machines_does(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_given_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     found = set_for(monkeypatch, {**SRUN, "MASTER_ADDR": "login", "MASTER_PORT": "29501"})
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("login", "29501")
+
+
+def test_one_visible_device_per_task_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `srun --gpus-per-task=1` shows them; one device for two ranks that optrun starts is not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    refuse_unfit(composed("distributed=ddp", "training.device=cuda"), (), launched(SRUN))
+    assert pick_device("cuda", 1) == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="more ranks than devices"):
+        refuse_unfit(composed("distributed=ddp", "training.nproc_per_node=2"), (), None)
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_torchrun_that_starts_again_needs_a_run_to_go_on_with(
+    monkeypatch: pytest.MonkeyPatch, *, resumes: bool
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    config = composed("distributed=ddp", "training.device=cpu")
+    with nullcontext() if resumes else pytest.raises(ConfigError, match="resume=auto"):
+        refuse_unfit(config, (), launched(TORCHRUN), resumes=resumes)
+
+
+def test_ranks_that_are_shown_one_device_are_named() -> None:
+    assert shared_device(["a 1", "a 2", "b 1", None]) is None
+    said = shared_device(["a 1", "b 1", "a 1"])
+    assert said is not None
+    for fact in ("ranks 0, 2", "one device", "a 1"):
+        assert fact in said

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
+import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed import DistNetworkError, HashStore
 
-from optrun import __version__
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, OptrunError
+from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import Meeting
@@ -20,19 +21,79 @@ from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError
 from optrun.launch.rank import Rank, _end_of_main
 
-OWN = {"optrun": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+@pytest.mark.parametrize(
+    ("key", "theirs", "facts"),
+    [("torch", "0.1", ["torch=0.1", "torch=2.13"]), ("lr", 5e-2, ["lr=0.05", "lr=0.001"])],
+)
+def test_ranks_of_different_code_or_configuration_are_refused_by_name(
+    key: str, theirs: object, facts: list[str]
+) -> None:
+    own = {"torch": "2.13", "lr": 1e-3, "seed": 0}
+    said = together(3, lambda meeting: refuse_different(meeting, own if meeting.rank != 1 else {**own, key: theirs}))
+    assert len(set(map(str, said))) == 1
+    assert all(isinstance(error, ConfigError) for error in said)
+    for fact in ("(rank 1)", "(rank 0)", f"on {socket.gethostname()}", facts[0], facts[1].split("=")[1]):
+        assert fact in str(said[0])
+    assert together(3, lambda meeting: refuse_different(meeting, own)) == [None] * 3
 
 
-@pytest.mark.parametrize("package", OWN)
-def test_ranks_of_different_versions_are_refused_by_name(package: str) -> None:
+def together(size: int, act: Callable[[Meeting], object], store: HashStore | None = None) -> list[object]:
+    """What each of several ranks returns, or raises, in threads of this process."""
+    store = store or HashStore()
+
+    def one(rank: int) -> object:
+        try:
+            return act(Meeting(store, rank, size, 20.0))
+        except OptrunError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def test_ranks_that_start_again_meet_in_a_store_that_knows_those_before() -> None:
+    """As that of torchrun's agent, whose ranks may count their starts differently."""
     store = HashStore()
-    other = Meeting(store, 1, 2, 5.0)
-    other.send("hello", {**OWN, package: "0.1", "host": "elsewhere"})
-    other.send("hello/read", None)
-    with pytest.raises(ConfigError) as refused:
-        Meeting(store, 0, 2, 5.0)._greet("here:1")
-    for fact in ("rank 1 on elsewhere", f"{package} 0.1", "rank 0", OWN[package]):
-        assert fact in str(refused.value)
+    starts = []
+    for _ in range(3):
+        names = together(4, lambda meeting: meeting._greet("here:1"), store)
+        assert len(set(names)) == 1
+        starts += names[:1]
+    assert len(set(starts)) == 3
+
+
+class Counted(HashStore):
+    """A store that counts what it is asked, looks that are repeated while others are awaited left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def set(self, key: str, value: str) -> None:
+        self.asked += 1
+        super().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.asked += 1
+        return bytes(super().get(key))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked += 1
+        return list(super().multi_get(keys))
+
+
+def test_requests_to_the_store_grow_with_the_ranks_and_not_faster() -> None:
+    def act(meeting: Meeting) -> None:
+        meeting._greet("here:1")
+        refuse_different(meeting, {"lr": 1e-3})
+
+    each = {}
+    for size in (8, 128):
+        store = Counted()
+        assert together(size, act, store) == [None] * size
+        each[size] = store.asked / size
+    assert each[128] < 1.6 * each[8]
 
 
 class Gone(HashStore):
@@ -49,10 +110,10 @@ def test_a_rank_whose_rank_0_gave_up_first_says_so() -> None:
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("ask", ["gather", "receive", "hear_machine"])
+@pytest.mark.parametrize("ask", ["settle", "receive", "hear_machine"])
 def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
     with pytest.raises(LostRankError) as lost:
-        getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*{"gather": ("agree", 1), "receive": ("payload", 0)}.get(ask, ()))
+        getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*{"settle": ("agree", 1, len), "receive": ("payload", 0)}.get(ask, ()))
     assert "rank 0" in str(lost.value)
     assert Meeting(Gone(), 1, 3, 5.0).heard("end", [0], 0.0) == {}
 
@@ -60,18 +121,15 @@ def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
 def test_rank_0_does_not_leave_before_all_have_read() -> None:
     store, order = HashStore(), []
     first, second = (Meeting(store, rank, 2, 5.0) for rank in range(2))
-    second.send("agree", "mine")
-    begun = threading.Event()
 
     def read() -> None:
-        begun.wait()
-        order.append(second.gather("agree", "mine"))
+        second.send("agree", "mine")
+        order.append(second.receive("agree/settled", 0))
+        second.send("agree/read", None)
 
     thread = threading.Thread(target=read)
     thread.start()
-    first.send("agree", "ours")
-    begun.set()
-    order.append(first.gather("agree", "ours"))
+    order.append(first.settle("agree", "ours", lambda every: every))
     thread.join()
     assert order == [["ours", "mine"]] * 2
 

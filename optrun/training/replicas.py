@@ -1,0 +1,66 @@
+"""Weights that several ranks hold alike, compared at each save: ranks that part are found within one interval."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from optrun.base.errors import OptrunError
+from optrun.distributed.world import World
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
+    """Refuse to go on with ranks whose weights have parted; all of them take part.
+
+    Ranks that hold the same part of the model are compared: all of them under `ddp`, those of one shard under HSDP.
+
+    Args:
+        model: As it is trained.
+        world: The ranks.
+        step: Optimizer steps done, for the message.
+
+    Raises:
+        OptrunError: With the first tensor and rank that differ.
+    """
+    if world.size == 1:
+        return
+    params = dict(model.named_parameters())
+    sums = _sums([param.detach() for param in params.values()])
+    place = [_place(param) for param in params.values() if isinstance(param, DTensor)][:1]
+    digest = hashlib.sha256(json.dumps([list(params), sums]).encode()).hexdigest()
+    every = world.gather_objects((place, digest))
+    for rank, theirs in enumerate(every):
+        first = next(at for at, other in enumerate(every) if other[0] == theirs[0])
+        if theirs == every[first]:
+            continue
+        told = world.gather_objects((socket.gethostname(), sums if world.rank in (first, rank) else None))
+        (_, ours), (host, others) = told[first], told[rank]
+        name = next((name for name, *pair in zip(params, ours, others, strict=True) if pair[0] != pair[1]), "names")
+        raise OptrunError(
+            f"rank {rank} on {host} has other weights than rank {first} on {told[first][0]} after step {step}; the "
+            f"first tensor is {name}. Nothing is saved of it. Look at that machine's memory, device and libraries; the "
+            "run goes on from the last checkpoint with resume=auto."
+        )
+
+
+def _place(param: DTensor) -> list[int]:
+    """Say which piece of a tensor this rank holds."""
+    coordinate = param.device_mesh.get_coordinate() or ()
+    return [at for at, placement in zip(coordinate, param.placements, strict=True) if not placement.is_replicate()]
+
+
+def _sums(tensors: list[torch.Tensor]) -> list[int]:
+    """Sum the bits of each tensor as whole numbers, where it lies; one transfer for all."""
+    sums = []
+    for tensor in tensors:
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(-1)
+        if local.is_complex():
+            local = torch.view_as_real(local).reshape(-1)
+        sums.append(local.view(_WORDS[local.element_size()]).sum(dtype=torch.int64))
+    return [int(value) for value in torch.stack(sums).tolist()] if sums else []

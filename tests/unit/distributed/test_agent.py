@@ -1,0 +1,82 @@
+"""The agent of one machine, where the machine that all meet at dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
+
+from optrun.base.errors import ConfigError, OptrunError
+from optrun.distributed import agent, elastic
+from optrun.distributed.verdict import RankEnd
+
+
+class OfTorch:
+    """Stands for torch's agent and what it meets by: each start, or connection, ends as it was told."""
+
+    ends: ClassVar[list[str]] = []
+    restarts: ClassVar[list[int]] = []
+
+    def __init__(self, left: int, **options: Any) -> None:
+        self.begin, self.restarts_left = options["begin"], left
+        self.is_meeting, self.has_begun = False, True
+        self.ended: list[RankEnd] | None = None
+        self.restarts.append(left)
+
+    def run(self) -> None:
+        self.begin(self.ended)
+        if self.ends.pop(0) == "lost":
+            raise RendezvousConnectionError
+        self.ended = []
+
+    @classmethod
+    def connect(cls, *where: object) -> type[OfTorch]:
+        if cls.ends[0] == "never":
+            raise RendezvousTimeoutError
+        if cls.ends[0] == "unreachable":
+            cls.ends.pop(0)
+            raise RendezvousConnectionError
+        return cls
+
+    @classmethod
+    def shutdown(cls) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize(
+    ("ends", "restarts", "error"),
+    [
+        (["lost", "unreachable", "unreachable", "done"], [2, 1], None),
+        (["lost", "lost", "lost"], [2, 1, 0], OptrunError),
+        (["unreachable", "unreachable", "done"], [2], None),
+        (["never"], [], ConfigError),
+    ],
+)
+def test_the_machine_that_all_meet_at_dies(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[str],
+    restarts: list[int],
+    error: type[OptrunError] | None,
+) -> None:
+    """It is looked for again until the time is up, and each time it is lost counts as a restart."""
+    monkeypatch.setattr(OfTorch, "ends", list(ends))
+    monkeypatch.setattr(OfTorch, "restarts", [])
+    monkeypatch.setattr(elastic, "handler_of", OfTorch.connect)
+    monkeypatch.setattr(elastic, "spec_of", lambda command, nproc, handler, left: left)
+    monkeypatch.setattr(elastic, "Agent", OfTorch)
+    ranks = agent.Ranks(
+        nproc=1, nnodes=2, rdzv_endpoint="a:1", timeout=60.0, command=(), environment={}, max_restarts=2
+    )
+    begun: list[object] = []
+    if error is None:
+        assert agent.run_ranks(ranks, tmp_path, begun.append).ends == []
+        assert [before is None for before in begun] == [True] + [False] * (len(restarts) - 1)
+    else:
+        with pytest.raises(error) as told:
+            agent.run_ranks(ranks, tmp_path, begun.append)
+        assert type(told.value) is error
+        assert "distributed.timeout_seconds" in str(told.value)
+    assert OfTorch.restarts == restarts
