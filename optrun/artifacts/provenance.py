@@ -28,6 +28,7 @@ NOT_IDENTITY_OF_TRAINING = (
     "nproc_per_node",
     "profile",
     "peak_flops",
+    "noise_scale",
 )
 """The same, below `training`."""
 

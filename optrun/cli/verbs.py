@@ -8,5 +8,6 @@ VERBS = {
     "export": "optrun.cli.export",
     "predict": "optrun.cli.predict",
     "report": "optrun.cli.report",
+    "transfer": "optrun.cli.transfer",
     "verify": "optrun.cli.verify",
 }

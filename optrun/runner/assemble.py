@@ -45,6 +45,7 @@ from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.callback import StopRequest
+from optrun.training.noise_scale import NoiseScale
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
@@ -317,6 +318,8 @@ def _train_step(
         raise ConfigError(str(error)) from error
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
+    config.training.expect_micro_batches(world.size)
+    trained = (param for param in params.values() if param.requires_grad)
     train_step = TrainStep(
         forward,
         optimizer,
@@ -331,6 +334,7 @@ def _train_step(
         world=world,
         gradient_sync=gradient_sync,
         by_source=BySource(task.loss_by_example, len(task.sources)) if task.sources else None,
+        noise_scale=NoiseScale(trained) if config.training.noise_scale else None,
     )
     return train_step, notes
 

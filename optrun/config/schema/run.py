@@ -103,6 +103,14 @@ class RunConfig:
             f"ddp or none with adapter={self.adapter.name}",
             "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
         )
+        if self.distributed.name == "none":
+            self.training.expect_micro_batches(1)
+        expect(
+            not (self.training.noise_scale and isinstance(self.distributed, FsdpConfig)),
+            "training.noise_scale",
+            True,
+            "false with distributed=fsdp, whose gradients are added over ranks before anybody sees them",
+        )
 
         bits = getattr(self.model, "quantization", None)
         expect(

@@ -12,7 +12,6 @@ import numpy as np
 from optrun.artifacts.objective import Objective, objective_value
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import count, rate
-from optrun.report.arms import describe
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.comparable import incomparable
 from optrun.report.confirmation import confirmations
@@ -99,7 +98,7 @@ def parse_target(text: str) -> dict[str, float]:
     for token in text.split():
         key, equals, value = token.partition("=")
         if not equals or not key:
-            raise ConfigError(f"to: {token!r}: expected KEY=VALUE, as in to=\"training.max_steps=10000\".")
+            raise ConfigError(f'to: {token!r}: expected KEY=VALUE, as in to="training.max_steps=10000".')
         if key in target:
             raise ConfigError(f"to: {key} is given twice: which one is meant?")
         target[key] = _positive(key, value)
@@ -130,14 +129,17 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
         ConfigError: No contender's sweeps suffice; the message says what is missing.
     """
     asked = {key: _positive(key, value) for key, value in target.items()}
-    runs = _load(dirs)
+    loaded = _load(dirs)
+    waiting = sum(run.status in ("running", NOT_STARTED) for run in loaded)
+    runs = [run for run in loaded if run.described]
     names = sorted({str(main["name"]) for run in runs if isinstance(main := run.summary.get("main_metric"), dict)})
     if metric is None and len(names) > 1:
-        raise ConfigError(f"the runs have several main metrics ({', '.join(names)}): say which counts with metric=NAME.")
+        raise ConfigError(
+            f"the runs have several main metrics ({', '.join(names)}): say which counts with metric=NAME."
+        )
     name, mode = choose_metric(runs, metric)
     if apart := incomparable([run for run in runs if run.score(name) is not None or run.diverged]):
         raise ConfigError(f"{apart}: ask for each kind by itself.")
-    waiting = sum(run.status in ("running", NOT_STARTED) for run in runs)
     found, refused, kept = [], {}, []
     for sweep in find_sweeps(runs, asked, name, mode):
         if reason := _refusal(sweep):
@@ -156,10 +158,10 @@ def _load(dirs: Sequence[Path]) -> list[Run]:
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"transfer {directory}: no such directory.")
-    runs = [run for run in load_runs(dirs, beside=confirmations(dirs)) if run.described]
-    if not runs:
+    runs = load_runs(dirs, beside=confirmations(dirs))
+    if not any(run.described for run in runs):
         raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
-    respell(runs)
+    respell([run for run in runs if run.described])
     return runs
 
 
@@ -175,7 +177,7 @@ def _refusal(sweep: Sweep) -> str:
 
 def _answer(sweep: Sweep, mode: str) -> Answer:
     keys, target = sweep.axes.keys, sweep.axes.target
-    law = fit_law(np.array([[*size.values.values()] for size in sweep.sizes]), [size.parabola for size in sweep.sizes])
+    law = fit_law(np.array([[*size.values.values()] for size in sweep.sizes]), [size.basin for size in sweep.sizes])
     lr = _estimate(law.predict([target[key] for key in keys]))
     seen = {key: [size.values[key] for size in sweep.sizes] for key in keys}
     beyond = {key: max(target[key] / max(seen[key]), min(seen[key]) / target[key]) for key in keys}
@@ -205,37 +207,43 @@ def _estimate(logs: tuple[float, float, float]) -> Estimate:
 
 
 def _optimum(size: Size, law: Law, mode: str) -> Optimum:
-    found = size.parabola
+    found = size.basin
     half = law.quantile * math.sqrt(law.variance) + (0.0 if math.isnan(found.wide) else abs(found.wide - found.best))
     lr = _estimate((found.best, found.best - half, found.best + half))
-    above = min((lr for lr in size.grid.diverged if math.log(lr) > found.best), default=math.inf)
+    above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
     scales = [objective_value(NOISE_SCALE, run.log, run.summary) for run in size.runs if run.finished]
     known = [scale for scale in scales if scale is not None and math.isfinite(scale)]
     cost = found.level if mode == "min" else -found.level
     return Optimum(
-        size.values, replace(lr, high=min(lr.high, above)), cost, found.seeds, float(np.median(known)) if known else None
+        size.values,
+        replace(lr, high=min(lr.high, above)),
+        cost,
+        found.seeds,
+        float(np.median(known)) if known else None,
     )
 
 
-def _notes(
-    sweep: Sweep, law: Law, beyond: Mapping[str, float], exponents: Mapping[str, Estimate]
-) -> list[str]:
+def _notes(sweep: Sweep, law: Law, beyond: Mapping[str, float], exponents: Mapping[str, Estimate]) -> list[str]:
     axes = sweep.axes
     notes = [
-        f"{key}={axes.target[key]:.6g} lies {factor:.3g} times beyond what was seen: an extrapolation by more than {FAR:g}"
+        f"Extrapolated by more than {FAR:g}: {key}={axes.target[key]:.6g} lies {factor:.3g} times beyond what was seen"
         for key, factor in beyond.items() if factor > FAR
     ]  # fmt: skip
     if math.isnan(law.misfit):
         notes.append(f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing tests")
     else:
-        notes.append(f"the optima lie within a factor of {math.exp(law.misfit):.3g} of the power law")
+        notes.append(f"The optima lie within a factor of {math.exp(law.misfit):.3g} of the power law")
     if axes.along:
         moved = ", ".join(f"{key} (here {axes.target[key]:.6g})" for key in axes.along)
-        notes.append(f"{moved} moved in every sweep, too: the exponents are of all of it together")
-    notes += [f"the exponent of {key} could be 0: its interval holds it" for key, one in exponents.items() if one.low <= 0 <= one.high]
-    if any(math.isnan(size.parabola.wide) for size in sweep.sizes):
-        notes.append("a size has three learning rates around its best: nothing tells how far its parabola holds")
-    return notes + sweep.missing
+        notes.append(f"Along with that, {moved} moved in every sweep: the exponents are of all of it together")
+    notes += [
+        f"The exponent of {key} could be 0: its interval holds it"
+        for key, one in exponents.items()
+        if one.low <= 0 <= one.high
+    ]
+    if any(math.isnan(size.basin.wide) for size in sweep.sizes):
+        notes.append("A size has three learning rates around its best: nothing tells how far its parabola holds")
+    return [*notes, *(f"At {each}" for each in sweep.missing)]
 
 
 def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str:
@@ -254,10 +262,16 @@ def sentence(found: Answer, target: Mapping[str, float]) -> str:
     return f"{found.contender}: lr {rate(found.lr.value)} ({CONFIDENCE:.0%} interval {interval}) for {label(target)}"
 
 
-def batch_sentence(found: Answer) -> str:
-    """Say where a larger batch stops paying; empty if no run measured it."""
+def law_sentences(found: Answer) -> list[str]:
+    """Say what the literature makes of the nearest optimum."""
+    return [
+        f"Beside it, not mixed in: {law.source}: {law.says}. From the nearest size it makes lr {rate(law.lr)}"
+        for law in found.laws
+    ]
+
+
+def batch_sentences(found: Answer) -> list[str]:
+    """Say where a larger batch stops paying, as far as runs measured it."""
     known = [(label(each.size), each.noise_scale) for each in found.optima if each.noise_scale is not None]
-    if not known:
-        return ""
     told = ", ".join(f"{count(scale)} examples at {size}" for size, scale in known)
-    return f"A larger batch stops paying at about the noise scale: {told}"
+    return [f"A larger batch stops paying at about the noise scale: {told}"] if known else []

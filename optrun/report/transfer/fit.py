@@ -106,7 +106,7 @@ def fit_basin(lrs: Array, costs: Array) -> Basin:
 def _around(lrs: Array, middle: int, neighbours: int, factor: float) -> NDArray[np.bool_]:
     """Select what is fitted: so many neighbours on both sides, and all within a factor."""
     places = np.abs(np.arange(len(lrs)) - middle)
-    return (places <= neighbours) | (np.abs(lrs - lrs[middle]) <= math.log(factor))
+    return np.asarray((places <= neighbours) | (np.abs(lrs - lrs[middle]) <= math.log(factor)))
 
 
 def best_of(costs: Array) -> int:

@@ -11,11 +11,9 @@ import numpy as np
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import rate
-from optrun.report.arms import Contender, build_arms, build_contenders, differing, follows, telling
-from optrun.report.basin import Basin, basin
+from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, follows, telling
 from optrun.report.collect import Run, number
-from optrun.report.transfer.fit import MIN_LRS, MIN_SEEDS, Array, best_of, fit_basin
-from optrun.report.transfer.fit import Basin as Parabola
+from optrun.report.transfer.fit import MIN_LRS, MIN_SEEDS, Array, Basin, best_of, fit_basin
 
 _OF_SIZE = ("model", "training", "data")
 """Groups whose numbers are a size; those of other groups tell contenders apart."""
@@ -41,9 +39,11 @@ class Size:
 
     values: Mapping[str, float]
     """Of `Axes.keys`."""
-    grid: Basin
-    """Each learning rate with its outcome; diverged ones apart."""
-    parabola: Parabola
+    scores: Mapping[float, Mapping[int, float]]
+    """Learning rate -> seed -> outcome, by rising lr; those at which a run diverged are left out."""
+    diverged: Sequence[float]
+    """Learning rates at which a run diverged."""
+    basin: Basin
     runs: Sequence[Run]
 
     @property
@@ -111,7 +111,7 @@ def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Seque
         if key not in keys:
             value = next(run.config[key] for run in runs if key in run.config)
             raise ConfigError(
-                f"to: {key} is {value} in all runs, so nothing tells how lr moves with it: sweep lr at another value, too."
+                f"to: {key} is {value} in all runs, and nothing tells how lr moves with it: sweep lr at another, too."
             )
         for run in runs:
             if not (number(run.setting(key)) or 0) > 0:
@@ -186,37 +186,37 @@ def _unidentified(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
     smallest, largest = (pick(runs, key=lambda run: float(run.setting(key))) for pick in (min, max))
     lacking = label(_values(smallest, keys) | _values(largest, [key]))
     return (
-        f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be told apart: sweep lr at "
-        f"{lacking}, too, or ask for a size on the line that they moved along."
+        f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be told apart: sweep lr "
+        f"at {lacking}, too, or ask for a size on the line that they moved along."
     )
 
 
 def _sweep(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep:
     """Fit each size of a contender; what cannot be fitted is said."""
-    groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
-    for index, arm in enumerate(contender.arms):
-        groups[tuple(_values(arm.runs[0], axes.keys).values())].append(index)
+    groups: dict[tuple[float, ...], list[Arm]] = defaultdict(list)
+    for arm in contender.arms:
+        groups[tuple(_values(arm.runs[0], axes.keys).values())].append(arm)
     found = Sweep(contender.label, axes, [], [])
-    for values, members in sorted(groups.items()):
-        arms = [contender.arms[index] for index in members]
-        part = build_contenders(arms, [], mode)[0]
+    for values, arms in sorted(groups.items()):
         size = dict(zip(axes.keys, values, strict=True))
-        grid = basin(part, mode, math.nan)
-        scores = {
-            float(arm.lr): {seed: score for seed, score in arm.scores.items() if seed not in arm.lost}
-            for arm in arms if arm.lr is not None and arm.finished and not arm.diverged
-        }  # fmt: skip
+        diverged = sorted({arm.lr for arm in arms if arm.lr is not None and arm.diverged})
+        tried = sorted((arm.lr, arm.scores) for arm in arms if arm.lr is not None and arm.scores)
+        scores = {lr: each for lr, each in tried if lr not in diverged}
         seeds = sorted({seed for row in scores.values() for seed in row})
-        lrs = np.log(np.array(sorted(scores)))
-        costs = np.array([[scores[lr].get(seed, math.nan) for lr in sorted(scores)] for seed in seeds])
+        lrs = np.log([*scores])
+        costs = np.array([[scores[lr].get(seed, math.nan) for lr in scores] for seed in seeds])
         costs = costs if mode == "min" else -costs
-        reason = _lacking(np.exp(lrs), costs, grid.diverged, seeds, metric)
+        reason = _lacking(np.exp(lrs), costs, diverged, seeds, metric)
         if reason:
             found.missing.append(f"{label(size)}: {reason}")
         else:
-            found.sizes.append(Size(size, grid, fit_basin(lrs, costs), [run for arm in arms for run in arm.counted]))
-            if holes := [rate(lr) for lr in sorted(scores) if len(scores[lr]) < len(seeds)]:
-                found.missing.append(f"{label(size)}: not every seed has finished at lr {', '.join(holes)}; run the rest")
+            found.sizes.append(
+                Size(size, scores, diverged, fit_basin(lrs, costs), [run for arm in arms for run in arm.counted])
+            )
+            if holes := [rate(lr) for lr in scores if len(scores[lr]) < len(seeds)]:
+                found.missing.append(
+                    f"{label(size)}: not every seed has finished at lr {', '.join(holes)}; run the rest"
+                )
     return found
 
 
@@ -237,4 +237,4 @@ def _lacking(lrs: Array, costs: Array, diverged: Sequence[float], seeds: Sequenc
     if len(lrs) < MIN_LRS:
         return f"{len(lrs)} learning rates with a result: expected {MIN_LRS} or more; add lr={rate(further)}"
     end = "lowest" if best == 0 else "highest"
-    return f"the best lr, {rate(edge)}, is the {end} of its grid{more}, so its optimum is not known; add lr={rate(further)}"
+    return f"the best lr, {rate(edge)}, is the {end} of its grid{more}: its optimum is unknown; add lr={rate(further)}"

@@ -28,6 +28,7 @@ _HARMLESS_TRAINING = {
         "max_seconds",
         "profile",
         "peak_flops",
+        "noise_scale",
         "on_nonfinite",
         "max_nonfinite_skips",
         "max_rollbacks",
