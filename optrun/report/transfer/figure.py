@@ -42,9 +42,9 @@ def draw_basins(found: Answers, theme: Theme) -> Figure:
             ax.plot(np.exp(x), fitted, color=style["color"], linewidth=4, alpha=0.25)
             look = style | {"marker": "*", "markersize": 12}
             ax.plot(math.exp(basin.best), sign * basin.level, linewidth=0, **look)
-            edge = 0.985 if found.mode == "min" else 0.015
-            crosses = style | {"marker": "x", "linewidth": 0, "clip_on": False}
-            ax.plot(size.diverged, [edge] * len(size.diverged), transform=ax.get_xaxis_transform(), **crosses)
+            crosses = style | {"marker": "x", "linewidth": 0}
+            for lr in size.diverged:
+                ax.plot(lr, 0.97 if found.mode == "min" else 0.03, transform=ax.get_xaxis_transform(), **crosses)
         legend(ax, theme, loc="best")
     return figure
 

@@ -88,16 +88,18 @@ def fit_basin(lrs: Array, costs: Array) -> Basin:
 
     Args:
         lrs: ln of the learning rates, rising; shape (k,).
-        costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid.
+        costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid, and two seeds or more
+            have all runs there and at both neighbours.
 
     Returns:
         The least squares fit of cost = c_seed + b x + a x^2: seeds share the basin, each has its own height.
     """
     near, far = (_around(lrs, best_of(costs), *reach) for reach in ((1, NEAR), (2, WIDE)))
+    costs = costs[np.isfinite(costs[:, near]).sum(axis=1) > 1]  # a seed with one run in there tells its height alone
     x, y = lrs[near], costs[:, near]
     best, level, curvature = _parabola(x, y)
     wide = _parabola(lrs[far], costs[:, far])[0] if far.sum() > near.sum() else math.nan
-    left_out = [_parabola(x, np.delete(y, seed, axis=0))[0] for seed in range(len(y))] if len(y) > 1 else [math.nan]
+    left_out = [_parabola(x, np.delete(y, seed, axis=0))[0] for seed in range(len(y))]
     variance = (len(y) - 1) * float(np.var(left_out))
     step = float(x[-1] - x[0]) / (len(x) - 1)
     return Basin(best, level, curvature, (float(x[0]), float(x[-1])), variance, step, wide, len(y))

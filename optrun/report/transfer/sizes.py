@@ -230,7 +230,9 @@ def _lacking(lrs: Array, costs: Array, diverged: Sequence[float], seeds: Sequenc
     above = min((lr for lr in diverged if lr > lrs[best]), default=math.inf)
     step = float(lrs[1] / lrs[0]) if len(lrs) > 1 else 2.0
     if 0 < best < len(lrs) - 1:
-        return ""
+        whole = np.isfinite(costs[:, best - 1 : best + 2]).all(axis=1).sum()
+        few = f"fewer than {MIN_SEEDS} seeds have finished at the best lr, {rate(float(lrs[best]))}, and beside it"
+        return "" if whole >= MIN_SEEDS else f"{few}: run the rest"
     edge = float(lrs[best])
     further = edge / step if best == 0 else math.sqrt(edge * above) if above < math.inf else edge * step
     more = f" below lr {rate(above)}, where runs diverged" if best and above < math.inf else ""
