@@ -208,7 +208,8 @@ def _estimate(logs: tuple[float, float, float]) -> Estimate:
 
 def _optimum(size: Size, law: Law, mode: str) -> Optimum:
     found = size.basin
-    half = law.quantile * math.sqrt(law.variance) + (0.0 if math.isnan(found.wide) else abs(found.wide - found.best))
+    bent = 0.0 if math.isnan(found.wide) else found.wide - found.best
+    half = math.hypot(law.quantile * math.sqrt(law.variance), bent)
     lr = _estimate((found.best, found.best - half, found.best + half))
     above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
     scales = [objective_value(NOISE_SCALE, run.log, run.summary) for run in size.runs if run.finished]

@@ -77,8 +77,8 @@ class Law:
         return self._interval(np.array([1.0, *np.log(size)]))
 
     def _interval(self, row: Array) -> tuple[float, float, float]:
-        half = self.quantile * math.sqrt(self.variance * float(row @ self.covariance @ row))
-        half += abs(float(row @ self.bent))
+        spread = self.quantile * math.sqrt(self.variance * float(row @ self.covariance @ row))
+        half = math.hypot(spread, float(row @ self.bent))
         value = float(row @ self.coefficients)
         return value, value - half, value + half
 
@@ -88,8 +88,8 @@ def fit_basin(lrs: Array, costs: Array) -> Basin:
 
     Args:
         lrs: ln of the learning rates, rising; shape (k,).
-        costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid, and two seeds or more
-            have all runs there and at both neighbours.
+        costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid, and two seeds or
+            more have all runs there and at both neighbours.
 
     Returns:
         The least squares fit of cost = c_seed + b x + a x^2: seeds share the basin, each has its own height.
