@@ -129,7 +129,7 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
         ConfigError: No contender's sweeps suffice; the message says what is missing.
     """
     asked = {key: _positive(key, value) for key, value in target.items()}
-    loaded = _load(dirs)
+    loaded = load_sweeps(dirs)
     waiting = sum(run.status in ("running", NOT_STARTED) for run in loaded)
     runs = [run for run in loaded if run.described]
     names = sorted({str(main["name"]) for run in runs if isinstance(main := run.summary.get("main_metric"), dict)})
@@ -142,10 +142,10 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
         raise ConfigError(f"{apart}: ask for each kind by itself.")
     found, refused, kept = [], {}, []
     for sweep in find_sweeps(runs, asked, name, mode):
-        if reason := _refusal(sweep):
+        if reason := refusal(sweep):
             refused[sweep.name] = reason
             continue
-        made = _answer(sweep, mode)
+        made = answer_of(sweep, mode)
         notes = [*made.notes, *([f"{waiting} runs have not ended: ask again when they have"] if waiting else [])]
         found.append(replace(made, notes=notes))
         kept.append(sweep)
@@ -154,7 +154,12 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
     return Answers(asked, name, mode, found, refused, kept)
 
 
-def _load(dirs: Sequence[Path]) -> list[Run]:
+def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
+    """Read all runs of sweeps, confirmations left out.
+
+    Raises:
+        ConfigError: There is none.
+    """
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"transfer {directory}: no such directory.")
@@ -165,7 +170,7 @@ def _load(dirs: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _refusal(sweep: Sweep) -> str:
+def refusal(sweep: Sweep) -> str:
     """Say why a contender's sizes do not suffice; empty if they do."""
     needed = 1 + len(sweep.axes.keys)
     rows = np.array([[1.0, *map(math.log, size.values.values())] for size in sweep.sizes]).reshape(-1, needed)
@@ -175,7 +180,13 @@ def _refusal(sweep: Sweep) -> str:
     return "; ".join([have, *sweep.missing])
 
 
-def _answer(sweep: Sweep, mode: str) -> Answer:
+def answer_of(sweep: Sweep, mode: str) -> Answer:
+    """Fit the power law of a contender's sizes and predict the target.
+
+    Args:
+        sweep: Of which `refusal` says nothing.
+        mode: "min" or "max".
+    """
     keys, target = sweep.axes.keys, sweep.axes.target
     law = fit_law(np.array([[*size.values.values()] for size in sweep.sizes]), [size.basin for size in sweep.sizes])
     lr = _estimate(law.predict([target[key] for key in keys]))
@@ -209,7 +220,7 @@ def _estimate(logs: tuple[float, float, float]) -> Estimate:
 def _optimum(size: Size, law: Law, mode: str) -> Optimum:
     found = size.basin
     bent = 0.0 if math.isnan(found.wide) else found.wide - found.best
-    half = math.hypot(law.quantile * math.sqrt(law.variance), bent)
+    half = law.quantile * math.sqrt(law.variance) + abs(bent)
     lr = _estimate((found.best, found.best - half, found.best + half))
     above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
     scales = [objective_value(NOISE_SCALE, run.log, run.summary) for run in size.runs if run.finished]

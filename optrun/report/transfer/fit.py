@@ -19,7 +19,7 @@ CONFIDENCE = 0.9
 NEAR, WIDE = 2.2, 4.5
 """A parabola is fitted to the best learning rate, its neighbours, and what else lies within the first factor of it. How
 far it holds is seen by fitting once more, with what lies within the second and the next neighbours."""
-GRAIN = 1 / 16
+GRAIN = 1 / 12
 """A grid tells where its optimum is no better than to this part of its step, as a standard deviation."""
 MIN_LRS = 3
 MIN_SEEDS = 2
@@ -78,7 +78,7 @@ class Law:
 
     def _interval(self, row: Array) -> tuple[float, float, float]:
         spread = self.quantile * math.sqrt(self.variance * float(row @ self.covariance @ row))
-        half = math.hypot(spread, float(row @ self.bent))
+        half = spread + abs(float(row @ self.bent))
         value = float(row @ self.coefficients)
         return value, value - half, value + half
 

@@ -15,7 +15,7 @@ from optrun.report.arms import Arm, Contender, build_arms, build_contenders, dif
 from optrun.report.collect import Run, number
 from optrun.report.transfer.fit import MIN_LRS, MIN_SEEDS, Array, Basin, best_of, fit_basin
 
-_OF_SIZE = ("model", "training", "data")
+OF_SIZE = ("model", "training", "data")
 """Groups whose numbers are a size; those of other groups tell contenders apart."""
 _ON_LINE = 1e-6
 """Rounding of logarithms."""
@@ -89,7 +89,7 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
     _expect_varied(target, keys, runs)
     numeric = [key for key in keys if key != "lr" and all((number(run.setting(key)) or 0) > 0 for run in runs)]
     rest = [key for key in keys if key != "lr" and key not in target]
-    others = [key for key in rest if key not in numeric or key.partition(".")[0] not in _OF_SIZE]
+    others = [key for key in rest if key not in numeric or key.partition(".")[0] not in OF_SIZE]
     others = [key for key in others if key not in numeric or not follows(key, [*target], runs)]
     between = telling(others, runs)
     found = []
@@ -97,7 +97,7 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
         own = [run for arm in contender.arms for run in arm.counted]
         moved = [key for key in numeric if key not in others and len({*(run.setting(key) for run in own)}) > 1]
         axes = find_axes(own, target, [key for key in moved if key not in target])
-        found.append(_sweep(contender, axes, metric, mode))
+        found.append(fit_sizes(contender, axes, metric, mode))
     return found
 
 
@@ -109,7 +109,8 @@ def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Seque
         if key not in known:
             raise ConfigError(f"to: {key}: no run has this key. {did_you_mean(key, keys if keys != ['lr'] else known)}")
         if key not in keys:
-            value = next(run.config[key] for run in runs if key in run.config)
+            found = next(run.config[key] for run in runs if key in run.config)
+            value = "null" if found is None else found
             raise ConfigError(
                 f"to: {key} is {value} in all runs, and nothing tells how lr moves with it: sweep lr at another, too."
             )
@@ -134,7 +135,7 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
     for key in others:
         value = _on_line(runs, asked, target, key)
         same_group = any(key.partition(".")[0] == one.partition(".")[0] for one in asked)
-        if value is None or (key.partition(".")[0] in _OF_SIZE and not same_group):
+        if value is None or (key.partition(".")[0] in OF_SIZE and not same_group):
             goes_on = "" if value is None else f", as in {key}={value:.12g}, which goes on as in the sweeps"
             raise ConfigError(
                 f"to: {key} varied, too, and lr may follow it as well as {', '.join(asked)}: name it{goes_on}, or give "
@@ -191,8 +192,8 @@ def _unidentified(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
     )
 
 
-def _sweep(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep:
-    """Fit each size of a contender; what cannot be fitted is said."""
+def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep:
+    """Fit each size of a contender; what cannot be fitted is said in `missing`."""
     groups: dict[tuple[float, ...], list[Arm]] = defaultdict(list)
     for arm in contender.arms:
         groups[tuple(_values(arm.runs[0], axes.keys).values())].append(arm)
