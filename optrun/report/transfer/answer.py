@@ -172,6 +172,8 @@ def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
 
 def refusal(sweep: Sweep) -> str:
     """Say why a contender's sizes do not suffice; empty if they do."""
+    if not sweep.axes.keys:
+        return "" if sweep.sizes else "; ".join(sweep.missing)
     needed = 1 + len(sweep.axes.keys)
     rows = np.array([[1.0, *map(math.log, size.values.values())] for size in sweep.sizes]).reshape(-1, needed)
     if len(rows) and np.linalg.matrix_rank(rows, tol=1e-6) == needed:

@@ -58,15 +58,15 @@ def _rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
     metric, mode = choose_metric(runs, None)
     own = [run for run in runs if run.settings(sizes) == asked.settings(sizes)]
     if own:
-        arms = build_arms(own, ["lr", *(key for key in differing(own) if key in _OF_EVALUATION)], metric, mode)
-        sweep = fit_sizes(build_contenders(arms, [], mode)[0], Axes((), (), {}), metric, mode)
+        contender = build_contenders(build_arms(own, ["lr"], metric, mode), [], mode)[0]
+        sweep = fit_sizes(contender, Axes((), (), {}), metric, mode)
         how = "the bottom of its basin"
     else:
         target = {key: float(asked.setting(key)) for key in sizes}
         sweep = find_sweeps(runs, target, metric, mode)[0]
         how = f"predicted for {label(target)}"
     if reason := refusal(sweep):
-        raise ConfigError(f"{reason}.")
+        raise ConfigError(f"{reason.rstrip('.')}.")
     found = answer_of(sweep, mode)
     interval = f"90 % interval {rate(found.lr.low)} to {rate(found.lr.high)}"
     return found, f"{folder}: lr {rate(found.lr.value)}, {interval}, {how}"

@@ -83,7 +83,7 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
         mode: "min" or "max".
 
     Raises:
-        ConfigError: A key of the target that no run has or that did not vary; another one that varied and is not named.
+        ConfigError: A key of the target that no run has, that did not vary, or that is no number above 0 in a run.
     """
     keys = differing(runs)
     _expect_varied(target, keys, runs)
@@ -96,8 +96,12 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
     for contender in build_contenders(build_arms(runs, keys, metric, mode), between, mode):
         own = [run for arm in contender.arms for run in arm.counted]
         moved = [key for key in numeric if key not in others and len({*(run.setting(key) for run in own)}) > 1]
-        axes = find_axes(own, target, [key for key in moved if key not in target])
-        found.append(fit_sizes(contender, axes, metric, mode))
+        try:
+            axes = find_axes(own, target, [key for key in moved if key not in target])
+        except ConfigError as error:
+            found.append(Sweep(contender.label, Axes((), (), target), [], [str(error).rstrip(".")]))
+        else:
+            found.append(fit_sizes(contender, axes, metric, mode))
     return found
 
 
@@ -201,8 +205,8 @@ def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep
     for values, arms in sorted(groups.items()):
         size = dict(zip(axes.keys, values, strict=True))
         diverged = sorted({arm.lr for arm in arms if arm.lr is not None and arm.diverged})
-        tried = sorted((arm.lr, arm.scores) for arm in arms if arm.lr is not None and arm.scores)
-        scores = {lr: each for lr, each in tried if lr not in diverged}
+        tried = {arm.lr: arm.scores for arm in arms if arm.lr is not None and arm.lr not in diverged and arm.scores}
+        scores = {lr: tried[lr] for lr in sorted(tried)}
         seeds = sorted({seed for row in scores.values() for seed in row})
         lrs = np.log([*scores])
         costs = np.array([[scores[lr].get(seed, math.nan) for lr in scores] for seed in seeds])

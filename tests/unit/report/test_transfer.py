@@ -113,6 +113,14 @@ def test_keys_that_moved_together(sweep: Callable[..., Path]) -> None:
         assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
+def test_one_contender_of_one_size_keeps_no_answer_from_the_others(sweep: Callable[..., Path]) -> None:
+    folder = sweep({32: LRS, 64: LRS})
+    sweep({64: LRS}, optimizer="lamb")
+    found = answer([folder], {WIDTH: 128})
+    assert [each.contender for each in found.answers] == ["adamw"]
+    assert "one size only" in found.refused["lamb"]
+
+
 def test_what_lies_far_is_marked(sweep: Callable[..., Path]) -> None:
     folder = sweep({32: LRS, 64: LRS})
     near, far = (answer([folder], {WIDTH: width}).answers[0] for width in (512, 1024))
