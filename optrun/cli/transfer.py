@@ -44,6 +44,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             'optrun transfer: to is missing: the size that lr is for, as in to="training.max_steps=10000".'
         )
+    if given.get("out") == "":
+        raise ConfigError("optrun transfer out=: expected a folder to write to.")
     refuse_url("DIR", arguments.positional)
     refuse_url("out", given.get("out"))
     from rich.console import Console
@@ -54,7 +56,7 @@ def run(argv: list[str]) -> int:
     transfer(
         [Path(path).expanduser() for path in arguments.positional],
         parse_target(given["to"]),
-        out=Path(given["out"]).expanduser() if given.get("out") else None,
+        out=Path(given["out"]).expanduser() if "out" in given else None,
         metric=given.get("metric"),
         console=Console(),
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from optrun.artifacts.objective import Objective, objective_value
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import count, rate
 from optrun.report.collect import NOT_STARTED, Run, load_runs
@@ -17,13 +16,12 @@ from optrun.report.comparable import incomparable
 from optrun.report.confirmation import confirmations
 from optrun.report.findings import choose_metric
 from optrun.report.paths import respell
-from optrun.report.transfer.fit import CONFIDENCE, Law, fit_law
+from optrun.report.transfer.fit import Law, fit_law
 from optrun.report.transfer.laws import KnownLaw, known_laws
 from optrun.report.transfer.sizes import Size, Sweep, find_sweeps, label
 
 FAR = 8.0
 """A size beyond what was seen by more than this factor is marked."""
-NOISE_SCALE = Objective("perf/noise_scale", "min")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Optimum:
     """The metric there."""
     seeds: int
     noise_scale: float | None
-    """Examples of a batch beyond which a larger one stops paying; None: not measured."""
+    """Examples of a batch beyond which a larger one stops paying, at the end of the runs; None: not measured."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ def refusal(sweep: Sweep) -> str:
     rows = np.array([[1.0, *map(math.log, size.values.values())] for size in sweep.sizes]).reshape(-1, needed)
     if len(rows) and np.linalg.matrix_rank(rows, tol=1e-6) == needed:
         return ""
-    have = f"{len(rows)} of {needed} sizes or more that have an optimum inside of their grid"
+    have = f"expected {needed} sizes or more with an optimum inside of their grid, found {len(rows)}"
     return "; ".join([have, *sweep.missing])
 
 
@@ -225,7 +223,7 @@ def _optimum(size: Size, law: Law, mode: str) -> Optimum:
     half = law.quantile * math.sqrt(law.variance) + abs(bent)
     lr = _estimate((found.best, found.best - half, found.best + half))
     above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
-    scales = [objective_value(NOISE_SCALE, run.log, run.summary) for run in size.runs if run.finished]
+    scales = [run.last("perf/noise_scale") for run in size.runs if run.finished]
     known = [scale for scale in scales if scale is not None and math.isfinite(scale)]
     cost = found.level if mode == "min" else -found.level
     return Optimum(
@@ -273,7 +271,7 @@ def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str
 def sentence(found: Answer, target: Mapping[str, float]) -> str:
     """Write the answer as one line."""
     interval = f"{rate(found.lr.low)} to {rate(found.lr.high)}"
-    return f"{found.contender}: lr {rate(found.lr.value)} ({CONFIDENCE:.0%} interval {interval}) for {label(target)}"
+    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {interval}) for {label(target)}"
 
 
 def law_sentences(found: Answer) -> list[str]:
