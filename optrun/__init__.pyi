@@ -5,6 +5,7 @@ from optrun.api import compose as compose
 from optrun.api import load_run as load_run
 from optrun.api import run as run
 from optrun.api import sweep as sweep
+from optrun.api import transfer as transfer
 from optrun.config.registry import register_callback as register_callback
 from optrun.config.registry import register_data as register_data
 from optrun.config.registry import register_metric as register_metric

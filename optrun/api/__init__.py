@@ -1,6 +1,6 @@
-"""optrun from Python: what `optrun.run`, `optrun.sweep`, `optrun.compose` and `optrun.load_run` are."""
+"""optrun from Python: what `run`, `sweep`, `compose`, `load_run` and `transfer` of `optrun` are."""
 
 from optrun.api.saved_run import Result, Run, load_run
-from optrun.api.start import SweepResult, compose, run, sweep
+from optrun.api.start import SweepResult, compose, run, sweep, transfer
 
-__all__ = ["Result", "Run", "SweepResult", "compose", "load_run", "run", "sweep"]
+__all__ = ["Result", "Run", "SweepResult", "compose", "load_run", "run", "sweep", "transfer"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
+    from optrun.report.transfer.build import Transfer
     from optrun.report.verdict import SweepVerdict
 
 
@@ -137,3 +139,42 @@ def compose(
         load_plugins(plugins)
         hydra = store.open_hydra(command_line.config_dir)
         return compose_request(hydra, whole_command_line(hydra, command_line)).config
+
+
+def transfer(
+    sweeps: Sequence[Location],
+    to: Mapping[str, float],
+    *,
+    metric: str | None = None,
+    out: Location | None = None,
+    quiet: bool = False,
+) -> Transfer:
+    """Predict the learning rate for another size from sweeps over lr, as `optrun transfer` does.
+
+    Args:
+        sweeps: Directories of sweeps at two sizes or more.
+        to: The size that lr is for, by keys that varied, such as `{"model.config.n_embd": 512}`.
+        metric: What to judge by; None: the main metric of the runs.
+        out: Where page, numbers and picture go; None: a new folder, `outputs/transfer/DATE/TIME`.
+        quiet: Whether nothing is printed.
+
+    Returns:
+        For each contender the lr with its interval, the exponents, and the runs that would test it.
+
+    Raises:
+        TypeError: A single directory, where a list is expected.
+        ConfigError: The sweeps do not tell; the message says which runs are missing.
+        StorageError: A file cannot be written.
+    """
+    if isinstance(sweeps, str | PathLike):
+        raise TypeError(f'sweeps={sweeps!r}: expected a list of directories, such as ["outputs/sweeps/small"].')
+    if not isinstance(to, Mapping) or not to:
+        raise TypeError(f'to={to!r}: expected keys and numbers, such as {{"model.config.n_embd": 512}}.')
+    from rich.console import Console
+
+    from optrun.report.transfer.build import transfer as predicted
+
+    folders = [Path(sweep).expanduser() for sweep in sweeps]
+    return predicted(
+        folders, to, out=None if out is None else Path(out).expanduser(), metric=metric, console=Console(quiet=quiet)
+    )

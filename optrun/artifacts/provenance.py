@@ -17,7 +17,7 @@ import optrun
 from optrun.artifacts.trunk import Trunk
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
-NOT_IDENTITY = ("run_name", "resume", "matters", "tracking", "checkpoint", "distributed")
+NOT_IDENTITY = ("run_name", "resume", "lr_from", "matters", "tracking", "checkpoint", "distributed")
 """Groups and keys that may differ between two runs without their results differing."""
 NOT_IDENTITY_OF_TRAINING = (
     "logging_steps",
@@ -28,6 +28,7 @@ NOT_IDENTITY_OF_TRAINING = (
     "nproc_per_node",
     "profile",
     "peak_flops",
+    "noise_scale",
 )
 """The same, below `training`."""
 

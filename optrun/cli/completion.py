@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 """What is offered: bash splits candidates at blanks and expands them, so that a file's name could be a command."""
-_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "lr_from")
 _FILES = (*PATHS, "branch_from", "out", *_FOLDERS)
 PLUGIN = "--plugin"
 """Taken out of every command line by `optrun.config.registry.plugins`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hydra.types import RunMode
 
 from optrun.base.errors import EXIT_DONE, EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError
-from optrun.cli import hydra_options, hydra_services
+from optrun.cli import auto_lr, hydra_options, hydra_services
 from optrun.cli.branch import Branching, whole_command_line
 from optrun.cli.messages import guarded
 from optrun.config import overrides, store
@@ -155,8 +155,12 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     value = overrides.resume_value(command_line.overrides)
     if value is None:
         whole = whole_command_line(hydra, command_line)
-        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
+        tokens, learnt = auto_lr.resolve(hydra, command_line.config_name, whole.overrides)
+        checked = overrides.checked(hydra, command_line.config_name, tokens, sweep=False)
         cfg = store.compose(hydra, command_line.config_name, checked)
+        if learnt is not None:
+            caller.console.print(f"lr=auto: {learnt}", markup=False, highlight=False, soft_wrap=True)
+            cfg.lr_from = learnt
         if cfg.resume is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
         value = str(cfg.resume)  # a recipe of the user's says so

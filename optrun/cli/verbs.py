@@ -9,5 +9,6 @@ VERBS = {
     "predict": "optrun.cli.predict",
     "report": "optrun.cli.report",
     "start": "optrun.cli.start",
+    "transfer": "optrun.cli.transfer",
     "verify": "optrun.cli.verify",
 }

@@ -49,6 +49,7 @@ from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.callback import StopRequest
+from optrun.training.noise_scale import NoiseScale
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
@@ -347,6 +348,8 @@ def _train_step(
         raise ConfigError(str(error)) from error
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
+    config.training.expect_micro_batches(world.size)
+    trained = (param for param in params.values() if param.requires_grad)
     train_step = TrainStep(
         forward,
         optimizer,
@@ -364,6 +367,7 @@ def _train_step(
         forward=task.forward,
         measure=task.measure if task.measured else None,
         measured=len(task.measured),
+        noise_scale=NoiseScale(trained) if config.training.noise_scale else None,
     )
     return train_step, notes
 

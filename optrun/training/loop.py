@@ -20,6 +20,7 @@ from optrun.training.divergence import Divergence
 from optrun.training.evaluate import Evaluator
 from optrun.training.exchange import GlobalStep, Requests
 from optrun.training.hooks import Hooks
+from optrun.training.noise_scale import averaged, noise_scale
 from optrun.training.nonfinite import NonfiniteStep
 from optrun.training.ranking import remember_best
 from optrun.training.rates import learning_rates, source_metrics
@@ -270,6 +271,7 @@ class Loop:
             state.window_weight += result.weight
             state.grad_norm = result.grad_norm
             state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
+            state.noise = state.noise if result.noise is None else averaged(state.noise, result.noise)
             for name, sums in zip(self.setup.task.sources, result.by_source or (), strict=False):
                 before = state.window_sources.get(name, [0.0, 0.0, 0.0])
                 state.window_sources[name] = [one + other for one, other in zip(before, sums, strict=True)]
@@ -383,6 +385,7 @@ class Loop:
         if state.rollbacks:
             values["train/rollbacks"] = state.rollbacks
         values.update(self.throughput.rates())
+        values.update(noise_scale(state.noise) if self.setup.config.noise_scale else {})
         values["perf/peak_memory_bytes"] = peak_memory_bytes(self.device)
         values.update(self.checkpoints.metrics())
         return values

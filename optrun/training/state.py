@@ -39,6 +39,8 @@ class TrainState:
     """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
     window_measures: dict[str, float] = field(default_factory=dict)
     """Of each thing that the task measures since the last log line: its sum over the examples."""
+    noise: list[float] = field(default_factory=list)
+    """Moving averages of the variance of an example's gradient and of the squared gradient; empty: not measured."""
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metric name to its best `value` after training began and its `step`, how many evaluations had that value
     (`tied`; missing where an older optrun began), and the `loss` of that evaluation."""

@@ -14,6 +14,7 @@ from optrun.base.errors import OptrunError
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
+from optrun.training.noise_scale import NoiseScale, estimate
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,6 +38,8 @@ class StepResult:
     """Of each source of a mixture: sum of losses, targets, examples."""
     measures: list[float] | None = None
     """Sums of what the task measures of the step's examples."""
+    noise: tuple[float, float] | None = None
+    """Variance of the gradient of one example, and squared norm of the true gradient; None: not measured."""
     overflow: bool = False
     """Only the fp16 scaler finding its scale."""
 
@@ -178,6 +181,7 @@ class TrainStep(Precision):
         forward: Runs the model over a batch.
         measure: What the model returned, and the batch, to sums over its examples; None: nothing is measured.
         measured: How many sums those are.
+        noise_scale: Measures the gradient of each micro-batch; None: nobody asked.
     """
 
     def __init__(
@@ -199,6 +203,7 @@ class TrainStep(Precision):
         forward: Callable[[Any, Batch], Any] = plain_forward,
         measure: Callable[[Any, Batch], torch.Tensor] | None = None,
         measured: int = 0,
+        noise_scale: NoiseScale | None = None,
     ) -> None:
         super().__init__(device, precision)
         self.model = model
@@ -216,6 +221,7 @@ class TrainStep(Precision):
         self.measure = measure
         self.measured = measured
         self._measures = Sums()
+        self.noise_scale = noise_scale
         self.updating = False
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
@@ -245,11 +251,13 @@ class TrainStep(Precision):
             for run in zip(micro_batches, step.numbers, strict=True)
             if self.world.size > 1 or step.weight_of(run[1])
         ]
-        shares = []
+        shares, squares = [], []
         for at, (batch, number) in enumerate(runs, 1):
             self._seed(position, number)
             with self.gradient_sync(at == len(runs)):
-                shares.append(self._backward(batch, step.weight_of(number) / total))
+                shares.append(self._backward(batch, share := step.weight_of(number) / total))
+            if self.noise_scale is not None:
+                squares.append(self.noise_scale.take(share * self.world.size * self.scaler.get_scale()))
         self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
@@ -260,6 +268,8 @@ class TrainStep(Precision):
             result.by_source = self.by_source.take(self.world)
         if self.measure is not None:
             result.measures = self._measures.take(self.world, self.measured)
+        if self.noise_scale is not None and result.finite:
+            result.noise = self._noise(step, [number for _, number in runs], squares, result.grad_norm)
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.updating = True  # until it is counted: what is saved in between would fit no step
@@ -334,6 +344,17 @@ class TrainStep(Precision):
             applied=True,
             losses=[shares[number] * total / weight for number, weight in counted],
         )
+
+    def _noise(
+        self, step: GlobalStep, numbers: list[int], squares: list[torch.Tensor], grad_norm: float
+    ) -> tuple[float, float] | None:
+        """Estimate gradient noise and signal from the micro-batches of all ranks that had a target."""
+        own = dict(zip(numbers, torch.stack(squares).tolist(), strict=True))
+        if self.world.size > 1:
+            ranks, size = self.world.all_gather([*own.values()]), self.world.size
+            own = {number: ranks[number % size][number // size] for number in range(len(step.facts))}
+        counted = [number for number, fact in enumerate(step.facts) if fact.weight]
+        return estimate([own[at] for at in counted], [step.facts[at].samples for at in counted], grad_norm**2)
 
     def _lower_scale(self, result: StepResult) -> bool:
         """Tell whether a non-finite result is only the fp16 scaler finding its scale, which is then lowered.

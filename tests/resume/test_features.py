@@ -33,6 +33,7 @@ FEATURES = {
     "all of them": [
         "data.eval={dev: dev.csv, hard: hard.csv}", "task.class_weights=balanced", "callbacks.watch={}", "--plugin",
         "watch.py", "training.early_stopping_patience=9", "training.label_smoothing_factor=0.2",
+        "training.noise_scale=true",
         "scheduler=plateau", "scheduler.metric=eval/dev/loss",
     ],
 }  # fmt: skip

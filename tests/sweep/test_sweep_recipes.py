@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -42,6 +43,8 @@ def expanded(name: str, *words: str) -> list[Job]:
         ("lamb_batch_scaling", 4 * 5, []),
         ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
         ("lora_minilm_sst2", 2 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        pytest.param("transfer_width", 2 * 3 * 6 * 3, [], marks=pytest.mark.slow),  # composes 36 times
+        ("transfer_length", 3 * 6 * 3, []),
     ],
 )
 def test_expands(name: str, count: int, words: list[str]) -> None:
@@ -72,6 +75,26 @@ def test_batches_see_the_same_examples() -> None:
         assert job.values["lr"] == pytest.approx(0.02 * (batch / 16) ** 0.5, rel=5e-3)
         assert job.values["scheduler"]["warmup_ratio"] == pytest.approx(0.05 * batch / 16)
         assert job.values["data"]["max_train_examples"] % batch == 0
+
+
+def test_widths_keep_their_heads() -> None:
+    """Only the width and the number of heads of 16 move; each optimizer has as many learning rates at each width."""
+    tried = Counter[tuple[str, int]]()
+    for line in points(store.open_hydra(), "transfer_width"):
+        job = dict(token.lstrip("+").split("=") for token in line)
+        assert int(job["model.config.n_embd"]) == 16 * int(job["model.config.n_head"])
+        tried[job["optimizer"], int(job["model.config.n_embd"])] += 1
+    assert tried == dict.fromkeys(itertools.product(("adamw", "lamb"), (32, 64, 128)), 6 * 3)
+
+
+@pytest.mark.slow
+def test_lengths_run_and_are_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY_GPT, "training.max_steps=2,4", "lr=1e-4,1e-2,1", "seed=0,1", "data.max_train_examples=64"]
+    assert optrun("-cn", "transfer_length", *words, "data.max_eval_examples=8", "hydra.sweep.dir=sweep") == 0
+    code = optrun("transfer", "sweep", "to=training.max_steps=8")
+    said = "".join(capsys.readouterr())
+    assert code in (0, 2)  # four steps may put an optimum on an edge, which is then said
+    assert "training.max_steps=8" in said or "edge" in said or "of its grid" in said
 
 
 @pytest.mark.slow

@@ -58,6 +58,8 @@ class RunConfig:
     branch_from: str | None = None
     """Checkpoint of another run that this one started from, `FOLDER@DIGEST`. Older runs have no such key."""
     branch_schedule: BranchSchedule = BranchSchedule["continue"]
+    lr_from: str | None = None
+    """Where `lr` came from, with its interval, if `lr=auto` was typed. Older runs have no such key."""
     matters: float | None = None
     """Smallest difference of the main metric that counts in a verdict; None: a standard deviation between seeds."""
 
@@ -69,6 +71,12 @@ class RunConfig:
             self.matters is None or 0 < self.matters < float("inf"), "matters", self.matters, "a number above 0 or null"
         )
         callback_configs(self.callbacks)
+        expect(
+            self.lr_from is None or re.fullmatch(r".+: lr .+, 90 % interval .+", self.lr_from, re.DOTALL) is not None,
+            "lr_from",
+            self.lr_from,
+            "null, or SWEEP_DIR beside lr=auto on the command line of a single run",
+        )
         expect(
             self.branch_from is None or re.fullmatch(r".+@[0-9a-f]{16}", self.branch_from, re.DOTALL) is not None,
             "branch_from",
@@ -102,6 +110,14 @@ class RunConfig:
             self.distributed.name,
             f"ddp or none with adapter={self.adapter.name}",
             "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
+        )
+        if self.distributed.name == "none":
+            self.training.expect_micro_batches(1)
+        expect(
+            not (self.training.noise_scale and isinstance(self.distributed, FsdpConfig)),
+            "training.noise_scale",
+            True,
+            "false with distributed=fsdp, whose gradients are added over ranks before anybody sees them",
         )
 
         if isinstance(self.adapter, QloraConfig):

@@ -18,7 +18,7 @@ _MATHEMATICS = ("distributed.param_dtype", "distributed.reduce_dtype")
 _ROUNDING = ("distributed.", "training.nproc_per_node", "training.per_device_eval_batch_size")
 _OF_RANKS = ("distributed.name", "distributed.nnodes", "training.nproc_per_node")
 _EVALUATION = ("training.eval_steps",)
-_HARMLESS = ("run_name", "matters", "tracking.", "checkpoint.")
+_HARMLESS = ("run_name", "lr_from", "matters", "tracking.", "checkpoint.")
 _HARMLESS_TRAINING = {
     f"training.{key}"
     for key in (
@@ -28,6 +28,7 @@ _HARMLESS_TRAINING = {
         "max_seconds",
         "profile",
         "peak_flops",
+        "noise_scale",
         "on_nonfinite",
         "max_nonfinite_skips",
         "max_rollbacks",

@@ -1,0 +1,48 @@
+"""`lr=auto lr_from=SWEEP_DIR`: the learning rate that a sweep of the same recipe found, shown before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optrun.base.errors import ConfigError, refuse_url
+from optrun.base.formatting import rate
+from optrun.config import overrides, saved, store
+from optrun.config.hydra_internals import Hydra
+
+_KEYS = ("lr", "lr_from")
+
+
+def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list[str], str | None]:
+    """Put the number in place of `lr=auto`.
+
+    Args:
+        hydra: Composes.
+        config_name: A recipe, or the default.
+        tokens: Overrides of one run.
+
+    Returns:
+        The overrides, with the number and without `lr_from`, and what `lr_from` of the run's configuration says: where
+        the number came from, with its interval. None where nobody asked.
+
+    Raises:
+        ConfigError: One of both keys alone; the sweep is of another recipe or does not tell.
+    """
+    given = {token.partition("=")[0]: token for token in tokens if token.partition("=")[0] in _KEYS}
+    values = {key: overrides.parse([token])[0].value() for key, token in given.items()}
+    automatic = values.get("lr") == "auto"
+    if not automatic and "lr_from" not in values:
+        return list(tokens), None
+    if not automatic:
+        raise ConfigError(
+            f"{given['lr_from']}: says where lr=auto takes its number from. Add lr=auto, or leave it out."
+        )
+    if not isinstance(values.get("lr_from"), str):
+        raise ConfigError("lr=auto: takes its number from a sweep over lr of the same recipe: add lr_from=SWEEP_DIR.")
+    refuse_url("lr_from", values["lr_from"])
+    from optrun.report.transfer.rate import rate_from
+
+    kept = [token for token in tokens if token.partition("=")[0] not in _KEYS]
+    cfg = store.compose(hydra, config_name, overrides.checked(hydra, config_name, kept, sweep=False))
+    found, said = rate_from(Path(str(values["lr_from"])).expanduser(), saved.plain(store.without_hydra(cfg)))
+    return [*kept, f"lr={rate(found.lr.value)}"], said

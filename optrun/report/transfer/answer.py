@@ -1,0 +1,289 @@
+"""Answer which lr another size needs: for each contender a prediction with its interval, and what would test it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from optrun.base.errors import ConfigError
+from optrun.base.formatting import count, rate
+from optrun.report.collect import NOT_STARTED, Run, load_runs
+from optrun.report.comparable import incomparable
+from optrun.report.confirmation import confirmations
+from optrun.report.findings import choose_metric
+from optrun.report.paths import respell
+from optrun.report.transfer.fit import Law, fit_law
+from optrun.report.transfer.laws import KnownLaw, known_laws
+from optrun.report.transfer.sizes import Size, Sweep, find_sweeps, label
+
+FAR = 8.0
+"""A size beyond what was seen by more than this factor is marked."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the ends of its interval, at a confidence of 0.9."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """What one size says."""
+
+    size: Mapping[str, float]
+    lr: Estimate
+    """The bottom of its basin; no higher than the lowest lr at which a run diverged."""
+    cost: float
+    """The metric there."""
+    seeds: int
+    noise_scale: float | None
+    """Examples of a batch beyond which a larger one stops paying, at the end of the runs; None: not measured."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the sweeps of one contender say of the target."""
+
+    contender: str
+    lr: Estimate
+    exponents: Mapping[str, Estimate]
+    """lr* ~ key^exponent, by key."""
+    along: Mapping[str, float]
+    """Keys that moved with these in every sweep, and what they are at the target."""
+    optima: Sequence[Optimum]
+    """By size."""
+    assumption: str
+    """What carries the prediction."""
+    far: bool
+    """Whether the target lies more than eight times beyond what was seen."""
+    notes: Sequence[str]
+    tests: Sequence[str]
+    """The two runs that would test it, at the ends of the interval, as command lines."""
+    laws: Sequence[KnownLaw]
+    """What the literature says, beside it."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to one question."""
+
+    target: Mapping[str, float]
+    metric: str
+    mode: str
+    """`min` or `max`."""
+    answers: Sequence[Answer]
+    """One for each contender whose sweeps suffice."""
+    refused: Mapping[str, str]
+    """Contender -> why there is none."""
+    sweeps: Sequence[Sweep]
+    """What was fitted, in the order of the answers."""
+
+
+def parse_target(text: str) -> dict[str, float]:
+    """Read a size such as `model.config.n_embd=512 training.max_steps=10000`.
+
+    Raises:
+        ConfigError: It is no list of keys with numbers above 0.
+    """
+    target: dict[str, float] = {}
+    for token in text.split():
+        key, equals, value = token.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'to: {token!r}: expected KEY=VALUE, as in to="training.max_steps=10000".')
+        if key in target:
+            raise ConfigError(f"to: {key} is given twice: which one is meant?")
+        target[key] = _positive(key, value)
+    if not target:
+        raise ConfigError('to: expected the size that lr is for, as in to="model.config.n_embd=512".')
+    return target
+
+
+def _positive(key: str, value: object) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(str(value).replace("_", ""))
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(f"to: {key}={value}: expected a number above 0.")
+    return number
+
+
+def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None) -> Answers:
+    """Predict the learning rate of a size from sweeps at others.
+
+    Args:
+        dirs: Sweeps, or folders of them.
+        target: Keys of the configuration that varied, and their values at the size that is asked for.
+        metric: What to judge by; default: the main metric of the runs.
+
+    Raises:
+        ConfigError: No contender's sweeps suffice; the message says what is missing.
+    """
+    asked = {key: _positive(key, value) for key, value in target.items()}
+    loaded = load_sweeps(dirs)
+    waiting = sum(run.status in ("running", NOT_STARTED) for run in loaded)
+    runs = [run for run in loaded if run.described]
+    names = sorted({str(main["name"]) for run in runs if isinstance(main := run.summary.get("main_metric"), dict)})
+    if metric is None and len(names) > 1:
+        raise ConfigError(
+            f"the runs have several main metrics ({', '.join(names)}): say which counts with metric=NAME."
+        )
+    name, mode = choose_metric(runs, metric)
+    if apart := incomparable([run for run in runs if run.score(name) is not None or run.diverged]):
+        raise ConfigError(f"{apart}: ask for each kind by itself.")
+    found, refused, kept = [], {}, []
+    for sweep in find_sweeps(runs, asked, name, mode):
+        if reason := refusal(sweep):
+            refused[sweep.name] = reason
+            continue
+        made = answer_of(sweep, mode)
+        notes = [*made.notes, *([f"{waiting} runs have not ended: ask again when they have"] if waiting else [])]
+        found.append(replace(made, notes=notes))
+        kept.append(sweep)
+    if not found:
+        raise ConfigError("; ".join(f"{contender}: {reason}" for contender, reason in refused.items()) + ".")
+    return Answers(asked, name, mode, found, refused, kept)
+
+
+def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
+    """Read all runs of sweeps, confirmations left out.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    for directory in dirs:
+        if not directory.is_dir():
+            raise ConfigError(f"transfer {directory}: no such directory.")
+    runs = load_runs(dirs, beside=confirmations(dirs))
+    if not any(run.described for run in runs):
+        raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
+    respell([run for run in runs if run.described])
+    return runs
+
+
+def refusal(sweep: Sweep) -> str:
+    """Say why a contender's sizes do not suffice; empty if they do."""
+    if not sweep.axes.keys:
+        return "" if sweep.sizes else "; ".join(sweep.missing)
+    needed = 1 + len(sweep.axes.keys)
+    rows = np.array([[1.0, *map(math.log, size.values.values())] for size in sweep.sizes]).reshape(-1, needed)
+    if len(rows) and np.linalg.matrix_rank(rows, tol=1e-6) == needed:
+        return ""
+    have = f"expected {needed} sizes or more with an optimum inside of their grid, found {len(rows)}"
+    return "; ".join([have, *sweep.missing])
+
+
+def answer_of(sweep: Sweep, mode: str) -> Answer:
+    """Fit the power law of a contender's sizes and predict the target.
+
+    Args:
+        sweep: Of which `refusal` says nothing.
+        mode: "min" or "max".
+    """
+    keys, target = sweep.axes.keys, sweep.axes.target
+    law = fit_law(np.array([[*size.values.values()] for size in sweep.sizes]), [size.basin for size in sweep.sizes])
+    lr = _estimate(law.predict([target[key] for key in keys]))
+    seen = {key: [size.values[key] for size in sweep.sizes] for key in keys}
+    beyond = {key: max(target[key] / max(seen[key]), min(seen[key]) / target[key]) for key in keys}
+    nearest = min(sweep.sizes, key=lambda size: sum(abs(math.log(target[key] / size.values[key])) for key in keys))
+    optima = [_optimum(size, law, mode) for size in sweep.sizes]
+    exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(keys)}
+    optimizer = nearest.runs[0].optimizer
+    laws = known_laws(optimizer, optima[sweep.sizes.index(nearest)].lr.value, nearest.values, target)
+    ranges = " and ".join(f"{key} from {min(seen[key]):.6g} to {max(seen[key]):.6g}" for key in keys)
+    return Answer(
+        contender=sweep.name,
+        lr=lr,
+        exponents=exponents,
+        along={key: target[key] for key in sweep.axes.along},
+        optima=optima,
+        assumption=f"lr* is a power law in {ranges}, and goes on so to "
+        f"{label({key: target[key] for key in keys})}; all else is as in the sweeps",
+        far=any(factor > FAR for factor in beyond.values()),
+        notes=_notes(sweep, law, beyond, exponents),
+        tests=[_command(nearest.runs, target, end) for end in (lr.low, lr.high)],
+        laws=laws,
+    )
+
+
+def _estimate(logs: tuple[float, float, float]) -> Estimate:
+    return Estimate(*(math.exp(min(value, 700.0)) for value in logs))
+
+
+def _optimum(size: Size, law: Law, mode: str) -> Optimum:
+    found = size.basin
+    bent = 0.0 if math.isnan(found.wide) else found.wide - found.best
+    half = law.quantile * math.sqrt(law.variance) + abs(bent)
+    lr = _estimate((found.best, found.best - half, found.best + half))
+    above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
+    scales = [run.last("perf/noise_scale") for run in size.runs if run.finished]
+    known = [scale for scale in scales if scale is not None and math.isfinite(scale)]
+    cost = found.level if mode == "min" else -found.level
+    return Optimum(
+        size.values,
+        replace(lr, high=min(lr.high, above)),
+        cost,
+        found.seeds,
+        float(np.median(known)) if known else None,
+    )
+
+
+def _notes(sweep: Sweep, law: Law, beyond: Mapping[str, float], exponents: Mapping[str, Estimate]) -> list[str]:
+    axes = sweep.axes
+    notes = [
+        f"Extrapolated by more than {FAR:g}: {key}={axes.target[key]:.6g} lies {factor:.3g} times beyond what was seen"
+        for key, factor in beyond.items() if factor > FAR
+    ]  # fmt: skip
+    if math.isnan(law.misfit):
+        notes.append(f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing tests")
+    else:
+        notes.append(f"The optima lie within a factor of {math.exp(law.misfit):.3g} of the power law")
+    if axes.along:
+        moved = ", ".join(f"{key} (here {axes.target[key]:.6g})" for key in axes.along)
+        notes.append(f"Along with that, {moved} moved in every sweep: the exponents are of all of it together")
+    notes += [
+        f"The exponent of {key} could be 0: its interval holds it"
+        for key, one in exponents.items()
+        if one.low <= 0 <= one.high
+    ]
+    if any(math.isnan(size.basin.wide) for size in sweep.sizes):
+        notes.append("A size has three learning rates around its best: nothing tells how far its parabola holds")
+    return [*notes, *(f"At {each}" for each in sweep.missing)]
+
+
+def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str:
+    """Compose the line of a run at the target."""
+    run = next((run for run in runs if run.finished), runs[0])
+    put = {key: f"{value:.12g}" for key, value in target.items()} | {"lr": rate(lr), "seed": str(run.seed or 0)}
+    tokens = [(token, token.lstrip("+").partition("=")[0]) for token in run.overrides]
+    typed = {key for _, key in tokens}
+    kept = [f"{token.partition('=')[0]}={put[key]}" if key in put else token for token, key in tokens]
+    return replace(run, overrides=[*kept, *(f"{key}={put[key]}" for key in put if key not in typed)]).command()
+
+
+def sentence(found: Answer, target: Mapping[str, float]) -> str:
+    """Write the answer as one line."""
+    interval = f"{rate(found.lr.low)} to {rate(found.lr.high)}"
+    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {interval}) for {label(target)}"
+
+
+def law_sentences(found: Answer) -> list[str]:
+    """Say what the literature makes of the nearest optimum."""
+    return [
+        f"Beside it, not mixed in: {law.source}: {law.says}. From the nearest size it makes lr {rate(law.lr)}"
+        for law in found.laws
+    ]
+
+
+def batch_sentences(found: Answer) -> list[str]:
+    """Say where a larger batch stops paying, as far as runs measured it."""
+    known = [(label(each.size), each.noise_scale) for each in found.optima if each.noise_scale is not None]
+    told = ", ".join(f"{count(scale)} examples at {size}" for size, scale in known)
+    return [f"A larger batch stops paying at about the noise scale: {told}"] if known else []

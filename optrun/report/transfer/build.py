@@ -1,0 +1,155 @@
+"""Answer in the terminal and on disk: from sweeps and a size to a line, tables, a page and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from optrun.artifacts.atomic import replace_text
+from optrun.base.errors import ConfigError, StorageError
+from optrun.base.formatting import count, rate
+from optrun.base.reading import read_json
+from optrun.report.table import NONE, Table, filled, to_rich, value
+from optrun.report.templating import fill_markdown
+from optrun.report.theme import LIGHT, save_png
+from optrun.report.transfer.answer import Answer, Answers, Estimate, answer, batch_sentences, law_sentences, sentence
+from optrun.report.transfer.figure import draw_basins
+from optrun.report.transfer.sizes import label
+
+_FOLDER = Path("outputs", "transfer")
+_MARK = "optrun transfer"
+"""What `transfer.json` says of itself: a folder with such a file is an earlier answer, which may be replaced."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What the sweeps say of another size, and where it was written."""
+
+    target: Mapping[str, float]
+    """The size that was asked for."""
+    metric: str
+    answers: Sequence[Answer]
+    """One for each contender whose sweeps suffice."""
+    refused: Mapping[str, str]
+    """Contender -> why it has no answer, and what to run."""
+    files: Sequence[Path]
+    """`transfer.md`, `transfer.json`, `transfer.png`."""
+
+
+def transfer(
+    dirs: Sequence[Path],
+    target: Mapping[str, object],
+    *,
+    out: Path | None = None,
+    metric: str | None = None,
+    console: Console | None = None,
+) -> Transfer:
+    """Predict the learning rate for another size from sweeps over lr at two sizes or more.
+
+    Args:
+        dirs: The sweeps, or folders of them.
+        target: Keys of the configuration that varied between sizes, and their values at the size that is asked for.
+        out: Where to write; default: a new folder, `outputs/transfer/` and date and time.
+        metric: What to judge by; default: the main metric of the runs.
+        console: Where the answer is printed; None prints nothing.
+
+    Raises:
+        ConfigError: The sweeps do not tell, and the message says which runs are missing; `out` has other files.
+        StorageError: A file cannot be written.
+    """
+    found = answer(dirs, target, metric)
+    files = _write(out or _new_folder(), found)
+    if console is not None:
+        for each in found.answers:
+            console.print(Text(f"\n{sentence(each, found.target)}", style="bold"), soft_wrap=True)
+            for table in (exponents_table(each), sizes_table(each, found.metric)):
+                console.print(to_rich(table, width=console.width))
+            for line in lines(each):
+                console.print(f"{line}.", markup=False, highlight=False)
+            console.print("The two runs that would test it, at the ends of the interval:", highlight=False)
+            for command in each.tests:
+                console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+        for contender, reason in found.refused.items():
+            console.print(f"\n{contender}: no answer. {reason}.", markup=False, highlight=False)
+        console.print()
+        for path in files:
+            console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
+    return Transfer(found.target, found.metric, found.answers, found.refused, files)
+
+
+def lines(found: Answer) -> Iterator[str]:
+    """Say what carries an answer, and what speaks against it."""
+    yield f"Carried by: {found.assumption}"
+    yield from [*found.notes, *law_sentences(found), *batch_sentences(found)]
+
+
+def exponents_table(found: Answer) -> Table:
+    """Tabulate the exponents."""
+    rows = [[key, f"{one.value:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}"] for key, one in found.exponents.items()]
+    return Table(["lr* ~ key^exponent", "exponent", "90 % interval"], [False, True, True], rows, [""] * len(rows))
+
+
+def sizes_table(found: Answer, metric: str) -> Table:
+    """Tabulate the optimum of each size."""
+    rows = [
+        [label(each.size), rate(each.lr.value), _interval(each.lr), value(each.cost), str(each.seeds),
+         NONE if each.noise_scale is None else count(each.noise_scale)]
+        for each in found.optima
+    ]  # fmt: skip
+    columns = ["size", "best lr", "90 % interval", metric, "seeds", "noise scale"]
+    return filled(Table(columns, [False, *[True] * 5], rows, [""] * len(rows)))
+
+
+def _interval(one: Estimate) -> str:
+    return f"{rate(one.low)} to {rate(one.high)}"
+
+
+def _new_folder() -> Path:
+    made = datetime.now().astimezone()
+    folder = free = _FOLDER / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
+    number = 2
+    while free.exists():
+        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return free
+
+
+def _write(folder: Path, found: Answers) -> list[Path]:
+    """Write page, numbers and picture, none of them over a person's own."""
+    page, numbers, picture = (folder / f"transfer.{ending}" for ending in ("md", "json", "png"))
+    facts = {"made_by": _MARK, "target": found.target, "metric": found.metric, "mode": found.mode} | {
+        "answers": [asdict(each) for each in found.answers], "refused": found.refused
+    }  # fmt: skip
+    told: list[dict[str, object]] = [
+        {"line": sentence(each, found.target), "said": [*lines(each)], "tests": "\n".join(each.tests),
+         "tables": [exponents_table(each), sizes_table(each, found.metric)]}
+        for each in found.answers
+    ]  # fmt: skip
+    text = fill_markdown(
+        "transfer.md", target=label(found.target), answers=told, refused=found.refused, picture=picture.name
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _is_own(numbers):
+            for path in (page, numbers, picture):
+                if path.exists():
+                    raise ConfigError(f"{path} exists and was not written by {_MARK}: write elsewhere with out=DIR.")
+        replace_text(numbers, json.dumps(facts, indent=2) + "\n")
+        replace_text(page, text)
+        save_png(draw_basins(found, LIGHT), picture)
+    except OSError as error:
+        raise StorageError(f"transfer: cannot write to {folder} ({error.strerror}); choose another out=DIR.") from error
+    return [page, numbers, picture]
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        held = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(held, dict) and held.get("made_by") == _MARK

@@ -1,0 +1,238 @@
+"""From sweeps at small sizes to the lr of a larger one: what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import optrun as package
+from benchmarks import transfer as simulated
+from optrun.base.errors import ConfigError
+from optrun.report.transfer.answer import answer, parse_target
+from optrun.report.transfer.fit import fit_basin, fit_law
+from tests.running import optrun
+
+MakeRun = Callable[..., Path]
+LRS = (0.0025, 0.005, 0.01, 0.02, 0.04)
+WIDTH = "model.n_embd"
+
+
+def true_lr(width: float, steps: float = 200) -> float:
+    return 0.01 * (width / 64) ** -0.5 * (steps / 200) ** -0.3
+
+
+@pytest.fixture
+def sweep(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
+    """Sweeps whose optimum is known."""
+
+    def made(
+        sizes: dict[Any, tuple[float, ...]],
+        *,
+        name: str = "sweep",
+        seeds: tuple[int, ...] = (0, 1, 2),
+        optimizer: str = "adamw",
+        at: float | None = None,
+        **more: Any,
+    ) -> Path:
+        for size, lrs in sizes.items():
+            width, steps = size if isinstance(size, tuple) else (size, 200)
+            for lr in lrs:
+                for seed in seeds:
+                    z = math.log(lr / (true_lr(width, steps) if at is None else at)) + 0.05 * math.sin(5 * seed + width)
+                    words = [f"optimizer={optimizer}", f"lr={lr}", f"seed={seed}", f"{WIDTH}={width}"]
+                    run = {"config": {WIDTH: width}, "summary": {"overrides": words, "command": "optrun -m a=b"}} | more
+                    path = tmp_path / name / f"{optimizer}-{width}-{steps}-{lr}-{seed}"
+                    make_run(path, lr=lr, seed=seed, max_steps=steps, log_every=steps, eval_every=steps,
+                             final=2.5 + 0.2 * z**2 + 0.02 * seed, optimizer=optimizer, **run)  # fmt: skip
+        return tmp_path / name
+
+    return made
+
+
+def test_a_power_law_is_found(sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep({32: LRS, 64: LRS, 128: LRS})
+    sweep({32: LRS, 64: LRS}, optimizer="sgd", at=0.02)
+    assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={tmp_path / 'out'}") == 0
+    said, found = capsys.readouterr().out, json.loads((tmp_path / "out" / "transfer.json").read_text())
+    adamw, sgd = (next(each for each in found["answers"] if name in each["contender"]) for name in ("adamw", "sgd"))
+    assert adamw["lr"]["value"] == pytest.approx(true_lr(256), rel=0.15)
+    assert adamw["lr"]["low"] < true_lr(256) < adamw["lr"]["high"] < 3 * adamw["lr"]["low"]
+    exponent = adamw["exponents"][WIDTH]
+    assert exponent["low"] < -0.5 < exponent["high"] < 0
+    assert sgd["exponents"][WIDTH]["low"] < 0 < sgd["exponents"][WIDTH]["high"]
+    assert any("2503.04715" in law["source"] for law in adamw["laws"])
+    assert sgd["laws"] == [], "the laws are of Adam and its kin"
+    page = (tmp_path / "out" / "transfer.md").read_text()
+    for fact in (f"{WIDTH}=256", "could be 0", "nothing tests", "2503.04715", "would test it"):
+        assert fact in " ".join(said.split())
+    assert "2503.04715" in page
+    for lr, line in zip((adamw["lr"]["low"], adamw["lr"]["high"]), adamw["tests"], strict=True):
+        words = shlex.split(line)
+        assert f"{WIDTH}=256" in words
+        assert f"{WIDTH}=128" not in words
+        assert float(next(word for word in words if word.startswith("lr="))[3:]) == pytest.approx(lr, rel=0.01)
+    assert (tmp_path / "out" / "transfer.png").stat().st_size > 10_000
+    assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={tmp_path / 'out'}") == 0, "its own may be replaced"
+
+
+def test_two_keys(sweep: Callable[..., Path], tmp_path: Path) -> None:
+    folder = sweep({(32, 100): LRS, (64, 100): LRS, (64, 400): LRS})
+    found = package.transfer([folder], {WIDTH: 128, "training.max_steps": 800}, out=tmp_path / "out", quiet=True)
+    lr = found.answers[0].lr
+    assert lr.low < true_lr(128, 800) < lr.high
+    assert found.answers[0].exponents["training.max_steps"].value == pytest.approx(-0.3, abs=0.15)
+    assert not found.answers[0].far
+    with pytest.raises(ConfigError, match=r"training\.max_steps varied"):
+        package.transfer([folder], {WIDTH: 128}, quiet=True)
+
+
+def test_keys_that_moved_together(sweep: Callable[..., Path]) -> None:
+    """A key of the same group goes along; one of another has to be named, and the target to lie on their line."""
+    heads = {32: 2, 64: 4, 128: 8}
+    for width, count in heads.items():
+        folder = sweep({width: LRS}, config={WIDTH: width, "model.n_head": count})
+    found = answer([folder], {WIDTH: 512}).answers[0]
+    assert found.along == {"model.n_head": 32}
+    assert any("n_head" in line for line in found.tests)
+    together = sweep({(32, 100): LRS, (64, 200): LRS, (128, 400): LRS}, name="together")
+    found = answer([together], {WIDTH: 256, "training.max_steps": 800}).answers[0]
+    assert list(found.exponents) == [WIDTH]
+    for asked, facts in (
+        ({WIDTH: 256}, ("training.max_steps", "training.max_steps=800")),
+        ({WIDTH: 256, "training.max_steps": 400}, ("training.max_steps", WIDTH, f"{WIDTH}=32 training.max_steps=400")),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            answer([together], asked)
+        assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+def test_one_contender_of_one_size_keeps_no_answer_from_the_others(sweep: Callable[..., Path]) -> None:
+    folder = sweep({32: LRS, 64: LRS})
+    sweep({64: LRS}, optimizer="lamb")
+    found = answer([folder], {WIDTH: 128})
+    assert [each.contender for each in found.answers] == ["adamw"]
+    assert "one size only" in found.refused["lamb"]
+
+
+def test_where_a_larger_batch_stops_paying(sweep: Callable[..., Path], tmp_path: Path) -> None:
+    folder = sweep({32: LRS, 64: LRS}, summary={"metrics": {"last": {"perf/noise_scale": 512.0}}})
+    found = package.transfer([folder], {WIDTH: 128}, out=tmp_path / "out", quiet=True)
+    assert [each.noise_scale for each in found.answers[0].optima] == [512.0, 512.0]
+    assert f"512 examples at {WIDTH}=64" in found.files[0].read_text().replace("\\", "")
+
+
+def test_what_lies_far_is_marked(sweep: Callable[..., Path]) -> None:
+    folder = sweep({32: LRS, 64: LRS})
+    near, far = (answer([folder], {WIDTH: width}).answers[0] for width in (512, 1024))
+    assert (near.far, far.far) == (False, True)
+    assert any("16 times" in note for note in far.notes)
+
+
+def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: MakeRun) -> None:
+    folder = sweep({32: LRS, 64: LRS})
+    for seed in range(3):
+        make_run(folder / f"lost-{seed}", lr=0.03, seed=seed, config={WIDTH: 64}, diverge_at=20, log_every=50)
+    optimum = answer([folder], {WIDTH: 128}).answers[0].optima[1]
+    assert optimum.lr.value < optimum.lr.high <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more", "to", "facts"),
+    [
+        ({64: LRS}, {}, f"{WIDTH}=128", (WIDTH, "64 in all runs", "another")),
+        ({32: LRS, 64: LRS}, {}, "model.n_embed=128", ("model.n_embed", WIDTH)),
+        ({32: LRS, 64: LRS}, {}, "training.max_steps=400", ("training.max_steps", "200 in all runs")),
+        ({32: LRS, 64: LRS}, {}, "lr=0.1", ("lr",)),
+        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=-1", (WIDTH, "-1", "above 0")),
+        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=wide", (WIDTH, "wide", "above 0")),
+        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=128 {WIDTH}=256", (WIDTH, "twice")),
+        ({32: LRS, 64: LRS}, {}, WIDTH, ("KEY=VALUE",)),
+        ({32: LRS, 64: LRS}, {}, "  ", ("to",)),
+        ({32: LRS, 64: LRS[2:]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "lowest", "lr=5e-3")),
+        ({32: LRS, 64: LRS[:3]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "highest", "lr=0.02")),
+        ({32: LRS, 64: LRS[2:4]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "2 learning rates", "3")),
+        ({32: LRS, 64: LRS}, {"seeds": (0,)}, f"{WIDTH}=128", ("one seed", "seed=1")),
+        ({32: LRS, 64: LRS}, {"status": "running"}, f"{WIDTH}=128", ("no run finished",)),
+    ],
+)  # fmt: skip
+def test_what_does_not_suffice(
+    sizes: dict[int, tuple[float, ...]], more: dict[str, Any], to: str, facts: tuple[str, ...],
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert optrun("transfer", str(sweep(sizes, **more)), f"to={to}") == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert all(fact in said for fact in facts), said
+
+
+def test_mixed_tasks_and_metrics(sweep: Callable[..., Path]) -> None:
+    folder = sweep({32: LRS})
+    sweep({64: LRS}, config={WIDTH: 64, "task.name": "masked_lm"})
+    with pytest.raises(ConfigError, match="different tasks"):
+        answer([folder], {WIDTH: 128})
+    other = sweep({32: LRS}, name="metrics")
+    sweep({64: LRS}, name="metrics", summary={"main_metric": {"name": "eval/accuracy", "mode": "max"}})
+    with pytest.raises(ConfigError, match=r"metric=NAME"):
+        answer([other], {WIDTH: 128})
+
+
+def test_words(tmp_path: Path, sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep({32: LRS, 64: LRS})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "transfer.md").write_text("my notes")
+    for words, fact in (
+        ([], "takes sweeps"),
+        ([folder], "to is missing"),
+        ([folder, f"to={WIDTH}=128", "too=1"], "Did you mean"),
+        ([folder, f"to={WIDTH}=128", "out="], "expected a folder"),
+        ([tmp_path / "nowhere", f"to={WIDTH}=128"], "no such directory"),
+        ([tmp_path / "mine", f"to={WIDTH}=128"], "no run"),
+        ([folder, f"to={WIDTH}=128", f"out={tmp_path / 'mine'}"], "transfer.md"),
+    ):
+        assert optrun("transfer", *map(str, words)) == 2
+        assert fact in capsys.readouterr().err
+    assert (tmp_path / "mine" / "transfer.md").read_text() == "my notes"
+    for wrong in (str(folder), 3):
+        with pytest.raises(TypeError):
+            package.transfer(wrong if wrong == str(folder) else [folder], 3 if wrong == 3 else {WIDTH: 1})  # type: ignore[arg-type]
+
+
+def test_a_parabola_is_recovered() -> None:
+    x = np.log(np.array(LRS))
+    costs = 0.3 * (x - math.log(0.012)) ** 2 + np.array([[1.0], [2.0]])
+    costs[1, 0] = math.nan
+    basin = fit_basin(x, costs)
+    assert math.exp(basin.best) == pytest.approx(0.012)
+    assert (basin.curvature, basin.level) == (pytest.approx(0.3), pytest.approx(1.5))
+    assert basin.variance == pytest.approx(0, abs=1e-12)
+
+
+def test_exponents_of_two_keys() -> None:
+    sizes = np.array([[64.0, 100.0], [128.0, 100.0], [128.0, 400.0], [256.0, 200.0]])
+    x = np.log(np.geomspace(1e-3, 1e-1, 9))
+    optima = np.log(0.1) - 0.5 * np.log(sizes[:, 0] / 64) - 0.3 * np.log(sizes[:, 1] / 100)
+    basins = [fit_basin(x, (x - best) ** 2 + np.zeros((2, 1))) for best in optima]
+    law = fit_law(sizes, basins)
+    assert (law.exponent(0)[0], law.exponent(1)[0]) == (pytest.approx(-0.5), pytest.approx(-0.3))
+    assert law.misfit == pytest.approx(0, abs=1e-9)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """A tenth of what benchmarks/transfer.py simulates; the binomial error of 250 sweeps is 2 %."""
+    for shape, grid, noise, seeds in (
+        ("a parabola", "5 lrs, x 2", "noisy", 3),
+        ("steeper above", "5 lrs, x 2", "very noisy", 2),
+        ("flat far away", "7 lrs, x 2", "quiet", 5),
+    ):
+        assert simulated.covered(shape, grid, noise, seeds, 3, 250)[0] >= 0.9
+
+
+def test_targets_are_read() -> None:
+    assert parse_target(" a.b=1e3  c=2_048 ") == {"a.b": 1000.0, "c": 2048.0}
