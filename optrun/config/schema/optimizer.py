@@ -114,6 +114,11 @@ class OptimizerConfig:
     """Whether something else takes the place of a schedule, so that one is worth a word."""
     DEFAULT_WARMUP: ClassVar[bool] = True
     """Whether a run that asks for no warm-up gets one, whose first step has lr 0."""
+    transfer: ClassVar[str | None] = None
+    """How lr goes with the width under `parametrization=mup`: as that of `adam`, `sgd`, `lamb` or `muon`; None: it is
+    not known, and refused. `optrun certify transfer` finds out."""
+    COUPLED_DECAY: ClassVar[bool] = False
+    """Whether weight decay is always part of the gradient."""
 
     def __post_init__(self) -> None:
         """Ranges that hold for all."""
@@ -154,6 +159,7 @@ class _HasDialects(OptimizerConfig):
 @dataclass(kw_only=True)
 class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
+    transfer = "lamb"
 
     DIALECTS: ClassVar[Mapping[str, Preset]] = LAMB
     exclude_from_weight_decay: list[str] | None
@@ -204,6 +210,7 @@ class LambConfig(_TwoMoments, _HasDialects):
 @dataclass(kw_only=True)
 class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
+    transfer = "adam"
 
     DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMAX
     weight_decay_mode: WeightDecayMode
@@ -218,6 +225,7 @@ class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
 @dataclass(kw_only=True)
 class AdamWDLConfig(_TwoMoments):
     """`optimizer=adamwdl`."""
+    transfer = "adam"
 
     layerwise_decay: float
     """Factor from one layer to the next below; 1 leaves layers to param_groups."""
@@ -248,6 +256,8 @@ class AdamWDLConfig(_TwoMoments):
 @dataclass(kw_only=True)
 class LazyAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=lazy_adam`."""
+    transfer = "adam"
+    COUPLED_DECAY = True
 
     exclude_from_weight_decay: list[str] | None
     """Regular expressions searched in parameter names: no decay there."""
@@ -266,6 +276,8 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class AdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=adam`."""
+    transfer = "adam"
+    COUPLED_DECAY = True
 
     amsgrad: bool
     fused: bool | None
@@ -276,6 +288,7 @@ class AdamConfig(_DecaysForward, _TwoMoments):
 class AdamWConfig(AdamConfig, _HasDialects):
     """`optimizer=adamw`."""
 
+    COUPLED_DECAY = False
     DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMW
     SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
     """Keys that no run has whose kind was not saved: by the others it may as well be Adam's."""
@@ -290,6 +303,7 @@ class AdamWConfig(AdamConfig, _HasDialects):
 @dataclass(kw_only=True)
 class SGDConfig(_DecaysForward):
     """`optimizer=sgd`."""
+    transfer = "sgd"
 
     momentum: float
     dampening: float
@@ -325,6 +339,7 @@ class RMSpropConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class NAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=nadam`."""
+    transfer = "adam"
 
     momentum_decay: float
     decoupled_weight_decay: bool
@@ -338,6 +353,7 @@ class NAdamConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class RAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=radam`."""
+    transfer = "adam"
 
     decoupled_weight_decay: bool
 
@@ -367,6 +383,7 @@ class AdafactorConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class MuonConfig(_DecaysForward):
     """`optimizer=muon`: hidden matrices by Muon, all else by AdamW."""
+    transfer = "muon"
 
     momentum: float
     nesterov: bool
@@ -393,6 +410,7 @@ class MuonConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class LionConfig(_DecaysForward):
     """`optimizer=lion`."""
+    transfer = "adam"
 
     betas: tuple[float, float]
     """Of the interpolation whose sign is taken, and decay of the moment; each in [0, 1)."""
@@ -407,6 +425,7 @@ class LionConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
     """`optimizer=schedule_free`."""
+    transfer = "adam"
 
     SCHEDULE_FREE: ClassVar[bool] = True
     r: float
@@ -426,6 +445,7 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class AdEMAMixConfig(_DecaysForward):
     """`optimizer=ademamix`."""
+    transfer = "adam"
 
     betas: tuple[float, float, float]
     """Decay of the fast moment, the second moment and the slow moment, each in [0, 1)."""
@@ -449,6 +469,7 @@ class AdEMAMixConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class MarsConfig(_DecaysForward, _TwoMoments):
     """`optimizer=mars`."""
+    transfer = "adam"
 
     gamma: float
     """Strength of the correction."""
@@ -466,6 +487,7 @@ class MarsConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class SoapConfig(_DecaysForward):
     """`optimizer=soap`."""
+    transfer = "adam"
 
     betas: tuple[float, float]
     """Decay of first and second moment, each in [0, 1)."""

@@ -1,0 +1,39 @@
+"""At which width and depth lr was tuned, and what is scaled where the model is larger."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class TransferDecay(Enum):
+    """What weight decay keeps as lr is scaled: its share of a weight in each step, or the optimizer's coefficient."""
+
+    independent = "independent"
+    torch = "torch"
+
+
+@dataclass(kw_only=True)
+class ParametrizationConfig:
+    """What every choice has."""
+
+    name: str
+
+
+@dataclass(kw_only=True)
+class StandardParametrizationConfig(ParametrizationConfig):
+    """Weights and learning rates as model and optimizer have them, whatever the width."""
+
+
+@dataclass(kw_only=True)
+class MupConfig(ParametrizationConfig):
+    """Maximal update parametrization: initial weights, lr, decay and eps by how much larger than the base they are."""
+
+    base: dict[str, Any]
+    """Keys of `model.config` at which lr was tuned; the base is the model with these."""
+    weight_decay: TransferDecay
+
+
+SCHEMAS: dict[str, type[ParametrizationConfig]] = {
+    "standard": StandardParametrizationConfig,
+    "mup": MupConfig,
+}
