@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from optrun.param_groups.growth import Growth, growth_of
 
-TOLERANCE = 0.2
-"""Largest slope that counts as none. A wrong half power is 0.5 off, and widths of a few dozen give a tenth by themselves.
-It lies below the middle of the two."""
+TOLERANCE = 0.25
+"""Largest slope that counts as none: half of a wrong half power. Widths of a few dozen give a tenth by themselves."""
 MEASURES = ("initial", "change", "update")
 _MOVES = 1e-12
 """Below this share of an output an update is rounding: a bias that the softmax cancels has no gradient."""
@@ -113,6 +112,29 @@ class CoordinateCheck:
 
     along: str
     lines: list[Line]
+
+    @property
+    def sizes(self) -> list[float]:
+        """Sizes over that of the base."""
+        return list(self.lines[0].values) if self.lines else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to numbers, strings and lists for JSON and pictures."""
+        return {
+            "along": self.along,
+            "lines": [
+                {
+                    "parameter": line.parameter,
+                    "measure": line.measure,
+                    "slope": line.slope,
+                    "noise": line.noise,
+                    "expected": line.expected,
+                    "fails": line.fails,
+                    "means": {f"{size:g}": float(np.mean(values)) for size, values in line.values.items()},
+                }
+                for line in self.lines
+            ],
+        }
 
     @property
     def failures(self) -> list[Line]:

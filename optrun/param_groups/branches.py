@@ -44,7 +44,9 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
         ends = {name for name in watch.ends if name in blocks}
         owners = {name.rpartition(".")[0] for name in ends}
         if watch.normed is not None or not ends:
-            between = f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
+            between = (
+                f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
+            )
             raise ConfigError(
                 f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its blocks "
                 "cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."

@@ -102,7 +102,9 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             )
         path, _, leaf = name.rpartition(".")
         fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
-        found[name] = Growth(counterparts[name], shape, base_shape, fan_in, fan_out, branch.get(name, 1.0), name in ends)
+        found[name] = Growth(
+            counterparts[name], shape, base_shape, fan_in, fan_out, branch.get(name, 1.0), name in ends
+        )
     return found
 
 
@@ -167,4 +169,3 @@ def _fans(
         f"{KEY}: {name} of {type(module).__name__} grows from {base_shape} to {shape}, and nothing says which of its "
         "dimensions are inputs. Take parametrization=standard for this architecture."
     )
-

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
-from optrun.config.schema.parametrization import MupConfig
+from optrun.config.schema.parametrization import MupConfig, merged
 from optrun.config.schema.run import RunConfig
 from optrun.param_groups.growth import KEY, Growth, growth_of
 
@@ -53,8 +53,8 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     name = f"parametrization={chosen.name}"
     if isinstance(config.adapter, LoraConfig):
         raise ConfigError(
-            f"{name}: the rank of adapter=lora is no width of the model. {_INSTEAD} with adapter.use_rslora=true, whose "
-            "lora_alpha over the square root of r keeps lr as the rank grows."
+            f"{name}: the rank of adapter=lora is no width of the model. {_INSTEAD} with adapter.use_rslora=true, "
+            "whose lora_alpha over the square root of r keeps lr as the rank grows."
         )
     if isinstance(config.model, PretrainedConfig):
         raise ConfigError(
@@ -77,21 +77,6 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     return Parametrized(replace(config.model, config=merged(config.model.config, keys)), smaller, sizes)
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Put values over others, key by key, also in mappings within.
-
-    Example:
-        >>> merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}})
-        {'a': 1, 'b': {'c': 1, 'd': 3}}
-    """
-    both = {key: merged(below[key], above[key]) for key in below if _nested(below, key) and _nested(above, key)}
-    return {**below, **above, **both}
-
-
-def _nested(values: Mapping[str, Any], key: str) -> bool:
-    return isinstance(values.get(key), Mapping)
-
-
 def _shown(base: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in base.items()) + "}"
 
@@ -105,7 +90,7 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: Mapping[str, Growth
     name = next(name for name, param in model.named_parameters() if param is head.weight)
     for key, power in _LOGITS.items():
         if isinstance(getattr(model.config, key, None), int | float):
-            return {key: getattr(base.config, key) * sizes[name].fan_out**power}
+            return {key: getattr(base.config, key) * sizes[name].fan_out ** power}
     raise ConfigError(
         f"parametrization=mup: {name} of model={config.name} is both embedding and head, which muP scales apart. Give "
         "model.config.tie_word_embeddings=false."

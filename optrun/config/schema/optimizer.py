@@ -159,6 +159,7 @@ class _HasDialects(OptimizerConfig):
 @dataclass(kw_only=True)
 class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
+
     transfer = "lamb"
 
     DIALECTS: ClassVar[Mapping[str, Preset]] = LAMB
@@ -210,6 +211,7 @@ class LambConfig(_TwoMoments, _HasDialects):
 @dataclass(kw_only=True)
 class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
+
     transfer = "adam"
 
     DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMAX
@@ -225,6 +227,7 @@ class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
 @dataclass(kw_only=True)
 class AdamWDLConfig(_TwoMoments):
     """`optimizer=adamwdl`."""
+
     transfer = "adam"
 
     layerwise_decay: float
@@ -256,6 +259,7 @@ class AdamWDLConfig(_TwoMoments):
 @dataclass(kw_only=True)
 class LazyAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=lazy_adam`."""
+
     transfer = "adam"
     COUPLED_DECAY = True
 
@@ -276,6 +280,7 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class AdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=adam`."""
+
     transfer = "adam"
     COUPLED_DECAY = True
 
@@ -303,6 +308,7 @@ class AdamWConfig(AdamConfig, _HasDialects):
 @dataclass(kw_only=True)
 class SGDConfig(_DecaysForward):
     """`optimizer=sgd`."""
+
     transfer = "sgd"
 
     momentum: float
@@ -339,6 +345,7 @@ class RMSpropConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class NAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=nadam`."""
+
     transfer = "adam"
 
     momentum_decay: float
@@ -353,6 +360,7 @@ class NAdamConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class RAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=radam`."""
+
     transfer = "adam"
 
     decoupled_weight_decay: bool
@@ -383,6 +391,7 @@ class AdafactorConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class MuonConfig(_DecaysForward):
     """`optimizer=muon`: hidden matrices by Muon, all else by AdamW."""
+
     transfer = "muon"
 
     momentum: float
@@ -410,6 +419,7 @@ class MuonConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class LionConfig(_DecaysForward):
     """`optimizer=lion`."""
+
     transfer = "adam"
 
     betas: tuple[float, float]
@@ -425,6 +435,7 @@ class LionConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
     """`optimizer=schedule_free`."""
+
     transfer = "adam"
 
     SCHEDULE_FREE: ClassVar[bool] = True
@@ -445,6 +456,7 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class AdEMAMixConfig(_DecaysForward):
     """`optimizer=ademamix`."""
+
     transfer = "adam"
 
     betas: tuple[float, float, float]
@@ -469,6 +481,7 @@ class AdEMAMixConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class MarsConfig(_DecaysForward, _TwoMoments):
     """`optimizer=mars`."""
+
     transfer = "adam"
 
     gamma: float
@@ -487,6 +500,7 @@ class MarsConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class SoapConfig(_DecaysForward):
     """`optimizer=soap`."""
+
     transfer = "adam"
 
     betas: tuple[float, float]

@@ -1,5 +1,6 @@
 """At which width and depth lr was tuned, and what is scaled where the model is larger."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -37,3 +38,18 @@ SCHEMAS: dict[str, type[ParametrizationConfig]] = {
     "standard": StandardParametrizationConfig,
     "mup": MupConfig,
 }
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Put values over others, key by key, also in mappings within.
+
+    Example:
+        >>> merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}})
+        {'a': 1, 'b': {'c': 1, 'd': 3}}
+    """
+    both = {key: merged(below[key], above[key]) for key in below if _nested(below, key) and _nested(above, key)}
+    return {**below, **above, **both}
+
+
+def _nested(values: Mapping[str, Any], key: str) -> bool:
+    return isinstance(values.get(key), Mapping)
