@@ -77,7 +77,7 @@ def certify(
             continue
         if not keys or not all(isinstance(size, int | Mapping) for size in keys.values()):
             raise ConfigError(
-                f"optrun certify transfer: {along}: {type(architecture).__name__} has no key for it that is known here. "
+                f"optrun certify transfer: {along}: {type(architecture).__name__} has no key for it that is known. "
                 "Name it with its value at the base: parametrization.base.KEY=NUMBER."
             )
         trials = _Trials(replace(request, config=small), prepared, keys, parametrization, steps)

@@ -97,8 +97,8 @@ def run(asked: CommandLine, own: Mapping[str, str], *, steps: int, out: str | No
     config = request.config
     models = sum(len(check.sizes) for check in checks) * len(seeds)
     console.print(
-        f"parametrization={config.parametrization.name} optimizer={config.optimizer.name} lr={config.lr:g}: {models} models "
-        f"of {steps} steps, {time.monotonic() - began:.0f} s",
+        f"parametrization={config.parametrization.name} optimizer={config.optimizer.name} lr={config.lr:g}: "
+        f"{models} models of {steps} steps, {time.monotonic() - began:.0f} s",
         soft_wrap=True,
     )
     console.print(printable(f"written to {path} and {picture}"), markup=False, soft_wrap=True)

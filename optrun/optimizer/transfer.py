@@ -1,9 +1,9 @@
 """What each optimizer's learning rate, weight decay and eps become in a model that is larger than the base.
 
 Every rule is one number per parameter, folded into its group, so that schedules, clipping and checkpoints stay as they
-are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; Yang, Simon & Bernstein 2023, arXiv:2310.17813, whose spectral
-condition gives the rules of LAMB and Muon; Dey et al. 2025, arXiv:2505.01618, for depth and eps. All are held to the
-coordinate check (`optrun certify transfer`).
+are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; for LAMB and Muon the spectral condition of Yang, Simon &
+Bernstein 2023, arXiv:2310.17813; for depth and eps Dey et al. 2025, arXiv:2505.01618. The coordinate check (`optrun
+certify transfer`) holds all of them to it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
 
 
 RULES: dict[str, Callable[[Growth, Options], float]] = {"adam": _adam, "sgd": _sgd, "lamb": _lamb, "muon": _muon}
-"""What a schema's `transfer` names; `adam` goes for signs (Lion), and for whatever else has entries of the size of lr."""
+"""What a schema's `transfer` names; `adam` goes for signs (Lion) and all else whose entries have the size of lr."""
 
 _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 """Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""
@@ -144,8 +144,8 @@ def _rule_of(choice: str) -> str:
     if rule is None:
         known = ", ".join(name for name, schema in SCHEMAS.items() if schema.transfer is not None)
         raise ConfigError(
-            f"parametrization=mup: nothing says how the lr of optimizer={choice} goes with the width. Optimizers with a "
-            f"rule: {known}; one of your own names it in its schema (transfer)."
+            f"parametrization=mup: nothing says how the lr of optimizer={choice} goes with the width. Optimizers with "
+            f"a rule: {known}; one of your own names it in its schema (transfer)."
         )
     if rule not in RULES:
         raise ConfigError(f"optimizer={choice}: transfer={rule!r}: no such rule. {did_you_mean(rule, RULES)}")
@@ -169,8 +169,8 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
     coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
     if rule == "adam" and group["weight_decay"] and (coupled or group.get("decoupled_weight_decay") is False):
         raise ConfigError(
-            f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient, and no rule carries it "
-            "to another width. Give optimizer.weight_decay=0, or take adamw."
+            f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient, and no rule carries "
+            "it to another width. Give optimizer.weight_decay=0, or take adamw."
         )
 
 

@@ -48,8 +48,8 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
                 f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
             )
             raise ConfigError(
-                f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its blocks "
-                "cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."
+                f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its "
+                "blocks cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."
             )
         return {name for name in blocks if name in ends or name in {f"{owner}.bias" for owner in owners}}
     raise ConfigError(
@@ -86,7 +86,7 @@ class _Branches(Watch):
             self._held.append(first)  # so that no other tensor gets its id
             self._order.setdefault(id(first), len(self._held))
             tensors = [leaf for leaf in tree_leaves(args) if torch.is_tensor(leaf)]
-            self._note(func.overloadpacket.__name__, tensors, first)
+            self._note(func.__name__.partition(".")[0], tensors, first)
         return out
 
     def _note(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:

@@ -87,8 +87,8 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     unmatched = [name for name in of_base if name not in counterparts.values()]
     if unmatched:
         raise ConfigError(
-            f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name. Give a base of the same "
-            "architecture, no deeper than the model."
+            f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name. Give a base of the "
+            "same architecture, no deeper than the model."
         )
     ends = branch_ends(model, branch) if branch else set()
     found = {}
@@ -124,8 +124,8 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
             continue
         if beside.depth > stack.depth:
             raise ConfigError(
-                f"{KEY}: {stack.path} has {beside.depth} blocks in the base, and {stack.depth} in the model: it shrinks. "
-                "Give a base of as many layers or fewer."
+                f"{KEY}: {stack.path} has {beside.depth} blocks in the base, and {stack.depth} in the model: it "
+                "shrinks. Give a base of as many layers or fewer."
             )
         for path, block in stack.blocks.items():
             other = f"{path.rpartition('.')[0]}.{block * beside.depth // stack.depth}"
@@ -154,8 +154,8 @@ def _fans(
     if role == EMBEDDING:
         if math.prod(ratios[:-1]) != 1:
             raise ConfigError(
-                f"{KEY}: {name} has {base_shape[:-1]} rows in the base, and {shape[:-1]} in the model: a vocabulary or a "
-                "number of positions is no width. Leave its key out."
+                f"{KEY}: {name} has {base_shape[:-1]} rows in the base, and {shape[:-1]} in the model: a vocabulary or "
+                "a number of positions is no width. Leave its key out."
             )
         return 1.0, ratios[-1]
     if leaf == "weight" and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):

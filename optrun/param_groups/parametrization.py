@@ -1,4 +1,4 @@
-"""The model beside its base: what is refused, which keys of the architecture are set, how initial weights are scaled."""
+"""The model beside its base: what is refused, which keys of the architecture are set, how weights begin."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from optrun.base.errors import StorageError
 from optrun.report.theme import LIGHT, log_axis, new_figure, save_png, style_axes
@@ -53,10 +54,12 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
             low, high = min(shown, default=1.0), max(shown, default=1.0)
             middle = max(high / low, 10.0) ** 0.5
             ax.set_yscale("log")
-            log_axis(ax, "x", sizes if lines else [1.0, 2.0])
+            ax.set_xscale("log")
+            ax.set_xticks(sizes if lines else [], [f"{size:g}" for size in sizes] if lines else [])
+            ax.xaxis.set_minor_locator(NullLocator())
             log_axis(ax, "y", [low, high])
             ax.set_ylim(min(low / 1.3, 1 / middle), max(high * 1.3, middle))
-    look = {"passes": {"color": theme.series[0]}, "off": {"color": theme.alarm}}
+    look: dict[str, dict[str, Any]] = {"passes": {"color": theme.series[0]}, "off": {"color": theme.alarm}}
     look |= {"right": {"color": theme.ink, "linestyle": "--"}, "not judged": {"color": theme.muted, "linestyle": ":"}}
     handles = [Line2D([], [], label=label, **kind) for label, kind in look.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8.5, frameon=False, labelcolor=theme.ink)
