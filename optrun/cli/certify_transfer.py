@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from optrun.config.request import CommandLine
     from optrun.optimizer.coordinates import CoordinateCheck, Line
 
@@ -135,12 +137,12 @@ def _show(console: object, check: CoordinateCheck) -> None:
     for line in check.lines:
         rows.setdefault(line.parameter, {})[line.measure] = line
     for name, lines in rows.items():
-        table.add_row(printable(name), *(_cell(lines.get(measure)) for measure in MEASURES), end_section=False)
+        table.add_row(printable(name), *(_cell(lines.get(measure)) for measure in MEASURES))
     console.print(table)
     console.print(Text("right: 0, and where another is right it stands behind; dim: not judged; red: off", style="dim"))
 
 
-def _cell(line: Line | None) -> object:
+def _cell(line: Line | None) -> Text:
     from rich.text import Text
 
     if line is None:

@@ -215,13 +215,15 @@ def measure(trial: Trial) -> dict[tuple[str, str], float]:
     for path, call in after.items():
         if path not in before:
             continue
-        names = [name for name, _ in model.get_submodule(path).named_parameters(recurse=False)]
-        first = f"{path}.{names[0]}" if path else names[0]
-        found[first, "initial"] = _mean(before[path].outputs)
-        found[first, "change"] = _mean([b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)])
+        module = model.get_submodule(path)
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if not any(True for _ in module.children()):  # else its output is the work of others
+            first = f"{path}.{names[0]}" if path else names[0]
+            found[first, "initial"] = _mean(before[path].outputs)
+            found[first, "change"] = _mean([b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)])
         for leaf in names:
             name = f"{path}.{leaf}" if path else leaf
-            part = _part_of(model.get_submodule(path), leaf, initial[name], call)
+            part = _part_of(module, leaf, initial[name], call)
             if part is not None and part > _MOVES * _mean(call.outputs):
                 found[name, "update"] = part
     return found
