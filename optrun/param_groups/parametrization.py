@@ -91,9 +91,11 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: Mapping[str, Growth
     for key, power in _LOGITS.items():
         if isinstance(getattr(model.config, key, None), int | float):
             return {key: getattr(base.config, key) * sizes[name].fan_out ** power}
+    key = "model.config.tie_word_embeddings=false"
+    always = config.config.get("tie_word_embeddings") is False
     raise ConfigError(
-        f"parametrization=mup: {name} of model={config.name} is both embedding and head, which muP scales apart. Give "
-        "model.config.tie_word_embeddings=false."
+        f"parametrization=mup: {name} of model={config.name} is both embedding and head, which muP scales apart. "
+        + (f"{type(model).__name__} ties them whatever {key} says. {_INSTEAD}." if always else f"Give {key}.")
     )
 
 

@@ -501,8 +501,6 @@ class MarsConfig(_DecaysForward, _TwoMoments):
 class SoapConfig(_DecaysForward):
     """`optimizer=soap`."""
 
-    transfer = "adam"
-
     betas: tuple[float, float]
     """Decay of first and second moment, each in [0, 1)."""
     shampoo_beta: float | None
