@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from optrun.config.choice import choice
+from optrun.config.schema.optimizer import SCHEMAS
+from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.coordinates import Trial, coordinate_check
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.rehearsal import rehearse_shards
 from optrun.optimizer.state import TRAINED, load_named_state, named_state
+from optrun.optimizer.transfer import transferred
+from optrun.param_groups import build_param_groups
+from optrun.param_groups.growth import growth_of
+from optrun.param_groups.parametrization import scale_initial_weights
 
 _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 
@@ -82,6 +90,55 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: Any) -> 
             except ProcessRaisedException as error:
                 last = str(error).strip().rsplit("\n", 1)[-1]
                 raise AssertionError(f"{name}: in shards on {ranks} ranks: {last}") from error
+
+
+def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: Any) -> None:
+    """Hold a registered optimizer to the rule that its schema names (`transfer`): use it in a test of your own.
+
+    A network of three matrices, 32 to 256 wide, is trained for a few steps under `parametrization=mup`. What each
+    update does to the outputs must not go with the width. See `optrun certify transfer` for whole models.
+
+    Args:
+        name: As in `optimizer=NAME`.
+        lr: At the base, 32 wide.
+        steps: Of each network.
+        seeds: Of the initial weights.
+        **options: Keys of its configuration.
+
+    Raises:
+        ConfigError: It cannot be built, or its schema names no rule.
+        AssertionError: The parameter whose update grows or dies.
+
+    Example:
+        >>> check_transfer("lion", lr=0.01)
+    """
+    config = choice("optimizer", SCHEMAS, name, options)
+    mup = MupConfig(name="mup", base={}, weight_decay=TransferDecay.independent)
+    batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def trial(width: float, seed: int) -> Trial:
+        torch.manual_seed(seed)
+        base, model = _network(32), _network(int(32 * width))
+        sizes = growth_of(model, base)
+        scale_initial_weights(model, base, sizes)
+        groups = transferred(build_param_groups(model, lr=lr), sizes, config, mup, lr=lr)
+        optimizer = build_optimizer(config, groups, lr=lr)
+
+        def train() -> None:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(batch), torch.tensor([0, 0, 0, 1])).backward()
+                optimizer.step()
+
+        return Trial(model, lambda: model(batch), train)
+
+    failures = coordinate_check(trial, (1, 2, 4, 8), seeds).failures
+    assert not failures, f"{name}: {failures[0].in_words()}"
+
+
+def _network(width: int) -> nn.Sequential:
+    inner = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 4)]
+    return nn.Sequential(*inner).double()
 
 
 def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, Any]) -> None:

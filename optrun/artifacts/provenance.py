@@ -137,8 +137,9 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
         if training.get("per_device_train_batch_size", "") is None:
             training["per_device_train_batch_size"] = 16  # digests of before it could be left open hold
         kept["training"] = training
-    if kept.get("adapter") == {"name": "none"}:
-        del kept["adapter"]  # digests of before there were adapters hold
+    for group, choice in (("adapter", "none"), ("parametrization", "standard")):
+        if kept.get(group) == {"name": choice}:
+            del kept[group]  # digests of before there was this group hold
     if isinstance(kept.get("model"), Mapping) and kept["model"].get("dtype") == "float32":
         kept["model"] = {key: value for key, value in kept["model"].items() if key != "dtype"}  # likewise
     aside = {"optimizer": {"default_lr"}, "model": {"default_lr_factor"}, "adapter": {"default_lr_factor"}}

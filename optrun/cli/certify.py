@@ -1,4 +1,4 @@
-"""`optrun certify resume` and `certify optimizer`: proof, on the user's own configuration."""
+"""`optrun certify resume`, `optimizer` and `transfer`: proof, on the user's own configuration."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
+from optrun.cli import certify_transfer
 from optrun.cli.messages import guarded
 from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.config.registry import plugins
@@ -34,7 +35,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "certify",
-        "resume | optimizer [dialect=NAME] [KEY=VALUE ...]",
+        "resume | optimizer [dialect=NAME] | transfer [widths=1,2,4,8] [depths=1,2,4] [seeds=0-1] [KEY=VALUE ...]",
         """
 resume: trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at
 random moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states,
@@ -45,13 +46,19 @@ optimizer: takes the configured optimizer and that of a package (dialect=timm, a
 --plugin registers (dialect=ITS_NAME), over the same weights, gradients and groups. Says that they are equal, or at
 which step, in which tensor and by which term they part, with the options that would make them equal.
 
+transfer: trains models of several widths (times the base of parametrization.base, or the model itself) and depths for a
+few steps. What a layer puts out, what the steps change of it, and what each parameter's update adds to that must not
+grow or die with the size. Prints the powers, draws them, or names the parameter that is off.
+
 Exit code 0: it holds; 1: it does not.
 """,
         overrides=True,
-        keys=("dialect",),
+        keys=("dialect", *certify_transfer.KEYS),
     )
     made.add_recipe_options()
-    made.add_argument("--steps", metavar="N", help="optimizer steps (default: 12 of each run; optimizer: 20)")
+    made.add_argument(
+        "--steps", metavar="N", help="optimizer steps (default: 12 of each run; optimizer: 20, transfer: 4)"
+    )
     made.add_argument("--kills", metavar="N", help="resume: kills in all (default: 8)")
     made.add_argument("--seed", metavar="N", help="chooses the moments, or the gradients (default: 0)")
     made.add_argument("--out", metavar="FILE", help="where the certificate goes (default: outputs/certificates/)")
@@ -69,16 +76,21 @@ def run(argv: list[str]) -> int:
     if arguments is None:
         return EXIT_DONE
     options = arguments.options
-    if arguments.positional not in (["resume"], ["optimizer"]):
+    if arguments.positional not in (["resume"], ["optimizer"], ["transfer"]):
         raise ConfigError(
-            "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], or "
-            "optrun certify optimizer dialect=NAME [KEY=VALUE ...]"
+            "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], "
+            "optrun certify optimizer dialect=NAME [KEY=VALUE ...], or optrun certify transfer [KEY=VALUE ...]"
         )
-    if arguments.positional == ["optimizer"]:
-        return _optimizer(arguments, argv)
+    claim = arguments.positional[0]
     for token in arguments.overrides:
-        if token.startswith("dialect="):
-            raise ConfigError(f"{token}: goes with optrun certify optimizer, not with resume.")
+        key = token.partition("=")[0]
+        owner = "optimizer" if key == "dialect" else "transfer" if key in certify_transfer.KEYS else claim
+        if owner != claim:
+            raise ConfigError(f"{token}: goes with optrun certify {owner}, not with {claim}.")
+    if claim == "optimizer":
+        return _optimizer(arguments, argv)
+    if claim == "transfer":
+        return _transfer(arguments, argv)
     steps = _whole("steps", options.steps or "12", 2)
     kills = _whole("kills", options.kills or "8", 1)
     seed = _whole("seed", options.seed or "0", 0)
@@ -139,6 +151,19 @@ def _optimizer(arguments: VerbArguments, argv: list[str]) -> int:
     )
 
 
+def _transfer(arguments: VerbArguments, argv: list[str]) -> int:
+    options = arguments.options
+    for name, instead in (("kills", "nothing is killed here"), ("seed", "give seeds=0-2")):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name}: does not go with optrun certify transfer; {instead}.")
+    refuse_url("--out", options.out)
+    is_own = {token: token.partition("=")[0] in certify_transfer.KEYS for token in arguments.overrides}
+    own = replace(arguments, overrides=[token for token in is_own if is_own[token]]).values("certify transfer")
+    asked = replace(arguments.command_line(argv), overrides=[token for token in is_own if not is_own[token]])
+    steps = _whole("steps", options.steps or str(certify_transfer.DEFAULT_STEPS), 1)
+    return certify_transfer.run(asked, own, steps=steps, out=options.out, as_json=options.json)
+
+
 def _whole(name: str, given: str, least: int) -> int:
     if not given.isdecimal() or int(given) < least:
         raise ConfigError(f"optrun certify --{name} {given}: expected a whole number, {least} or more.")
@@ -164,7 +189,7 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
 
     for token in filter(is_branch, asked.overrides):
         raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
-    own, replaced = _with_forced(asked.overrides, {**_FORCED, "training.max_steps": str(steps)})
+    own, replaced = with_forced(asked.overrides, {**_FORCED, "training.max_steps": str(steps)})
     request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
     if not request.config.checkpoint.enabled:
         raise ConfigError("checkpoint=none: nothing is saved, so there is nothing to resume from.")
@@ -174,7 +199,8 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
     return [*options, *own], replaced
 
 
-def _with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Put what a proof needs in the place of what was given; returns overrides, and a note for each that goes."""
     from optrun.config.overrides import is_hydra
 
     kept, replaced = [], []
@@ -186,7 +212,7 @@ def _with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[l
             replaced.append(f"{token}: nothing is tracked here")
         elif key == "training.num_train_epochs":
             replaced.append(f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)")
-        elif key in forced:
+        elif key in forced or (key.startswith("scheduler.") and "scheduler" in forced):
             if token.partition("=")[2] != forced[key]:
                 option = " (--steps)" if key == "training.max_steps" else ""
                 replaced.append(f"{token}: certify takes {key}={forced[key]}{option}")

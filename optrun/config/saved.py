@@ -37,7 +37,11 @@ _TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 _LOCAL_TRACKERS = ("none", "tensorboard")
 _SHORTEST = 4
 """Characters of a text that is looked for in messages: a shorter one is part of other words."""
-_LATER_GROUPS = {"distributed": {"name": "none"}, "adapter": {"name": "none"}}
+_LATER_GROUPS = {
+    "distributed": {"name": "none"},
+    "adapter": {"name": "none"},
+    "parametrization": {"name": "standard"},
+}
 """What an older run, which has no such groups, was."""
 
 

@@ -33,7 +33,10 @@ from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.clip import build_clip
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.kernels.report import kernel_row
+from optrun.optimizer.transfer import transferred
 from optrun.param_groups import build_param_groups
+from optrun.param_groups.growth import Growth
+from optrun.param_groups.parametrization import parametrize
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import config_of_group
 from optrun.scheduler.builders import num_warmup_steps_of
@@ -52,15 +55,18 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     """
     notes: list[str] = []
     data_notes: list[str] = []
+    sizes: Mapping[str, Growth] = {}
     if model is None:
         require_quantization(config.model)
         refuse_attention(config.model, config.training.device, config.training.precision.value)
-        refuse_unknown(config.model, config.task.AUTO_CLASS)
+        refuse_unknown(config.model, config.task.AUTO_CLASS, getattr(config.parametrization, "base", {}))
     sampled = look_at(config, data_notes)
     if model is None:
         spec = None if sampled is None else sampled.spec
         spec = model_spec(config, notes) if spec is None else spec
-        model, model_notes = build_model(config.model, spec, adapter=config.adapter, meta=True)
+        found = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
+        sizes = found.sizes
+        model, model_notes = build_model(found.model, spec, adapter=config.adapter, meta=True)
         notes += model_notes
         if config.task.keeps_apart is not None:
             notes.append(separation(model, config.task.keeps_apart))
@@ -76,6 +82,7 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     groups = build_param_groups(
         model, config.param_groups, lr=config.lr, weight_decay=decay, loraplus_lr_ratio=ratio, notes=notes
     )
+    groups = transferred(groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes)
     schedules = [config_of_group(group, config.scheduler) for group in groups]
     steps = assumed_steps(schedules) if known is None else known
     if trunk is not None:
@@ -94,7 +101,7 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     climb = num_warmup_steps_of(config.scheduler, steps)
     sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
-    sizes = tensor_bytes(model)
+    held = tensor_bytes(model)
     notes += _tied(model, params)
     branch = None if trunk is None else branch_facts(trunk, optimizer, scheduler, steps)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -118,10 +125,10 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         frozen_parameters=sum(param.numel() for param in frozen.values()),
         curves=curves,
         weight_dtype=weight_dtype(config),
-        weight_bytes=sum(sizes.values()),
+        weight_bytes=sum(held.values()),
         gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
-        rank_memory=rank_memory(config, params, sizes, states),
+        rank_memory=rank_memory(config, params, held, states),
         data=sampled,
         branch=branch,
         options=_options(config),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
@@ -84,12 +85,13 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersCon
     return values, isinstance(config, FromConfigConfig)
 
 
-def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
+def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Refuse what no data can make right, so that nobody waits for data to be read first.
 
     Args:
         config: The model choice.
         auto_class: The transformers class that is to build it.
+        base: Keys of `parametrization.base`.
 
     Raises:
         ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
@@ -101,6 +103,7 @@ def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
         assert isinstance(config, PretrainedConfig)
         values = _loaded(config)
     _refuse_names(values, config.config, "model.config")
+    _refuse_names(values, base, "parametrization.base")
     _refuse_no_head(config, values, auto_class)
     if "is_decoder" in config.config:
         values.is_decoder = config.config["is_decoder"]

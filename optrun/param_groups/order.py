@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
 """Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones are missing."""
+
+W = TypeVar("W", bound="Watch")
 
 _MOST = 50_000
 """Operations of a forward pass, some seconds: on shapes a loop that waits for a value may never end."""
@@ -48,18 +50,23 @@ def uses_of(model: nn.Module, batch: Mapping[str, Any]) -> Uses:
         >>> sorted(uses, key=uses.__getitem__)
         ['first.weight', 'last.weight']
     """
+    return run_on_shapes(model, batch, Watch).found
+
+
+def run_on_shapes(model: nn.Module, batch: Mapping[str, Any], make: Callable[[nn.Module], W]) -> W:
+    """Run a copy of a model on shapes under a watch over its operations, and return the watch; see `uses_of`."""
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     shapes: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]}
     shapes |= {id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()}
     twin = copy.deepcopy(model, shapes).eval()
     on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in batch.items()}
-    watch = _Uses(twin)
+    watch = make(twin)
     quiet, seeds = warnings.catch_warnings(), torch.random.fork_rng(devices=[])
     whole_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
     with quiet, seeds, whole_masks, torch.no_grad(), torch.device("meta"), watch:
         warnings.simplefilter("ignore")
         twin(**on_meta)
-    return watch.found
+    return watch
 
 
 def example_batches(model: Any) -> list[dict[str, Tensor]]:
@@ -122,7 +129,7 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, Any] | None) -> tuple[Use
     )
 
 
-class _Uses(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Notes the operations on each parameter; where a model asks for a value, which shapes have not, it is 1."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -36,6 +36,7 @@ from optrun.optimizer.clip import build_clip
 from optrun.optimizer.kernels.report import kernel_of
 from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
 from optrun.optimizer.sparse import refuse_sparse_gradients
+from optrun.optimizer.transfer import transferred
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
@@ -183,7 +184,7 @@ def assemble(
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking), open_note(asked, batch, world.size)] if note is not None]
     started = [] if snapshot is None or moves_layers(changes) else _whole_groups(snapshot.metadata.optimizer)
-    train_step, placed = _train_step(config, model, task, device, schedule_steps, world, started)
+    train_step, placed = _train_step(config, model, prepared, device, schedule_steps, world, started)
     notes += placed
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
     refuse_different_kernels(world.gather_objects(kernel))
@@ -308,13 +309,14 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
 def _train_step(
     config: RunConfig,
     model: PreTrainedModel,
-    task: Task,
+    prepared: Prepared,
     device: torch.device,
     total: int,
     world: World,
     started: Sequence[Mapping[str, Any]],
 ) -> tuple[TrainStep, list[str]]:
     """Make what steps, and notes on its placement; `started`: groups of the checkpoint to go on from."""
+    task = prepared.task
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -334,6 +336,7 @@ def _train_step(
         started=started,
         notes=notes,
     )
+    groups = transferred(groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes)
     refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
     params = dict(model.named_parameters())  # the same, or the shards that took their place

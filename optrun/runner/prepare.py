@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer
+from optrun.param_groups.growth import Growth
+from optrun.param_groups.parametrization import parametrize, scale_initial_weights
 from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
@@ -56,6 +59,10 @@ class Prepared:
     """Whether the evaluation rows were held back from the training rows."""
     split_by: str | None
     facts: DataFacts
+    spec: ModelSpec
+    """What task and tokenizer ask of the model."""
+    sizes: Mapping[str, Growth]
+    """How each parameter grew beside the base of the parametrization; empty under `standard`."""
 
 
 @dataclass
@@ -122,7 +129,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         getattr(part, key, None)
         for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
     )
-    refuse_unknown(config.model, auto_class)
+    refuse_unknown(config.model, auto_class, getattr(config.parametrization, "base", {}))
     on_text = config.task.PROCESSOR == "AutoTokenizer"
     if not on_text:
         need_pillow()
@@ -154,8 +161,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
     needs = task.needs()
     spec = ModelSpec.of_tokenizer(auto_class, needs.config, needs.max_length, tokenizer if on_text else None)
-    torch.manual_seed(config.seed)
-    model, notes = build_model(config.model, spec, adapter=config.adapter, meta=meta)
+    model, notes, sizes = initial_model(config, spec, meta=meta)
     task.adapt(model)
     if artifacts.trains:
         refuse_attention_dropout(model)
@@ -167,7 +173,30 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         if not meta and not needs_device(model):
             expect_apart(model, key)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
-    return Prepared(task, tokenizer, model, notes, source.cut_from_train, artifacts.split_by, facts)
+    return Prepared(task, tokenizer, model, notes, source.cut_from_train, artifacts.split_by, facts, spec, sizes)
+
+
+def initial_model(
+    config: RunConfig, spec: ModelSpec, *, meta: bool = False
+) -> tuple[Any, list[str], Mapping[str, Growth]]:
+    """Build the model as it is before the first step, its weights from the seed.
+
+    Args:
+        config: The whole configuration.
+        spec: What task and tokenizer ask of the model.
+        meta: Shapes alone.
+
+    Returns:
+        The model, notes, and how each of its parameters grew beside the base, see `parametrize`.
+    """
+    found = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
+    torch.manual_seed(config.seed)
+    model, notes = build_model(found.model, spec, adapter=config.adapter, meta=meta)
+    if found.base is not None and not meta:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            scale_initial_weights(model, build_model(found.base, spec)[0], found.sizes)
+    return model, notes, found.sizes
 
 
 def _refuse_sources_in_one_row(task: Task, model: Any) -> None:

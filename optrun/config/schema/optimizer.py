@@ -136,6 +136,11 @@ class OptimizerConfig:
     """Whether something else takes the place of a schedule, so that one is worth a word."""
     DEFAULT_WARMUP: ClassVar[bool] = True
     """Whether a run that asks for no warm-up gets one, whose first step has lr 0."""
+    transfer: ClassVar[str | None] = None
+    """How lr goes with the width under `parametrization=mup`: as that of `adam`, `sgd`, `lamb` or `muon`; None: it is
+    not known, and refused. `optrun certify transfer` finds out."""
+    COUPLED_DECAY: ClassVar[bool] = False
+    """Whether weight decay is always part of the gradient."""
     BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of options of which the first is not above the second."""
 
@@ -180,6 +185,8 @@ class _HasDialects(OptimizerConfig):
 @dataclass(kw_only=True)
 class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
+
+    transfer = "lamb"
 
     DIALECTS_OF: ClassVar[str] = "lamb"
     BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -227,6 +234,8 @@ class LambConfig(_TwoMoments, _HasDialects):
 class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
 
+    transfer = "adam"
+
     DIALECTS_OF: ClassVar[str] = "adamax"
     default_lr: Positive = 4e-3
     weight_decay_mode: WeightDecayMode = WeightDecayMode.l2
@@ -236,6 +245,8 @@ class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
 @dataclass(kw_only=True)
 class AdamWDLConfig(_TwoMoments):
     """`optimizer=adamwdl`."""
+
+    transfer = "adam"
 
     default_lr: Positive = 2e-3
     weight_decay: Finite = 0.01
@@ -255,6 +266,9 @@ class AdamWDLConfig(_TwoMoments):
 class LazyAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=lazy_adam`."""
 
+    transfer = "adam"
+    COUPLED_DECAY = True
+
     default_lr: Positive = 2e-3
     exclude_from_weight_decay: Patterns | None = None
     """Regular expressions searched in parameter names: no decay there."""
@@ -269,6 +283,9 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 class AdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=adam`."""
 
+    transfer = "adam"
+    COUPLED_DECAY = True
+
     default_lr: Positive = 2e-3
     amsgrad: bool = False
     fused: bool | None = None
@@ -278,6 +295,8 @@ class AdamConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class AdamWConfig(AdamConfig, _HasDialects):
     """`optimizer=adamw`."""
+
+    COUPLED_DECAY = False
 
     DIALECTS_OF: ClassVar[str] = "adamw"
     SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
@@ -289,6 +308,8 @@ class AdamWConfig(AdamConfig, _HasDialects):
 @dataclass(kw_only=True)
 class SGDConfig(_DecaysForward):
     """`optimizer=sgd`."""
+
+    transfer = "sgd"
 
     default_lr: Positive = 0.2
     momentum: Fraction = 0.9
@@ -319,6 +340,8 @@ class RMSpropConfig(_DecaysForward):
 class NAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=nadam`."""
 
+    transfer = "adam"
+
     default_lr: Positive = 1e-3
     momentum_decay: NotNegative = 4e-3
     decoupled_weight_decay: bool = False
@@ -327,6 +350,8 @@ class NAdamConfig(_DecaysForward, _TwoMoments):
 @dataclass(kw_only=True)
 class RAdamConfig(_DecaysForward, _TwoMoments):
     """`optimizer=radam`."""
+
+    transfer = "adam"
 
     default_lr: Positive = 2e-3
     decoupled_weight_decay: bool = False
@@ -353,6 +378,8 @@ class AdafactorConfig(_DecaysForward):
 class MuonConfig(_DecaysForward):
     """`optimizer=muon`: hidden matrices by Muon, all else by AdamW."""
 
+    transfer = "muon"
+
     default_lr: Positive = 8e-3
     weight_decay: NotNegative = 0.1
     momentum: Fraction = 0.95
@@ -372,6 +399,8 @@ class MuonConfig(_DecaysForward):
 class LionConfig(_DecaysForward):
     """`optimizer=lion`."""
 
+    transfer = "adam"
+
     default_lr: Positive = 8e-4
     weight_decay: NotNegative = 0.1
     betas: Betas = (0.9, 0.99)
@@ -382,6 +411,8 @@ class LionConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
     """`optimizer=schedule_free`."""
+
+    transfer = "adam"
 
     SCHEDULE_FREE: ClassVar[bool] = True
     default_lr: Positive = 2.5e-3
@@ -406,6 +437,8 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 class AdEMAMixConfig(_DecaysForward):
     """`optimizer=ademamix`."""
 
+    transfer = "adam"
+
     default_lr: Positive = 2e-3
     weight_decay: NotNegative = 0.01
     betas: ThreeBetas = (0.9, 0.999, 0.9999)
@@ -423,6 +456,8 @@ class AdEMAMixConfig(_DecaysForward):
 @dataclass(kw_only=True)
 class MarsConfig(_DecaysForward, _TwoMoments):
     """`optimizer=mars`."""
+
+    transfer = "adam"
 
     default_lr: Positive = 3e-3
     weight_decay: NotNegative = 0.01

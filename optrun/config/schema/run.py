@@ -17,6 +17,7 @@ from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtype
 from optrun.config.schema.optimizer import LambConfig, OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
+from optrun.config.schema.parametrization import ParametrizationConfig
 from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
@@ -45,6 +46,7 @@ class RunConfig:
     adapter: AdapterConfig
     task: TaskConfig
     data: DataConfig
+    parametrization: ParametrizationConfig
     param_groups: ParamGroupsConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig

@@ -82,7 +82,7 @@ def restore_state(
         if on_other_optimizer is not OnOtherOptimizer.reset:
             hint = "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's state anew."
             text = f"the saved optimizer state does not fit: {error} First saved tensor: {first}. {hint}"
-            raise _unfit(text, changes, ("optimizer.", "param_groups.", "model.", "adapter.")) from error
+            raise _unfit(text, changes, ("optimizer.", "param", "model.", "adapter.")) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
     else:
         refuse_mutated_optimizer(snapshot, train_step)

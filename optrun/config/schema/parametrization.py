@@ -1,0 +1,55 @@
+"""At which width and depth lr was tuned, and what is scaled where the model is larger."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class TransferDecay(Enum):
+    """What weight decay keeps as lr is scaled: its share of a weight in each step, or the optimizer's coefficient."""
+
+    independent = "independent"
+    torch = "torch"
+
+
+@dataclass(kw_only=True)
+class ParametrizationConfig:
+    """What every choice has."""
+
+    name: str
+
+
+@dataclass(kw_only=True)
+class StandardParametrizationConfig(ParametrizationConfig):
+    """Weights and learning rates as model and optimizer have them, whatever the width."""
+
+
+@dataclass(kw_only=True)
+class MupConfig(ParametrizationConfig):
+    """Maximal update parametrization: initial weights, lr, decay and eps by how much larger than the base they are."""
+
+    base: dict[str, Any]
+    """Keys of `model.config` at which lr was tuned; the base is the model with these."""
+    weight_decay: TransferDecay
+
+
+SCHEMAS: dict[str, type[ParametrizationConfig]] = {
+    "standard": StandardParametrizationConfig,
+    "mup": MupConfig,
+}
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Put values over others, key by key, also in mappings within.
+
+    Example:
+        >>> merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}})
+        {'a': 1, 'b': {'c': 1, 'd': 3}}
+    """
+    both = {key: merged(below[key], above[key]) for key in below if _nested(below, key) and _nested(above, key)}
+    return {**below, **above, **both}
+
+
+def _nested(values: Mapping[str, Any], key: str) -> bool:
+    return isinstance(values.get(key), Mapping)

@@ -1,0 +1,283 @@
+"""The coordinate check: does what a parameter does in a few steps stay as it is while the model grows?
+
+Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1. Beside the change of each module's output, the part of it is
+measured that the update of one parameter makes, so that the parameter is named whose factor is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from optrun.param_groups.growth import Growth, growth_of
+
+TOLERANCE = 0.25
+"""Largest slope that counts as none: half of a wrong half power. Widths of a few dozen give a tenth by themselves."""
+MEASURES = ("initial", "change", "update")
+_MOVES = 1e-12
+"""Below this share of an output an update is rounding: a bias that the softmax cancels has no gradient."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model of one size, at its start.
+
+    Attributes:
+        model: In float64, so that rounding is no update.
+        forward: Runs it on the fixed batch.
+        train: Does the steps.
+    """
+
+    model: nn.Module
+    forward: Callable[[], object]
+    train: Callable[[], object]
+
+
+@dataclass
+class Line:
+    """One measure of one parameter over sizes.
+
+    Attributes:
+        parameter: Its name; `*` for the block number where depth varies.
+        measure: `initial`: mean absolute output of its module at the start; `change`: of the difference after the
+            steps; `update`: of the part that the change of this parameter alone makes.
+        expected: Slope of it over size, on log axes; None: shown, and not judged.
+        values: By size, one for each seed.
+    """
+
+    parameter: str
+    measure: str
+    expected: float | None
+    values: dict[float, list[float]] = field(default_factory=dict)
+
+    @property
+    def slopes(self) -> list[float]:
+        """Slope for each seed."""
+        sizes = np.log(np.array(list(self.values)))
+        logs = np.log(np.array(list(self.values.values())))
+        return [float(np.polyfit(sizes, column, 1)[0]) for column in logs.T]
+
+    @property
+    def slope(self) -> float:
+        """Mean slope over seeds."""
+        return float(np.mean(self.slopes))
+
+    @property
+    def noise(self) -> float:
+        """Standard error of the slope over seeds; 0 for one seed."""
+        slopes = self.slopes
+        return float(np.std(slopes, ddof=1) / math.sqrt(len(slopes))) if len(slopes) > 1 else 0.0
+
+    @property
+    def fails(self) -> bool:
+        """Whether the slope is off by more than the tolerance, and by more than twice its noise beyond half of that."""
+        if self.expected is None:
+            return False
+        off = abs(self.slope - self.expected)
+        return not off <= TOLERANCE and not off - 2 * self.noise <= TOLERANCE / 2
+
+    def in_words(self) -> str:
+        """Say what fails and where to look."""
+        what = {
+            "initial": "the initial output of its module",
+            "change": "the change of its module's output",
+            "update": "what its update does to the output",
+        }[self.measure]
+        assert self.expected is not None
+        way = "grows" if self.slope > self.expected else "dies"
+        look = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[self.measure]
+        return (
+            f"{self.parameter}: {what} {way} with the size, by a power of {self.slope:+.2f} (± {2 * self.noise:.2f}) "
+            f"where {self.expected:+.1f} is right: look at its {look}"
+        )
+
+
+@dataclass
+class CoordinateCheck:
+    """What came out.
+
+    Attributes:
+        along: What varied: `width` or `depth`.
+        lines: In the order of the forward pass.
+    """
+
+    along: str
+    lines: list[Line]
+
+    @property
+    def sizes(self) -> list[float]:
+        """Sizes over that of the base."""
+        return list(self.lines[0].values) if self.lines else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to numbers, strings and lists for JSON and pictures."""
+        return {
+            "along": self.along,
+            "lines": [
+                {
+                    "parameter": line.parameter,
+                    "measure": line.measure,
+                    "slope": line.slope,
+                    "noise": line.noise,
+                    "expected": line.expected,
+                    "fails": line.fails,
+                    "means": {f"{size:g}": float(np.mean(values)) for size, values in line.values.items()},
+                }
+                for line in self.lines
+            ],
+        }
+
+    @property
+    def failures(self) -> list[Line]:
+        """Lines that fail; a parameter's own fault stands before what follows from it."""
+        order = {"initial": 0, "update": 1, "change": 2}
+        return sorted((line for line in self.lines if line.fails), key=lambda line: order[line.measure])
+
+
+def coordinate_check(
+    trial: Callable[[float, int], Trial], sizes: Sequence[float], seeds: Sequence[int], along: str = "width"
+) -> CoordinateCheck:
+    """Train models of several sizes for a few steps each, and see what goes with the size.
+
+    Args:
+        trial: From a size, over that of the base, and a seed to a model at its start.
+        sizes: Two or more, rising.
+        seeds: Of initial weights.
+        along: `width` or `depth`.
+
+    Raises:
+        ConfigError: The models cannot be compared, see `growth_of`.
+    """
+    ends = [trial(size, seeds[0]).model for size in (sizes[-1], sizes[0])]
+    grown = growth_of(*ends)
+    lines: dict[tuple[str, str], Line] = {}
+    for size in sizes:
+        for seed in seeds:
+            for key, value in _merged(measure(trial(size, seed)), along).items():
+                line = lines.setdefault(key, Line(*key, expected=_expected(*key, grown, along)))
+                line.values.setdefault(size, []).append(value)
+    whole = [line for line in lines.values() if _is_whole(line, sizes, seeds)]
+    return CoordinateCheck(along, whole)
+
+
+def _is_whole(line: Line, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
+    """Tell whether a line was measured everywhere, and is more than rounding."""
+    values = [value for one in line.values.values() for value in one]
+    return len(values) == len(sizes) * len(seeds) and all(value > 0 for value in values)
+
+
+def _merged(found: Mapping[tuple[str, str], float], along: str) -> dict[tuple[str, str], float]:
+    """Average over blocks where their number varies."""
+    if along == "width":
+        return dict(found)
+    groups: dict[tuple[str, str], list[float]] = {}
+    for (name, measure_), value in found.items():
+        groups.setdefault((_any_block(name), measure_), []).append(value)
+    return {key: math.fsum(values) / len(values) for key, values in groups.items()}
+
+
+def _any_block(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name, count=1)
+
+
+def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
+    """Find the slope that is right; None where none follows."""
+    size = next((size for own, size in grown.items() if (own if along == "width" else _any_block(own)) == name), None)
+    if size is None:  # a second name of a tied tensor
+        return None
+    if along == "depth":
+        in_block = "*" in name
+        return None if measure == "change" and in_block else -1.0 if size.ends_branch and measure != "change" else 0.0
+    if size.kind == "output matrix" and measure != "update":
+        return -0.5 if measure == "initial" else None  # its initial part falls, and so does what that makes of a change
+    return 0.0
+
+
+def measure(trial: Trial) -> dict[tuple[str, str], float]:
+    """Measure one model: (parameter, measure) -> mean absolute value, in the order of the forward pass."""
+    model = trial.model
+    with _recorded(model) as before:
+        trial.forward()
+    initial = {name: param.detach().clone() for name, param in model.named_parameters(remove_duplicate=False)}
+    trial.train()
+    with _recorded(model) as after:
+        trial.forward()
+    found: dict[tuple[str, str], float] = {}
+    for path, call in after.items():
+        if path not in before:
+            continue
+        module = model.get_submodule(path)
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if not any(True for _ in module.children()):  # else its output is the work of others
+            first = f"{path}.{names[0]}" if path else names[0]
+            found[first, "initial"] = _mean(before[path].outputs)
+            found[first, "change"] = _mean([b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)])
+        for leaf in names:
+            name = f"{path}.{leaf}" if path else leaf
+            part = _part_of(module, leaf, initial[name], call)
+            if part is not None and part > _MOVES * _mean(call.outputs):
+                found[name, "update"] = part
+    return found
+
+
+@dataclass
+class _Call:
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Tensor]
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
+    """Record the last call of each module that has parameters of its own, in evaluation mode."""
+    found: dict[str, _Call] = {}
+
+    def note(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            found[path] = _Call(args, kwargs, _floats(out))
+
+        return hook
+
+    own = [(path, module) for path, module in model.named_modules() if any(True for _ in module.parameters(False))]
+    hooks = [module.register_forward_hook(note(path), with_kwargs=True) for path, module in own]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield found
+    finally:
+        model.train(training)
+        for handle in hooks:
+            handle.remove()
+
+
+def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float | None:
+    """Measure what the change of one parameter does to the output, at the input of today."""
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            out = _floats(torch.func.functional_call(module, {leaf: before}, call.args, call.kwargs))
+        return _mean([b - a for a, b in zip(out, call.outputs, strict=True)])
+    except (RuntimeError, ValueError, TypeError):  # a module that writes into a cache cannot be called again
+        return None
+    finally:
+        module.train(training)
+
+
+def _floats(out: Any) -> list[Tensor]:
+    return [leaf.detach() for leaf in tree_leaves(out) if torch.is_tensor(leaf) and leaf.is_floating_point()]
+
+
+def _mean(tensors: Sequence[Tensor]) -> float:
+    count = sum(tensor.numel() for tensor in tensors)
+    return float(sum(tensor.abs().sum().item() for tensor in tensors)) / max(count, 1)

@@ -1,0 +1,195 @@
+"""What each optimizer's learning rate, weight decay and eps become in a model that is larger than the base.
+
+Every rule is one number per parameter, folded into its group, so that schedules, clipping and checkpoints stay as they
+are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; for LAMB and Muon the spectral condition of Yang, Simon &
+Bernstein 2023, arXiv:2310.17813; for depth and eps Dey et al. 2025, arXiv:2505.01618. The coordinate check (`optrun
+certify transfer`) holds all of them to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
+from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, TransferDecay
+from optrun.optimizer.build import build_optimizer, choice_of
+from optrun.param_groups.growth import Growth
+
+Options = Mapping[str, Any]
+
+
+def _adam(size: Growth, options: Options) -> float:
+    """Scale a step whose entries have the size of lr: 1/fan_in; an entry of a matrix at a branch's end is smaller."""
+    del options
+    return size.at_end / size.fan_in
+
+
+def _sgd(size: Growth, options: Options) -> float:
+    """Scale a step that is the gradient, whose entries go by 1/fan_out and, within a branch, by its factor."""
+    del options
+    return size.fan_out / size.fan_in * (size.branch if size.ends_branch else 1 / size.branch)
+
+
+def _lamb(size: Growth, options: Options) -> float:
+    """Scale a step that is a share of the weight's norm: 1/sqrt(fan_in) for a hidden matrix, 1 for the others.
+
+    A matrix of width m has norm width_init sqrt(fan_in fan_out), and may move by sqrt(fan_out / fan_in).
+    """
+    return 1 / (size.fan_in * size.width_init) if options["adapted"] else _adam(size, options)
+
+
+def _muon(size: Growth, options: Options) -> float:
+    """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in), whatever its adjustment by shape is."""
+    wanted = math.sqrt(size.fan_out / size.fan_in)
+    adjusted = (_adjustment(shape, options["adjust_lr_fn"]) for shape in (size.base_shape, size.shape))
+    return wanted * next(adjusted) / next(adjusted) * size.at_end
+
+
+def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
+    """Compute torch's `_adjust_lr` of a shape."""
+    rows, columns = shape[:2]
+    return 0.2 * math.sqrt(max(rows, columns)) if form == "match_rms_adamw" else math.sqrt(max(1, rows / columns))
+
+
+RULES: dict[str, Callable[[Growth, Options], float]] = {"adam": _adam, "sgd": _sgd, "lamb": _lamb, "muon": _muon}
+"""What a schema's `transfer` names; `adam` goes for signs (Lion) and all else whose entries have the size of lr."""
+
+_DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
+"""Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""
+
+
+def transferred(
+    groups: Sequence[Mapping[str, Any]],
+    sizes: Mapping[str, Growth],
+    config: OptimizerConfig,
+    parametrization: ParametrizationConfig,
+    *,
+    lr: float,
+    notes: list[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Carry groups from the base to the model: lr, weight decay and eps of each times the factors of its parameters.
+
+    Scales that groups have already, by layer or by rule, are those of the base, and are multiplied.
+
+    Args:
+        groups: As `build_param_groups` makes them.
+        sizes: How each parameter grew, see `growth_of`; empty: groups stay as they are.
+        config: Of the run's optimizer.
+        parametrization: Of the run.
+        lr: Base learning rate.
+        notes: Takes one line for each kind of parameter: its infinite dimensions, its factors and why.
+
+    Returns:
+        Groups, divided where their parameters have different factors.
+
+    Raises:
+        ConfigError: An optimizer whose row names no rule, or an option that no rule can carry.
+    """
+    if not sizes or not isinstance(parametrization, MupConfig):
+        return [dict(group) for group in groups]
+    keeps = parametrization.weight_decay is TransferDecay.independent
+    ways = _ways(build_optimizer(config, groups, lr=lr), choice_of(config))
+    out: list[dict[str, Any]] = []
+    told: dict[str, int] = {}
+    for group in groups:
+        parts: dict[str, dict[str, Any]] = {}
+        for name, param in group["params"]:
+            rule, options = ways[name]
+            size = sizes[name]
+            scale = RULES[rule](size, options)
+            decay = _decay(size, options, rule, scale) if keeps and options.get("weight_decay") else 1.0
+            eps = _eps(size) if rule in ("adam", "lamb") and isinstance(options.get("eps"), float) else 1.0
+            why = _in_words(size, rule, scale, decay, eps)
+            if why not in parts:
+                parts[why] = {**group, "params": [], "rule": f"{group.get('rule', '')}; mup: {why}".removeprefix("; ")}
+                for key in ("lr", "lr_scale"):
+                    if key in group or (key == "lr_scale" and "lr" not in group):
+                        parts[why][key] = group.get(key, 1.0) * scale
+                parts[why] |= {"weight_decay": options["weight_decay"] * decay} if decay != 1 else {}
+                parts[why] |= {"eps": options["eps"] * eps} if eps != 1 else {}
+            parts[why]["params"].append((name, param))
+            told[why] = told.get(why, 0) + 1
+        out += parts.values()
+    if notes is not None:
+        notes += [f"parametrization={parametrization.name}: {count} x {why}" for why, count in told.items()]
+    return out
+
+
+def _ways(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
+    """Map each parameter to the rule of what steps it, and to the options in force there."""
+    found: dict[str, tuple[str, Options]] = {}
+    for group in optimizer.param_groups:
+        own = str(group.get("optimizer", choice))
+        member = getattr(optimizer, "members", {}).get(own, optimizer)
+        rule = _rule_of(own)
+        _refuse_options(own, rule, group)
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            adapted = bool(member.adapted(param, group)) if hasattr(member, "adapted") else rule == "lamb"
+            found[name] = rule, {**group, "adapted": adapted}
+    return found
+
+
+def _rule_of(choice: str) -> str:
+    """Read the rule of an optimizer's row.
+
+    Raises:
+        ConfigError: It names none, or one that there is not.
+    """
+    rule = SCHEMAS[choice].transfer
+    if rule is None:
+        known = ", ".join(name for name, schema in SCHEMAS.items() if schema.transfer is not None)
+        raise ConfigError(
+            f"parametrization=mup: nothing says how the lr of optimizer={choice} goes with the width. Optimizers with "
+            f"a rule: {known}; one of your own names it in its schema (transfer)."
+        )
+    if rule not in RULES:
+        raise ConfigError(f"optimizer={choice}: transfer={rule!r}: no such rule. {did_you_mean(rule, RULES)}")
+    return rule
+
+
+def _refuse_options(choice: str, rule: str, group: Options) -> None:
+    """Refuse options that are sizes of one width.
+
+    Raises:
+        ConfigError: With the key and the value to give.
+    """
+    bounds = {"min_param_norm": 0.0, "max_param_norm": None, "min_trust": 0.0, "max_trust": None}
+    without = bounds | {"l1": 0.0, "l2": 0.0, "eps_root": 0.0}
+    for key, value in without.items() if rule == "lamb" else ():
+        if group.get(key, value) != value:
+            raise ConfigError(
+                f"parametrization=mup: optimizer.{key}={group[key]} is a size that holds at one width alone. Give "
+                f"optimizer.{key}={'null' if value is None else value:}."
+            )
+    coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
+    if rule == "adam" and group["weight_decay"] and (coupled or group.get("decoupled_weight_decay") is False):
+        raise ConfigError(
+            f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient, and no rule carries "
+            "it to another width. Give optimizer.weight_decay=0, or take adamw."
+        )
+
+
+def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
+    """Keep the share of a weight that decays in a step: the inverse of the scale, to the power of lr in it."""
+    mode = options.get("weight_decay_mode", "decoupled")
+    if rule == "lamb" and mode == "adapted":  # within the trust ratio, where it counts by the weight's size
+        return 1 / (scale * size.init) if options["adapted"] else 1 / scale
+    return float(scale ** -_DECAYS_BY_LR.get(mode, 1))
+
+
+def _eps(size: Growth) -> float:
+    """Keep eps beside the gradient, whose entries go by 1/fan_out and, within a branch, by its factor."""
+    return (1.0 if size.ends_branch else size.branch) / size.fan_out
+
+
+def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -> str:
+    grown = [f"{side} x{ratio:g}" for side, ratio in (("in", size.fan_in), ("out", size.fan_out)) if ratio != 1]
+    grown += [f"depth x{1 / size.branch:g}"] * (size.branch != 1) + ["ends a branch"] * size.ends_branch
+    factors = {"init": size.init, "lr": scale, "decay": decay, "eps": eps}
+    changed = [f"{key} x{value:.4g}" for key, value in factors.items() if value != 1]
+    return f"{size.kind} ({', '.join(grown)}), {rule}: {', '.join(changed) or 'as in the base'}".replace(" ()", "")

@@ -1,0 +1,129 @@
+"""Which weights end a residual branch: their output is added to the stream, with nothing but factors in between.
+
+Found in one forward pass over shapes, operation by operation, so no architecture is listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from optrun.base.errors import ConfigError
+from optrun.param_groups.order import Watch, example_batches, run_on_shapes
+
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution"}
+_SAME = {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "clone", "detach", "alias"}
+_SAME |= {"_to_copy", "native_dropout", "unsqueeze", "squeeze", "contiguous", "flatten"}
+_FACTORS = {"mul", "div"}
+
+
+def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
+    """Find weights and biases that end a residual branch.
+
+    Args:
+        model: On any device.
+        blocks: Parameters that lie in blocks, by name.
+
+    Raises:
+        ConfigError: No forward pass over shapes can be made; or a norm stands between a branch and the stream, or on
+            the stream itself, which undoes any factor on the branch.
+    """
+    key, kind = "parametrization.base", type(model).__name__
+    why = "it is no model of transformers"
+    for batch in example_batches(model):
+        try:
+            watch = run_on_shapes(model, batch, _Branches)
+        except Exception as error:  # whatever a model's own code raises
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            continue
+        ends = {name for name in watch.ends if name in blocks}
+        owners = {name.rpartition(".")[0] for name in ends}
+        if watch.normed is not None or not ends:
+            between = (
+                f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
+            )
+            raise ConfigError(
+                f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its "
+                "blocks cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."
+            )
+        return {name for name in blocks if name in ends or name in {f"{owner}.bias" for owner in owners}}
+    raise ConfigError(
+        f"{key}: the residual branches of {kind} are not found, since no forward pass over shapes can be made ({why}). "
+        "Keep the base's number of layers."
+    )
+
+
+class _Branches(Watch):
+    """Follows the output of each matrix until it is added to something else.
+
+    Attributes:
+        ends: Weights whose output was added to the stream.
+        normed: A weight of a branch whose sum was normed before the next branch, or that is normed itself.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.ends: set[str] = set()
+        self.normed: str | None = None
+        self._made_by: dict[int, tuple[frozenset[str], int]] = {}
+        self._stream: dict[int, str] = {}
+        self._weights = {id(param): name for name, param in model.named_parameters()}
+        self._towers: set[str] = set()
+        self._order: dict[int, int] = {}
+        self._held: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        if isinstance(first, Tensor):
+            self._held.append(first)  # so that no other tensor gets its id
+            self._order.setdefault(id(first), len(self._held))
+            tensors = [leaf for leaf in tree_leaves(args) if torch.is_tensor(leaf)]
+            self._note(func.__name__.partition(".")[0], tensors, first)
+        return out
+
+    def _note(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
+        """Note what an operation's first result is made of."""
+        others = [tensor for tensor in tensors if id(tensor) not in self._weights]
+        named = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
+        if operation in _SAME and len(tensors) == 1 and named:
+            self._weights[id(out)] = named[0]
+        elif operation in _PRODUCTS and named:
+            self._made_by[id(out)] = frozenset(named[-1:]), len(self._held)
+        elif others and (operation in _SAME or (operation in _FACTORS and len(tensors) == 1)):
+            self._pass_on(others[0], out)
+        elif operation in ("add", "add_") and len(tensors) == 2:
+            self._sum(others, out)
+
+    def _pass_on(self, before: Tensor, out: Tensor) -> None:
+        if id(before) in self._made_by:
+            self._made_by[id(out)] = self._made_by[id(before)]
+        if id(before) in self._stream:
+            self._stream[id(out)] = self._stream[id(before)]
+
+    def _sum(self, others: Sequence[Tensor], out: Tensor) -> None:
+        """Tell a bias from two branches side by side, and both from a branch and the stream, which was there before."""
+        made = [self._made_by.get(id(tensor)) for tensor in others]
+        known = [entry for entry in made if entry is not None]
+        streams = [self._stream[id(tensor)] for tensor in others if id(tensor) in self._stream]
+        if len(others) == 1:
+            self._pass_on(others[0], out)
+        elif len(known) == 2:
+            self._made_by[id(out)] = known[0][0] | known[1][0], min(known[0][1], known[1][1])
+        elif known and (streams or self._order.get(id(others[made[0] is not None]), 0) < known[0][1]):
+            last = max(known[0][0])
+            tower = re.split(r"\.\d+\.", last)[0]
+            if not streams and tower in self._towers:
+                self.normed = self.normed or last
+            self._towers.add(tower)
+            self.ends |= known[0][0]
+            self._stream[id(out)] = last
+        elif streams and not known:
+            self.normed = self.normed or streams[0]

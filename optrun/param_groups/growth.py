@@ -1,0 +1,171 @@
+"""By how much each parameter of a model is larger than that of the base at which lr was tuned.
+
+A dimension is infinite if it differs between the two (Yang et al. 2022, arXiv:2203.03466). So no list of layers is
+needed, and both models may be shapes alone, on the meta device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from optrun.base.errors import ConfigError
+from optrun.param_groups.branches import branch_ends
+from optrun.param_groups.roles import BIAS, EMBEDDING, NORM, VECTOR, roles_of
+from optrun.param_groups.stacks import find_stacks
+from optrun.param_groups.tree import tree_of
+
+KEY = "parametrization.base"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One parameter beside that of the base.
+
+    Attributes:
+        counterpart: Name of the base's.
+        shape: Of the model's.
+        base_shape: Of the base's.
+        fan_in: Its inputs over the base's; 1: not an infinite dimension.
+        fan_out: Its outputs over the base's.
+        branch: Blocks of the base over blocks of the model, for what lies in a block; else 1.
+        ends_branch: Whether its output is added to the residual stream.
+    """
+
+    counterpart: str
+    shape: tuple[int, ...]
+    base_shape: tuple[int, ...]
+    fan_in: float = 1.0
+    fan_out: float = 1.0
+    branch: float = 1.0
+    ends_branch: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name what it is in the table of Yang et al. 2022: by its infinite dimensions."""
+        if self.fan_in != 1:
+            return "hidden matrix" if self.fan_out != 1 else "output matrix"
+        return "input matrix or vector" if self.fan_out != 1 else "of one size"
+
+    @property
+    def at_end(self) -> float:
+        """Factor of depth on the weights that end a branch, after Dey et al. 2025, arXiv:2505.01618, alpha = 1."""
+        return self.branch if self.ends_branch else 1.0
+
+    @property
+    def width_init(self) -> float:
+        """Factor of width on the standard deviation of the initial weights."""
+        return self.fan_in**-0.5 if self.fan_out != 1 else 1 / self.fan_in
+
+    @property
+    def init(self) -> float:
+        """Standard deviation of the initial weights over that of the base."""
+        return self.width_init * self.at_end
+
+
+def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
+    """Compare every parameter of a model with that of its base, by name and shape.
+
+    Args:
+        model: On any device.
+        base: Of the same architecture, narrower, of fewer blocks, or both.
+
+    Raises:
+        ConfigError: A parameter without a counterpart, of fewer elements, or one whose inputs cannot be told from its
+            outputs; for another number of blocks, branches whose ends are not found.
+
+    Example:
+        >>> model, base = nn.Linear(8, 4), nn.Linear(2, 4)
+        >>> [(name, size.fan_in, size.fan_out) for name, size in growth_of(model, base).items()]
+        [('weight', 4.0, 1.0), ('bias', 1.0, 1.0)]
+    """
+    params, of_base = dict(model.named_parameters()), dict(base.named_parameters())
+    roles, modules = roles_of(model), dict(model.named_modules())
+    counterparts, branch = _counterparts(model, base)
+    unmatched = [name for name in of_base if name not in counterparts.values()]
+    if unmatched:
+        raise ConfigError(
+            f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name. Give a base of the "
+            "same architecture, no deeper than the model."
+        )
+    ends = branch_ends(model, branch) if branch else set()
+    found = {}
+    for name, param in params.items():
+        narrow = of_base[counterparts[name]]
+        shape, base_shape = tuple(param.shape), tuple(narrow.shape)
+        if len(shape) != len(base_shape) or any(now < then for now, then in zip(shape, base_shape, strict=True)):
+            raise ConfigError(
+                f"{KEY}: {name} has the shape {base_shape} in the base, and {shape} in the model: a dimension shrinks. "
+                "Give a base that is no larger than the model in any key."
+            )
+        path, _, leaf = name.rpartition(".")
+        fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
+        found[name] = Growth(
+            counterparts[name], shape, base_shape, fan_in, fan_out, branch.get(name, 1.0), name in ends
+        )
+    return found
+
+
+def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
+    """Map names to those of the base, and to base depth over depth if these differ.
+
+    Block i of L lies where block i L_base // L of the base does.
+    """
+    params, of_base = dict(model.named_parameters()), dict(base.named_parameters())
+    names: dict[str, str] = {name: name for name in params if name in of_base}
+    depth: dict[str, float] = {}
+    deep, shallow = (find_stacks(tree_of(dict(net.named_parameters()), roles_of(net), net)) for net in (model, base))
+    there = {stack.path: stack for stack in shallow}
+    for stack in deep:
+        beside = there.get(stack.path)
+        if beside is None or beside.depth == stack.depth:
+            continue
+        if beside.depth > stack.depth:
+            raise ConfigError(
+                f"{KEY}: {stack.path} has {beside.depth} blocks in the base, and {stack.depth} in the model: it "
+                "shrinks. Give a base of as many layers or fewer."
+            )
+        for path, block in stack.blocks.items():
+            other = f"{path.rpartition('.')[0]}.{block * beside.depth // stack.depth}"
+            own = [name for name in params if name.startswith(f"{path}.")]
+            names |= {name: other + name[len(path) :] for name in own}
+            depth |= dict.fromkeys(own, beside.depth / stack.depth)
+    missing = [name for name in params if names.get(name) not in of_base]
+    if missing:
+        raise ConfigError(
+            f"{KEY}: {missing[0]} of the model has no counterpart in the base by name. Give a base of the same "
+            "architecture, which differs in sizes alone."
+        )
+    return names, depth
+
+
+def _fans(
+    name: str, leaf: str, module: nn.Module, role: str, shape: tuple[int, ...], base_shape: tuple[int, ...]
+) -> tuple[float, float]:
+    """Tell by how much inputs and outputs of a parameter grew."""
+    ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]
+    grown = [ratio for ratio in ratios if ratio != 1]
+    if not grown:
+        return 1.0, 1.0
+    if role in (BIAS, NORM, VECTOR):
+        return 1.0, math.prod(ratios)
+    if role == EMBEDDING:
+        if math.prod(ratios[:-1]) != 1:
+            raise ConfigError(
+                f"{KEY}: {name} has {base_shape[:-1]} rows in the base, and {shape[:-1]} in the model: a vocabulary or "
+                "a number of positions is no width. Leave its key out."
+            )
+        return 1.0, ratios[-1]
+    if leaf == "weight" and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        out, into = (1, 0) if getattr(module, "transposed", False) else (0, 1)
+        return ratios[into], ratios[out]
+    if leaf == "weight" and type(module).__name__ == "Conv1D":  # transformers': inputs come first
+        return ratios[0], ratios[1]
+    if len(grown) == 2 and grown[0] == grown[1]:
+        return grown[0], grown[0]
+    raise ConfigError(
+        f"{KEY}: {name} of {type(module).__name__} grows from {base_shape} to {shape}, and nothing says which of its "
+        "dimensions are inputs. Take parametrization=standard for this architecture."
+    )

@@ -1,0 +1,158 @@
+"""What a user does with parametrization=mup: explain, train, stop, go on, branch, certify; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from optrun import compose
+from optrun.artifacts.provenance import config_digest
+from optrun.config import saved, store
+from optrun.explain.build import model_spec
+from optrun.model.build import build_model
+from optrun.param_groups.parametrization import parametrize
+from tests.running import TINY_GPT, optrun, state, tensors, write_text
+
+UNTIED = "model.config.tie_word_embeddings=false"
+BASE = ["parametrization=mup", "parametrization.base.n_embd=16", "parametrization.base.n_head=1", UNTIED]
+DEEP = [*BASE, "parametrization.base.n_layer=1"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path, 120)
+    return tmp_path
+
+
+def words(steps: int) -> list[str]:
+    data = ["data=files", "data.train=corpus.txt", "training.per_device_train_batch_size=4", "training.eval_steps=3"]
+    own = [*TINY_GPT, *data, *DEEP, "optimizer=lamb", "scheduler=constant", "checkpoint.save_steps=3"]
+    return [*own, "param_groups=layerwise", "param_groups.decay_rate=0.5", f"training.max_steps={steps}"]
+
+
+def test_a_run_that_goes_on_is_the_uninterrupted_one(place: Path) -> None:
+    assert optrun(*words(6), "hydra.run.dir=whole") == 0
+    assert optrun(*words(3), "hydra.run.dir=part") == 0
+    assert optrun("resume=part", "training.max_steps=6") == 0
+    assert tensors(place / "whole", 6) == tensors(place / "part", 6)
+    groups = state(place / "whole", 6)["optimizer"]["groups"]
+    scales = {name: group["lr_scale"] for group in groups for name in group["param_names"]}
+    assert scales["transformer.h.0.attn.c_attn.weight"] == pytest.approx(0.25 * 2**-0.5), "two layers below the head"
+    assert optrun("resume=part", "training.max_steps=8", "parametrization.base.n_embd=8") == 0, (
+        "another base is a change"
+    )
+    assert optrun("branch_from=part/checkpoints/step-00000006", "training.max_steps=9", "hydra.run.dir=branch") == 0
+    weights = load_file("whole/model/model.safetensors")
+    assert json.loads(Path("whole/model/config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert "lm_head.weight" in weights, "the exported model is plain transformers"
+
+
+def test_a_step_of_weights_begins_at_the_base(place: Path) -> None:
+    del place
+    assert optrun(*words(1), "lr=1e-12", "hydra.run.dir=run") == 0
+    weights = load_file("run/model/model.safetensors")
+    spread = {name: float(tensor.std()) for name, tensor in weights.items() if tensor.dim() > 1}
+    assert spread["transformer.wte.weight"] == pytest.approx(0.02, rel=0.05)
+    assert spread["transformer.h.0.attn.c_attn.weight"] == pytest.approx(0.02 * 2**-0.5, rel=0.1)
+    assert spread["lm_head.weight"] == pytest.approx(0.01, rel=0.05)
+    ends = [spread[f"transformer.h.{block}.mlp.c_proj.weight"] for block in (0, 1)]
+    assert ends == pytest.approx([0.02 / 2**0.5 / 2**0.5 / 2] * 2, rel=0.1), "GPT-2's 1/sqrt(2 L), of the base"
+
+
+def test_groups_carry_factors(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    del place
+    assert optrun("explain", *TINY_GPT, *DEEP, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    by_name = {tensor["name"]: tensor for tensor in facts["tensors"]}
+    matrix, end = (by_name[f"transformer.h.1.mlp.{name}.weight"] for name in ("c_fc", "c_proj"))
+    assert (matrix["lr_scale"], end["lr_scale"]) == (0.5, 0.25), "1/m, and half of it for twice the depth"
+    assert by_name["lm_head.weight"]["lr_scale"] == 0.5
+    assert by_name["transformer.wte.weight"]["lr_scale"] == 1
+    assert "hidden matrix (in x2, out x2, depth x2, ends a branch), adam" in end["rule"]
+    assert any("parametrization=mup: 1 x output matrix (in x2)" in note for note in facts["notes"])
+
+
+def test_architectures_with_keys_of_their_own_scale_by_them(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["hidden_size=32", "num_attention_heads=2", "num_key_value_heads=2", "intermediate_size=64"]
+    own = [f"model.config.{size}" for size in [*sizes, "num_hidden_layers=2", "logits_scaling=3.0"]]
+    base = [f"parametrization.base.{size}" for size in ("hidden_size=16", "intermediate_size=32")]
+    granite = [
+        "model=from_config",
+        "model.model_type=granite",
+        "model.vocab_size=320",
+        *own,
+        "parametrization=mup",
+        *base,
+    ]
+    config = compose([*granite, "model.config.tie_word_embeddings=true", "data.max_length=16"])
+    spec = model_spec(config, [])
+    found = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
+    assert found.model.config["logits_scaling"] == 6, "tied: the logits are divided by the width"
+    assert found.model.config["attention_multiplier"] == 0.5, "heads twice as wide, scores by 1/head_dim"
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        ([*BASE[:3]], ["tie_word_embeddings=false", "gpt_tiny"]),
+        (["parametrization=mup", UNTIED], ["parametrization.base={}", "parametrization=standard"]),
+        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=32"], ["n_embd: 32", "as large as the model"]),
+        ([*BASE, "parametrization.base.n_layers=1"], ["parametrization.base.n_layers", "n_layer"]),
+        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=64"], ["shrinks"]),
+        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=16"], ["16", "8", "number of heads"]),
+        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=15"], ["parametrization.base", "15"]),
+        ([*BASE, "optimizer=soap"], ["optimizer=soap", "adamw"]),
+        ([*BASE, "adapter=lora"], ["rslora", "parametrization=standard"]),
+        (["parametrization.base.n_embd=16"], ["parametrization.base"]),
+        ([*BASE, "parametrization.weight_decay=off"], ["independent"]),
+    ],
+)
+def test_refusals(place: Path, given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    del place
+    assert optrun("explain", *TINY_GPT, *given) == 2
+    message = capsys.readouterr().err
+    for fact in facts:
+        assert fact in message
+
+
+def test_the_default_is_what_older_runs_were() -> None:
+    values = saved.plain(store.without_hydra(store.compose(store.open_hydra(), "config", [])))
+    older = {key: value for key, value in values.items() if key != "parametrization"}
+    assert config_digest(older) == config_digest(values)
+    assert saved.differences(older, values) == {}
+
+
+def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = [word for word in TINY_GPT if "n_head" not in word]
+    own = ["data=files", "data.train=corpus.txt", *tiny, UNTIED, "model.config.n_head=1", "widths=1,2,4"]
+    assert optrun("certify", "transfer", *own, "parametrization=mup", "--out", "mup.json") == 0
+    assert "certified: nothing grows" in capsys.readouterr().out
+    assert (place / "mup.png").read_bytes().startswith(b"\x89PNG")
+    assert optrun("certify", "transfer", *own, "--out", "standard.json", "seeds=3") == 1, "the standard one fails"
+    facts = json.loads(Path("standard.json").read_text())
+    assert not facts["holds"]
+    assert any("lm_head.weight: the initial output" in failure for failure in facts["failures"])
+    assert any("c_fc.weight: what its update does" in failure for failure in facts["failures"])
+    assert "not certified: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        (["widths=4,2"], ["widths=4,2", "rising"]),
+        (["widths=1"], ["two or more"]),
+        (["seeds=a"], ["seeds=a"]),
+        (["dialect=timm"], ["certify optimizer"]),
+        (["--kills", "3"], ["--kills"]),
+        (["model=pretrained", "model.path=gpt2"], ["from scratch"]),
+    ],
+)
+def test_certify_refuses(given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("certify", "transfer", *given) == 2
+    message = capsys.readouterr().err
+    for fact in facts:
+        assert fact in message

@@ -1,0 +1,247 @@
+"""Rules of lr, decay and eps by width and depth: against mup, and against multipliers in the forward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optrun.base.errors import ConfigError
+from optrun.config.choice import choice
+from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
+from optrun.config.schema.parametrization import MupConfig, TransferDecay
+from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.transfer import RULES, transferred
+from optrun.param_groups import build_param_groups
+from optrun.param_groups.growth import Growth, growth_of
+from optrun.param_groups.parametrization import scale_initial_weights
+from optrun.testing import check_transfer
+
+MUP = MupConfig(name="mup", base={}, weight_decay=TransferDecay.independent)
+
+
+def config_of(name: str, **options: Any) -> OptimizerConfig:
+    config: OptimizerConfig = choice("optimizer", SCHEMAS, name, options)
+    return config
+
+
+def by_name(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: group for group in groups for name, _ in group["params"]}
+
+
+def carried(model: nn.Module, base: nn.Module, name: str, mup: MupConfig = MUP, **options: Any) -> dict[str, Any]:
+    config = config_of(name, **options)
+    groups = build_param_groups(model, "single", lr=1.0, weight_decay=config.weight_decay)
+    return by_name(transferred(groups, growth_of(model, base), config, mup, lr=1.0))
+
+
+class Perceptron(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.hidden, self.readout = nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, 4)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.qkv, self.proj = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm2, self.fc, self.out = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.h = nn.Embedding(50, width), nn.Embedding(16, width), nn.ModuleList([Block(width)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 50, bias=False)
+
+
+# mup 1.0.0: set_base_shapes of width 64 beside 16, then MuAdam and MuSGD of lr 1 and weight decay 1. Of each kind: the
+# group's lr and decay, and what MuReadout multiplies its output with (1 elsewhere).
+ORACLE = {
+    "vector": {"adam": (1.0, 1.0), "sgd": (4.0, 0.25), "forward": 1.0},  # inputs, embeddings, biases, norms
+    "hidden": {"adam": (0.25, 4.0), "sgd": (1.0, 1.0), "forward": 1.0},
+    "readout": {"adam": (1.0, 1.0), "sgd": (4.0, 0.25), "forward": 0.25},
+    "constant": {"adam": (1.0, 1.0), "sgd": (1.0, 1.0), "forward": 1.0},  # the bias of the readout
+}
+KINDS = {
+    **dict.fromkeys(["first.weight", "first.bias", "hidden.bias", "wte.weight", "wpe.weight"], "vector"),
+    **{f"h.0.{part}.bias": "vector" for part in ("norm1", "qkv", "proj", "norm2", "fc", "out")},
+    **dict.fromkeys(["h.0.norm1.weight", "h.0.norm2.weight", "norm.weight", "norm.bias"], "vector"),
+    **dict.fromkeys(["hidden.weight", *(f"h.0.{part}.weight" for part in ("qkv", "proj", "fc", "out"))], "hidden"),
+    "readout.weight": "readout",
+    "head.weight": "readout",
+    "readout.bias": "constant",
+}
+
+
+@pytest.mark.parametrize("kind", [Perceptron, Decoder])
+@pytest.mark.parametrize(("rule", "optimizer"), [("adam", "adamw"), ("sgd", "sgd")])
+def test_scales_are_those_of_mup(kind: type[nn.Module], rule: str, optimizer: str) -> None:
+    """A multiplier c on the output is a weight c W: Adam's lr goes with c, that of SGD with its square."""
+    torch.manual_seed(0)
+    model, base = kind(64), kind(16)
+    groups = carried(model, base, optimizer, weight_decay=1.0)
+    assert set(groups) <= set(KINDS)
+    for name, group in groups.items():
+        lr, decay = ORACLE[KINDS[name]][rule]  # type: ignore[misc]
+        factor = float(ORACLE[KINDS[name]]["forward"])  # type: ignore[arg-type]
+        assert group["lr"] == pytest.approx(lr * factor ** (1 if rule == "adam" else 2)), name
+        assert group["lr"] * group["weight_decay"] == pytest.approx(lr * decay), f"{name}: what decays in a step"
+
+
+@pytest.mark.parametrize("kind", [Perceptron, Decoder])
+def test_initial_weights_are_those_of_mup(kind: type[nn.Module]) -> None:
+    """There, a hidden matrix keeps torch's 1/sqrt(fan_in); readouts and biases have the base's deviation."""
+    torch.manual_seed(0)
+    model, base = kind(256), kind(64)
+    sizes = growth_of(model, base)
+    scale_initial_weights(model, base, sizes)
+    narrow = base.state_dict()
+    for name, param in model.state_dict().items():
+        wanted = {"hidden": 0.5, "readout": 0.25}.get(KINDS[name], 1.0)
+        assert sizes[name].init == wanted
+        if param.numel() > 200 and param.std() > 0:
+            assert float(param.std() / narrow[name].std()) == pytest.approx(wanted, rel=0.15), name
+
+
+def test_lamb_and_muon_by_the_spectral_condition() -> None:
+    model, base = Perceptron(64), Perceptron(16)
+    lamb = carried(model, base, "lamb", weight_decay=0.1)
+    assert lamb["hidden.weight"]["lr"] == 0.5, "a share of a norm of sqrt(width) may be one"
+    assert lamb["readout.weight"]["lr"] == lamb["first.weight"]["lr"] == 1
+    assert lamb["hidden.weight"]["weight_decay"] == pytest.approx(0.4), "in the ratio it counts by the weight's size"
+    plain = carried(model, base, "lamb", weight_decay=0.0)
+    assert plain["hidden.weight"]["lr"] == plain["readout.weight"]["lr"] == 0.25, "not adapted, it is Adam's"
+    outside = carried(model, base, "lamb", weight_decay=0.1, weight_decay_mode="decoupled")
+    assert outside["hidden.weight"]["weight_decay"] == pytest.approx(0.2)
+    for adjust, lr in {"original": 1.0, "match_rms_adamw": 0.5}.items():
+        assert carried(model, base, "muon", adjust_lr_fn=adjust)["hidden.weight"]["lr"] == pytest.approx(lr)
+    assert carried(model, base, "muon")["readout.weight"]["lr"] == 0.25, "the companion's"
+    wide = RULES["muon"](Growth("w", (64, 16), (16, 16), fan_out=4.0), {"adjust_lr_fn": "original"})
+    assert wide == 1, "torch's own factor is sqrt(out / in) where a matrix is tall"
+
+
+@pytest.mark.parametrize(
+    ("mode", "decay"), [("decoupled", 4.0), ("fixed", 1.0), ("scheduled", 1.0), ("corrected", 16.0)]
+)
+def test_the_decay_of_a_step_stays(mode: str, decay: float) -> None:
+    model, base = Perceptron(64), Perceptron(16)
+    got = carried(model, base, "adamw", weight_decay=1.0, weight_decay_mode=mode)["hidden.weight"]
+    assert got["weight_decay"] == pytest.approx(decay)
+    torch_own = MupConfig(name="mup", base={}, weight_decay=TransferDecay.torch)
+    assert carried(model, base, "adamw", torch_own, weight_decay=1.0)["hidden.weight"]["weight_decay"] == 1.0
+
+
+def test_scales_multiply_and_eps_follows_the_gradient() -> None:
+    model, base = Perceptron(64), Perceptron(16)
+    config = config_of("adamw")
+    rules = [{"pattern": "hidden", "lr_scale": 0.1, "eps": 1e-6}, {"pattern": "readout.weight", "lr": 0.5}]
+    groups = build_param_groups(model, "standard", lr=2.0, weight_decay=0.1, rules=rules)
+    notes: list[str] = []
+    got = by_name(transferred(groups, growth_of(model, base), config, MUP, lr=2.0, notes=notes))
+    assert got["hidden.weight"]["lr_scale"] == pytest.approx(0.025)
+    assert got["hidden.weight"]["lr"] == pytest.approx(0.05)
+    assert got["hidden.weight"]["eps"] == pytest.approx(0.25e-6)
+    assert got["readout.weight"]["lr"] == 0.125, "what a rule says is the base's, too"
+    assert "eps" not in got["readout.weight"], "a gradient of the logits does not shrink"
+    assert any("hidden matrix (in x4, out x4)" in note and "lr x0.25" in note for note in notes)
+    assert "mup: hidden matrix" in got["hidden.weight"]["rule"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "facts"),
+    [
+        ("adafactor", {}, ["optimizer=adafactor", "adamw", "transfer"]),
+        ("lamb", {"max_trust": 10.0}, ["optimizer.max_trust=10.0", "null"]),
+        ("lamb", {"min_trust": 0.01}, ["optimizer.min_trust=0.01", "min_trust=0"]),
+        ("adam", {"weight_decay": 0.1}, ["weight decay", "optimizer=adam", "adamw"]),
+        ("adamax", {"weight_decay": 0.1, "weight_decay_mode": "l2"}, ["weight decay", "optimizer=adamax"]),
+        ("radam", {"weight_decay": 0.1, "decoupled_weight_decay": False}, ["weight decay", "optimizer=radam"]),
+    ],
+)
+def test_what_no_rule_carries_is_refused(name: str, options: dict[str, Any], facts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        carried(Perceptron(64), Perceptron(16), name, **options)
+    for fact in ["parametrization=mup", *facts]:
+        assert fact in str(refused.value)
+
+
+def test_a_schema_names_a_rule_that_there_is() -> None:
+    assert {schema.transfer for schema in SCHEMAS.values() if schema.transfer is not None} <= set(RULES)
+
+
+class Residual(nn.Module):
+    """Blocks of two matrices on a stream; `factor` multiplies what each adds."""
+
+    def __init__(self, depth: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 9), nn.Linear(9, 6)) for _ in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + self.factor * block[2](torch.tanh(block[1](block[0](x))))
+        return x
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion"])
+def test_a_scaled_branch_trains_as_the_multiplied_forward_pass(name: str) -> None:
+    """CompleteP writes x + f(x) / L; here the last matrix of f is that much smaller, and the model is plain."""
+    share, depth, lr = 0.25, 4, 0.05
+    options = {"weight_decay": 0.1} | ({"always_adapt": True} if name == "lamb" else {})
+    config = config_of(name, **options)
+    torch.manual_seed(0)
+    multiplied, scaled = Residual(depth, share).double(), Residual(depth).double()
+    scaled.load_state_dict(multiplied.state_dict())
+
+    def sizes(model: nn.Module, *, ends: bool) -> Iterator[tuple[str, Growth]]:
+        for key, param in model.named_parameters():
+            shape = tuple(param.shape)
+            yield key, Growth(key, shape, shape, branch=share, ends_branch=ends and key.split(".")[2] == "2")
+
+    optimizers = []
+    for model, ends in ((multiplied, False), (scaled, True)):
+        grown = dict(sizes(model, ends=ends))
+        groups = build_param_groups(model, "single", lr=lr, weight_decay=0.1)
+        optimizers.append(build_optimizer(config, transferred(groups, grown, config, MUP, lr=lr), lr=lr))
+    with torch.no_grad():
+        for key, param in scaled.named_parameters():
+            param.mul_(share if key.split(".")[2] == "2" else 1.0)
+    x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for _ in range(12):
+        for model, optimizer in zip((multiplied, scaled), optimizers, strict=True):
+            optimizer.zero_grad()
+            (model(x) - x.flip(0)).pow(2).mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(scaled(x), multiplied(x), rtol=1e-6, atol=1e-9)
+
+
+RATES = {"adamw": 0.01, "lamb": 0.01, "sgd": 0.1, "muon": 0.02}
+
+
+@pytest.mark.parametrize("name", [*RATES, "lion"])
+def test_the_coordinate_check_passes(name: str) -> None:
+    check_transfer(name, lr=RATES.get(name, 0.01))
+
+
+@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("power", [0.5, -0.5])
+def test_a_wrong_power_in_a_rule_is_found(name: str, power: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = SCHEMAS[name].transfer
+    assert rule is not None
+    right = RULES[rule]
+    monkeypatch.setitem(RULES, rule, lambda size, options: right(size, options) * math.pow(size.fan_in, power))
+    with pytest.raises(AssertionError, match=r"weight: what its update does .* lr_scale"):
+        check_transfer(name, lr=RATES[name])
+
+
+def test_wrong_initial_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Growth, "width_init", property(lambda size: size.fan_in**-0.5))  # of the head, too
+    with pytest.raises(AssertionError, match=r"4.weight: the initial output .* standard deviation"):
+        check_transfer("adamw", lr=0.01)
