@@ -46,6 +46,7 @@ from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.callback import StopRequest
+from optrun.training.contrast import Contrast, ContrastStep
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
@@ -131,6 +132,7 @@ def assemble(
         lengths=_lengths(config, task),
         arrangement=getattr(task.train, "arrangement", None),
     )
+    task.expect_step(min(plan.examples, plan.batch_size * plan.accumulation))
     fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}"
     constants = CheckpointMetadata(
         global_step=0,
@@ -321,7 +323,9 @@ def _train_step(
         raise ConfigError(str(error)) from error
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
-    train_step = TrainStep(
+    over_step = getattr(config.task, "over_step", False)
+    kind: Any = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
+    train_step: TrainStep = kind(
         forward,
         optimizer,
         build_clip(config.clip),

@@ -16,6 +16,8 @@ from optrun.distributed.world import ALONE, World
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
+Numbered = tuple[Batch, int]
+"""A micro-batch with its number in the step, over all ranks."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -101,7 +103,7 @@ def _trainable(loss: Any) -> torch.Tensor:
     raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
 
 
-def _zero(outputs: Any) -> torch.Tensor:
+def zero_loss(outputs: Any) -> torch.Tensor:
     """Return a loss of 0 that every parameter has a part in."""
     floating = (value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
     wholes = [value.float().sum() for value in floating if value.dim()]
@@ -245,11 +247,7 @@ class TrainStep(Precision):
             for run in zip(micro_batches, step.numbers, strict=True)
             if self.world.size > 1 or step.weight_of(run[1])
         ]
-        shares = []
-        for at, (batch, number) in enumerate(runs, 1):
-            self._seed(position, number)
-            with self.gradient_sync(at == len(runs)):
-                shares.append(self._backward(batch, step.weight_of(number) / total))
+        shares = self._shares(runs, step, position)
         self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
@@ -273,6 +271,15 @@ class TrainStep(Precision):
         if result.overflow:
             self.scheduler.step()
         return result
+
+    def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
+        """Run the micro-batches forward and backward; returns what each adds to the step's loss, shape () each."""
+        shares = []
+        for at, (batch, number) in enumerate(runs, 1):
+            self._seed(position, number)
+            with self.gradient_sync(at == len(runs)):
+                shares.append(self._backward(batch, step.weight_of(number) / step.total_weight))
+        return shares
 
     def _seed(self, position: int, number: int) -> None:
         if self.seed is not None:
@@ -306,7 +313,7 @@ class TrainStep(Precision):
             sources = moved.pop(SOURCE, None)
             outputs = self.forward(self.model, moved)
             # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
-            loss = _trainable(self.loss(outputs, moved)) if share else _zero(outputs)
+            loss = _trainable(self.loss(outputs, moved)) if share else zero_loss(outputs)
             if self.by_source is not None and sources is not None and share:
                 self.by_source.add(outputs, moved, sources)
             if self.measure is not None and share:
