@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optrun.data.source import Source, Split
 
 ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "messages_column", "label_column", "target_column",
-            "image_column", "label_columns", "choices_column")  # fmt: skip
+            "image_column", "label_columns", "choices_column", "negative_columns")  # fmt: skip
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
 USUAL_CHOICES = ("choices", "endings")

@@ -159,10 +159,21 @@ def share_of(count: int, rank: int, ranks: int) -> list[int]:
 
 SOURCE = "source_number"
 """Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model."""
+TEXTS = "text_hashes"
+"""Of a batch of texts that are compared: a number of each text, equal for equal ones, shape (batch, texts), int64."""
+SCORES = "scores"
+"""Of a batch of pairs of texts: how alike they are, shape (batch,), float32."""
+ASIDE = (SOURCE, TEXTS, SCORES)
+"""What a batch holds besides the inputs of the model."""
 LEFT_OUT = "left_out"
 """Of an example that its batch leaves out; one alone in its batch stays, and has no target."""
 _REFUSED = "refused"
 """Name under which what is wrong with an example comes in its place, out of a worker process."""
+
+
+def inputs_of(batch: Batch) -> Batch:
+    """Return what the model is called with."""
+    return {name: values for name, values in batch.items() if name not in ASIDE}
 
 
 @dataclass

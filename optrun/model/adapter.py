@@ -32,9 +32,10 @@ ADAPTER = "default"
 _MARK = "_optrun_adapter"
 _LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
 """The number of a layer in the name of a module, as peft finds it."""
-_OF_LANGUAGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
+_OF_LANGUAGE = ("AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
 """Classes whose head comes with the weights, and is often the embedding itself."""
 _TASK_TYPES = {
+    "AutoModel": "FEATURE_EXTRACTION",
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
     "AutoModelForCausalLM": "CAUSAL_LM",

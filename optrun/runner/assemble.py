@@ -50,6 +50,7 @@ from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.callback import StopRequest
+from optrun.training.contrast import Contrast, ContrastStep
 from optrun.training.noise_scale import NoiseScale
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
@@ -136,6 +137,7 @@ def assemble(
         lengths=_lengths(config, task),
         arrangement=getattr(task.train, "arrangement", None),
     )
+    task.expect_step(min(plan.examples, plan.batch_size * plan.accumulation))
     fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}"
     constants = CheckpointMetadata(
         global_step=0,
@@ -353,7 +355,14 @@ def _train_step(
         forward = cast("torch.nn.Module", torch.compile(forward))
     config.training.expect_micro_batches(world.size)
     trained = (param for param in params.values() if param.requires_grad)
-    train_step = TrainStep(
+    over_step = getattr(config.task, "over_step", False)
+    if over_step and config.training.noise_scale:
+        raise ConfigError(
+            f"training.noise_scale=true: the loss of task={config.task.name} compares all examples of a step, so a "
+            "micro-batch has no gradient of its own. Leave it out."
+        )
+    kind: Any = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
+    train_step: TrainStep = kind(
         forward,
         optimizer,
         build_clip(config.clip),

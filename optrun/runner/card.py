@@ -42,6 +42,8 @@ class TaskCard:
     """Lines of code that use `model` and `tokenizer` (or `processor`)."""
     classifies: bool = False
     """Whether the data decides how many labels the model has."""
+    embeds: bool = False
+    """Whether sentence-transformers loads it."""
     base: str = ""
     """Of an adapter: a hub name or a folder where the weights lie that it stands beside; empty: it is no adapter."""
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import torch
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.config.registry.origins import records
-from optrun.data.loader import SOURCE
+from optrun.data.loader import inputs_of
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
@@ -152,9 +152,9 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
 
     # Made here, not by the loader's workers, which belong to training.
     with contextlib.closing(replace(setup.train_loader, workers=0).training(setup.plan, 0)) as batches:
-        batch = {name: values for name, values in next(batches)[0].items() if name != SOURCE}
+        batch = next(batches)[0]
     try:
-        flops = step_flops(setup.model, step.to_device(batch), step.autocast())
+        flops = step_flops(setup.model, step.to_device(inputs_of(batch)), step.autocast())
     except Exception as error:  # of a model's own code, in a pass that training does not need
         note(f"perf/mfu is not measured: counting the operations of a batch failed: {error}")
         return None

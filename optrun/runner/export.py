@@ -23,6 +23,7 @@ from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.model.adapter import ADAPTER, injected, merge
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
+from optrun.runner.sentence_transformers import write_modules
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
 
 
@@ -63,6 +64,8 @@ def write_model(
         model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
+    if facts is not None and facts.embeds:
+        write_modules(folder, model, int(config["data"]["max_length"]))
     card = model_card(summary, config, facts)
     if sample is not None:
         card += f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued with\n\n{_fenced(sample[1])}\n"
@@ -103,6 +106,7 @@ def task_card(config: Mapping[str, Any]) -> TaskCard | None:
         schema.PROCESSOR,
         schema.usage(task),
         classifies=bool(schema.COUNTED_FROM_DATA),
+        embeds=schema.EMBEDS,
     )
 
 

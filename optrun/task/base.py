@@ -191,6 +191,13 @@ class Task(ABC):
     def adapt(self, model: PreTrainedModel) -> None:  # noqa: B027  # most tasks take it as it is
         """Change a model that was just built, before anything trains."""
 
+    def expect_step(self, examples: int) -> None:  # noqa: B027
+        """Refuse an optimizer step of too few examples.
+
+        Raises:
+            ConfigError: With the keys that make it larger.
+        """
+
     def collate(self, examples: list[Example]) -> Batch:
         """Pad examples to one batch: the tokenizer's inputs, and `labels` of one a token, shape (batch, longest).
 

@@ -335,7 +335,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
             if not abs(number) <= _LARGEST:  # NaN too
                 raise ConfigError(
                     f"{split.key}: row {split.number(row)} has {value!r} in column {name}: "
-                    "task.problem_type=regression expects finite numbers."
+                    "a task of numbers (regression, scores) expects finite numbers."
                 )
             found[row] = number
         return {"numbers": found}

@@ -17,6 +17,8 @@ from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exch
 from optrun.training.noise_scale import NoiseScale, estimate
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
+Numbered = tuple[Batch, int]
+"""A micro-batch with its number in the step, over all ranks."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -104,7 +106,7 @@ def _trainable(loss: Any) -> torch.Tensor:
     raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
 
 
-def _zero(outputs: Any) -> torch.Tensor:
+def zero_loss(outputs: Any) -> torch.Tensor:
     """Return a loss of 0 that every parameter has a part in."""
     floating = (value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
     wholes = [value.float().sum() for value in floating if value.dim()]
@@ -251,13 +253,8 @@ class TrainStep(Precision):
             for run in zip(micro_batches, step.numbers, strict=True)
             if self.world.size > 1 or step.weight_of(run[1])
         ]
-        shares, squares = [], []
-        for at, (batch, number) in enumerate(runs, 1):
-            self._seed(position, number)
-            with self.gradient_sync(at == len(runs)):
-                shares.append(self._backward(batch, share := step.weight_of(number) / total))
-            if self.noise_scale is not None:
-                squares.append(self.noise_scale.take(share * self.world.size * self.scaler.get_scale()))
+        squares: list[torch.Tensor] = []
+        shares = self._shares(runs, step, position, squares)
         self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
@@ -283,6 +280,23 @@ class TrainStep(Precision):
         if result.overflow:
             self.scheduler.step()
         return result
+
+    def _shares(
+        self, runs: list[Numbered], step: GlobalStep, position: int, squares: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the micro-batches forward and backward.
+
+        Returns:
+            What each adds to the step's loss, shape () each; `squares` gets what `noise_scale` measures of each.
+        """
+        shares = []
+        for at, (batch, number) in enumerate(runs, 1):
+            self._seed(position, number)
+            with self.gradient_sync(at == len(runs)):
+                shares.append(self._backward(batch, share := step.weight_of(number) / step.total_weight))
+            if self.noise_scale is not None:
+                squares.append(self.noise_scale.take(share * self.world.size * self.scaler.get_scale()))
+        return shares
 
     def _seed(self, position: int, number: int) -> None:
         if self.seed is not None:
@@ -316,7 +330,7 @@ class TrainStep(Precision):
             sources = moved.pop(SOURCE, None)
             outputs = self.forward(self.model, moved)
             # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
-            loss = _trainable(self.loss(outputs, moved)) if share else _zero(outputs)
+            loss = _trainable(self.loss(outputs, moved)) if share else zero_loss(outputs)
             if self.by_source is not None and sources is not None and share:
                 self.by_source.add(outputs, moved, sources)
             if self.measure is not None and share:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from optrun.artifacts.run_dir import RunDir
 from tests.distributed.promised import promised
 from tests.distributed.ranked_runs import Start, batches, differences, rows, start_on
 from tests.optimizer_cases import CASES as OPTIMIZERS
-from tests.running import TINY_BERT, TINY_GPT, summary, write_labelled, write_text
+from tests.running import TINY_BERT, TINY_GPT, sentence, summary, write_labelled, write_text
 
 LOSSES = ("train/loss", "eval/loss")
 
@@ -44,6 +45,7 @@ CASES = {
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
     "muon": Case([*TINY_GPT, "data=files", "optimizer=muon"], FLOAT32["muon"]),
     "muon-double": Case([*TINY_GPT, "data=files", "optimizer=muon"], 1e-12, double=True),
+    "embedding": Case([*TINY_BERT, "task=embedding", "data=files", "model.config.hidden_dropout_prob=0.1"]),
     "double": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"], 1e-12, double=True),
 }
 
@@ -52,6 +54,10 @@ def start_of(name: str, case: Case, folder: Path, kind: str, data: Path) -> Star
     """A start of a case in a folder of its own."""
     text = "data=files" in case.overrides and "task=sequence_classification" not in case.overrides
     train = write_text(data, 220) if text else write_labelled(data, 68)
+    if "task=embedding" in case.overrides:
+        rows = ({"anchor": sentence(n), "positive": sentence(n + 70)} for n in range(68))
+        train = data / "pairs.jsonl"
+        train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     distributed = {"hsdp": ["distributed=fsdp", "distributed.data_parallel_replicate_degree=2"]}
     words = [*COMMON, *case.overrides, f"data.train={train}", *distributed.get(kind, [f"distributed={kind}"])]
     return Start(folder / f"{name}-{kind}", words, double=case.double)

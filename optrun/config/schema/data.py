@@ -79,6 +79,11 @@ class StdlibPreferencesConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
+class StdlibPairsConfig(DataConfig):
+    """Docstrings of its functions, each with the body of its function, for embedding."""
+
+
+@dataclass(kw_only=True)
 class DigitsConfig(DataConfig):
     """Handwritten digits that scikit-learn ships, for image_classification."""
 
@@ -102,6 +107,8 @@ class ColumnsConfig(DataConfig):
     label_column."""
     choices_column: str | None = None
     """Lists of texts to choose from (multiple_choice). Null: `choices` or `endings`, if there is one."""
+    negative_columns: list[str] | None = None
+    """Texts that do not belong to the first one (embedding). Null: `negative`, `negative_1` and so on."""
     target_column: str | None = None
     """Text to produce (seq2seq_lm). Null: `target`."""
     image_column: str | None = None
@@ -403,6 +410,7 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
         "stdlib_statements": (StdlibStatementsConfig, "optrun.data.stdlib_lines:load_stdlib_statements"),
         "stdlib_chat": (StdlibChatConfig, "optrun.data.stdlib_chat:load_stdlib_chat"),
         "stdlib_preferences": (StdlibPreferencesConfig, "optrun.data.stdlib_chat:load_stdlib_preferences"),
+        "stdlib_pairs": (StdlibPairsConfig, "optrun.data.stdlib_pairs:load_stdlib_pairs"),
         "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),

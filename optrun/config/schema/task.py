@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from optrun.config import registry
-from optrun.config.schema.checks import expect, expect_not_negative
+from optrun.config.schema.checks import expect, expect_not_negative, expect_positive
 from optrun.config.schema.metric import chosen_metrics
 
 
@@ -26,6 +26,32 @@ class ChatLayout(Enum):
     prompt_completion = "prompt_completion"
     alpaca = "alpaca"
     sharegpt = "sharegpt"
+
+
+class EmbeddingLoss(Enum):
+    """What embeddings are trained by; the losses of sentence-transformers."""
+
+    multiple_negatives_ranking = "multiple_negatives_ranking"
+    multiple_negatives_symmetric_ranking = "multiple_negatives_symmetric_ranking"
+    cosine_similarity = "cosine_similarity"
+    cosent = "cosent"
+    triplet = "triplet"
+
+
+class EmbeddingPooling(Enum):
+    """Which states of a text become its embedding."""
+
+    mean = "mean"
+    cls = "cls"
+    last = "last"
+
+
+class EmbeddingDistance(Enum):
+    """How far apart two embeddings are, for the triplet loss."""
+
+    cosine = "cosine"
+    euclidean = "euclidean"
+    manhattan = "manhattan"
 
 
 class OverlongRows(Enum):
@@ -55,6 +81,8 @@ class TaskConfig:
     """Whether it takes rows of token ids, as `data=tokens` has them."""
     READS_STREAMS: ClassVar[bool] = False
     """Whether it takes rows that are not all there at once, as `data.streaming=true` has them."""
+    EMBEDS: ClassVar[bool] = False
+    """Whether its models are written so that sentence-transformers loads them, too."""
     COUNTED_FROM_DATA: ClassVar[str] = ""
     """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
     TITLE: ClassVar[str] = ""
@@ -439,6 +467,74 @@ class MultipleChoiceConfig(TaskConfig):
 
 
 @dataclass(kw_only=True)
+class EmbeddingConfig(TaskConfig):
+    """Texts to vectors that are close where the texts belong together."""
+
+    MODE: ClassVar[str] = "max"
+    LABEL_SMOOTHING: ClassVar[bool] = False
+    EMBEDS: ClassVar[bool] = True
+    TITLE: ClassVar[str] = "sentence embedding"
+    PIPELINE_TAG: ClassVar[str] = "sentence-similarity"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'inputs = tokenizer(["a text", "another text"], padding=True, return_tensors="pt")',
+        "states = model(**inputs).last_hidden_state  # pooled, and normalised, by modules.json:",
+        '# sentence_transformers.SentenceTransformer(folder).encode(["a text", "another text"])',
+        "print(states.shape)",
+    )
+
+    loss: EmbeddingLoss
+    """The ranking losses and `triplet` read texts that belong together; the others a score of each pair."""
+    scale: float
+    """1 / temperature of the ranking losses and of `cosent`."""
+    margin: float
+    """By how much a negative is to be further away than the positive (`triplet`)."""
+    distance: EmbeddingDistance
+    """Of `triplet`."""
+    pooling: EmbeddingPooling | None
+    """Null: what modules.json of the model says; else `mean`."""
+    normalize: bool | None
+    """Whether embeddings have length 1. Null: what modules.json of the model says; else true."""
+    recall_at: list[int]
+    """The k of each eval/recall_at_k."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range, and metrics of numbers where there are none."""
+        super().__post_init__()
+        expect_positive("task.scale", self.scale)
+        expect_positive("task.margin", self.margin)
+        good = bool(self.recall_at) and all(k >= 1 for k in self.recall_at)
+        expect(good, "task.recall_at", self.recall_at, "numbers of 1 or more, such as [1, 10]")
+        expect(
+            self.of_numbers or not self.metrics,
+            "task.metrics",
+            self.metrics,
+            f"[] with task.loss={self.loss.value}, whose rows have no scores",
+        )
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether each pair has a score."""
+        return self.loss in (EmbeddingLoss.cosine_similarity, EmbeddingLoss.cosent)
+
+    @property
+    def over_step(self) -> bool:
+        """Whether the loss compares all examples of a step, and is no mean over each by itself."""
+        return self.loss not in (EmbeddingLoss.cosine_similarity, EmbeddingLoss.triplet)
+
+    @property
+    def main_metric(self) -> str:
+        """Correlation with the scores, triplets in the right order, or how high the right text ranks."""
+        if self.of_numbers:
+            return "spearman"
+        return "accuracy" if self.loss is EmbeddingLoss.triplet else "ndcg_at_10"
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Of the scores."""
+        return ("spearman", "pearson") if self.of_numbers else ()
+
+
+@dataclass(kw_only=True)
 class Seq2SeqLmConfig(TaskConfig):
     """A text from a text: data.text_column to data.target_column."""
 
@@ -503,6 +599,7 @@ SCHEMAS: dict[str, type[TaskConfig]] = registry.own(
         ),
         "token_classification": (TokenClassificationConfig, "optrun.task.token_classification:TokenClassification"),
         "multiple_choice": (MultipleChoiceConfig, "optrun.task.multiple_choice:MultipleChoice"),
+        "embedding": (EmbeddingConfig, "optrun.task.embedding:Embedding"),
         "seq2seq_lm": (Seq2SeqLmConfig, "optrun.task.seq2seq_lm:Seq2SeqLm"),
         "image_classification": (ImageClassificationConfig, "optrun.task.image_classification:ImageClassification"),
     },

@@ -380,6 +380,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "seq2seq_lm": {"text": "a {n}", "target": "{m}"},
     "multiple_choice": {"text": "a {n}", "choices": ["b", "{n}"], "label": "b"},
     "sft": {"prompt": "a {n}", "completion": "{n}"},
+    "embedding": {"query": "a {n}", "positive": "b {m}"},
 }
 
 

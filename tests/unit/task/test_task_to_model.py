@@ -12,7 +12,7 @@ from PIL import Image
 
 from optrun.config import overrides, store
 from optrun.config.schema.task import SCHEMAS
-from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.data.loader import BatchLoader, EpochPlan, inputs_of
 from optrun.runner.prepare import prepare
 
 T5 = [f"model.config.{value}" for value in ("d_model=16", "d_kv=8", "d_ff=16", "num_layers=1", "num_heads=2")]
@@ -49,6 +49,7 @@ CASES = {
     "sequence_classification": ["data=files", "data.train={}/labelled.jsonl", *BERT],
     "token_classification": ["data=files", "data.train={}/words.jsonl", *BERT],
     "multiple_choice": ["data=files", "data.train={}/choices.jsonl", *BERT],
+    "embedding": ["data=files", "data.train={}/pairs.jsonl", *BERT],
     "seq2seq_lm": ["data=files", "data.train={}/pairs.jsonl", "model=from_config", "model.model_type=t5", *T5],
     "sft": ["data=files", "data.train={}/pairs.jsonl", "data.text_column=text", "data.target_column=target"],
     "image_classification": ["data=hub", "data.path={}/images", "model=vit_tiny", "model.config.image_size=8"],
@@ -75,7 +76,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     for _, (batch, *_) in zip(range(24), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False):
         assert made.weight(batch) > 0
         assert all(size >= 0 for size in made.sizes(batch))
-        loss = model(**batch).loss
+        loss = made.loss(model(**inputs_of(batch)), batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -85,7 +86,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     model.eval()
     with torch.no_grad():
         for batch in BatchLoader(made.eval, made.transform, made.collate, seed=0, workers=0).evaluation(3):
-            evaluation.update(model(**batch), batch)
+            evaluation.update(model(**inputs_of(batch)), batch)
     found = evaluation.compute()
     assert list(found) == made.metric_names()
     assert np.isfinite(list(found.values())).all()

@@ -1,0 +1,49 @@
+"""The files by which sentence-transformers loads a folder that transformers loads, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optrun.task.pooling import Pooling
+
+
+def write_modules(folder: Path, model: Any, max_length: int) -> None:
+    """Write how vectors are made of the model's states: `modules.json`, and the configuration of each module.
+
+    Args:
+        folder: Has the model and its tokenizer.
+        model: Trained by `task=embedding`.
+        max_length: Tokens of a text, at most.
+    """
+    import transformers
+
+    pooling = Pooling.of(model.config)
+    names = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    modules = [
+        {
+            "idx": at,
+            "name": str(at),
+            "path": f"{at}_{name}" if at else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for at, name in enumerate(names)
+    ]
+    width = int(model.config.get_text_config().hidden_size)
+    modes = ("cls", "mean", "last")
+    keys = ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_lasttoken")
+    chosen = {key: mode == pooling.mode for key, mode in zip(keys, modes, strict=True)}
+    versions = {"transformers": transformers.__version__, "pytorch": torch.__version__}
+    files: dict[str, Any] = {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "config_sentence_transformers.json": {"__version__": versions, "similarity_fn_name": "cosine"},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **chosen},
+    }
+    for name in names[1:]:
+        (folder / f"{names.index(name)}_{name}").mkdir(exist_ok=True)
+    for path, values in files.items():
+        (folder / path).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,262 @@
+"""Texts to vectors: `AutoModel`, a pooling of its states, and the losses of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.task import EmbeddingLoss
+from optrun.data.cache import digest
+from optrun.data.columns import texts
+from optrun.data.examples import Example, chosen, encode
+from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
+from optrun.data.source import Source, Split
+from optrun.task import contrastive
+from optrun.task.base import ModelNeeds, Task
+from optrun.task.compared import compared_columns, negative_columns, pair_columns
+from optrun.task.evaluation import MetricAccumulator
+from optrun.task.labels import numbers
+from optrun.task.multiple_choice import Choices, pad_choices
+from optrun.task.pooling import folder_pooling
+from optrun.task.retrieval import RetrievalMetrics
+from optrun.task.tokens import ids_below, tokenizer_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils.generic import ModelOutput
+
+
+class Embedding(Task):
+    """Pairs of texts, with negatives or a score, to a model whose vectors say what belongs together.
+
+    The in-batch negatives of a row are all other texts of its step, over every micro-batch and every rank.
+
+    Raises:
+        ConfigError: A missing column, a score out of range, a triplet without a negative, several sources.
+    """
+
+    columns = ("text_column", "text_pair_column", "negative_columns", "label_column")
+    unit = "examples"
+    predictor = "optrun.runner.prediction.embeddings:Embeddings"
+
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """Yield the texts of every column that has texts."""
+        split = source.train
+        listed = [
+            name
+            for name, feature in split.rows.features.items()
+            if getattr(feature, "dtype", None) in ("string", "large_string")
+        ]
+        return chain.from_iterable(zip(*(texts(split, name) for name in listed), strict=True))
+
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """List the column of the first text: rows that ask the same are evaluated or trained on."""
+        split = source.train
+        return [pair_columns(source.columns, split, negative_columns(source.columns, split))[0]]
+
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
+        """Find the columns, and look at the scores."""
+        self.scored = self.config.of_numbers
+        self.names: dict[Split, list[str]] = {}
+        self.scores: dict[Split, np.ndarray] = {}
+        for split in source.splits:
+            self.names[split], score = compared_columns(self.config, source, split)
+            if score is not None and len(split.rows):
+                self.scores[split] = self._expect_cosines(split, score)
+        counts = {len(names) for names in self.names.values()}
+        if len(counts) > 1:
+            raise ConfigError(
+                f"data.eval has {' and '.join(map(str, sorted(counts)))} columns of texts in its sets and data.train: "
+                "expected as many in all. Name them with data.negative_columns."
+            )
+        (self.width,) = counts
+
+    def _expect_cosines(self, split: Split, name: str) -> np.ndarray:
+        """Read the scores of a split.
+
+        Raises:
+            ConfigError: A score that is no number; one that no cosine can reach, if cosines are to equal them.
+        """
+        found = numbers(split, name)
+        beyond = np.flatnonzero(np.abs(found) > 1)
+        if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
+            row, largest = int(beyond[0]), float(np.abs(found).max())
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has the score {found[row]:g} in column {name}, and "
+                f"task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take task.loss=cosent, "
+                "which goes by their order alone."
+            )
+        return found
+
+    def join(self, others: Sequence[Task]) -> None:
+        """Refuse several sources: what one row loses depends on the others of its step.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"data=mixture: task={self.name} reads one source, and there are {len(others)}. Join the files in one "
+            "data.train=[FILE, FILE]."
+        )
+
+    def read(
+        self,
+        source: Source,  # noqa: ARG002
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
+    ) -> ExampleSource:
+        """Read one example a row."""
+        columns, longest = self.names[split], self.max_length
+        indices = chosen(len(split.rows), limit, seed=seed)
+        part = split.take(indices)
+
+        def rows() -> Iterator[str]:
+            return chain.from_iterable(zip(*(texts(part, name) for name in columns), strict=True))
+
+        def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
+            return encoded(tokenizer, batch, longest if cut else None)
+
+        key = digest(tokenizer_key(tokenizer), "embedding", str(longest), str(tokenizer.model_input_names))
+        known = None if part.content is None else digest(part.content, "embedding", *columns)
+        examples = encode(rows, encoder, key, longest=longest, content=known, ids_below=ids_below(tokenizer))
+        empty = np.flatnonzero(examples.lengths == 0)
+        if len(empty):
+            row, column = divmod(int(empty[0]), len(columns))
+            raise ConfigError(
+                f"{split.key}: row {part.number(row)} has no token in column {columns[column]}: an empty text, and a "
+                "tokenizer that adds none of its own. Leave such rows out."
+            )
+        scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
+        counts = np.full(len(part.rows), len(columns), dtype=np.int64)
+        return ComparedTexts(examples, counts, scores if indices is None else scores[indices])
+
+    def needs(self) -> ModelNeeds:
+        """Require no head."""
+        return ModelNeeds({}, self.max_length)
+
+    def adapt(self, model: PreTrainedModel) -> None:
+        """Decide how vectors are made of states, and write it into the model's configuration.
+
+        Raises:
+            ConfigError: The model's folder says what does not exist here; a model of encoder and decoder.
+        """
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ConfigError(
+                f"task={self.name}: {type(model).__name__} is of encoder and decoder, and has no one vector for each "
+                "token of a text. Take an encoder such as bert, or a decoder such as gpt2."
+            )
+        config, asked = self.config, self.config.pooling
+        path = str(getattr(model.config, "name_or_path", "") or "")
+        commit = getattr(model.config, "_commit_hash", None)  # of a model of the hub
+        self.pooling, where = folder_pooling(path, commit, None if asked is None else asked.value, config.normalize)
+        self.pooling.remember(model.config)
+        scaled = "normalised" if self.pooling.normalize else "not normalised"
+        self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {where}")
+
+    def expect_step(self, examples: int) -> None:
+        """Refuse a step of one row that has nothing to be compared with.
+
+        Raises:
+            ConfigError: With the keys that make it larger.
+        """
+        if examples < 2 and self.config.over_step and self.width == 2:
+            raise ConfigError(
+                f"training.per_device_train_batch_size: a step has {examples} row, and task.loss="
+                f"{self.config.loss.value} compares rows of a step with each other. Expected 2 or more, by it or by "
+                "training.gradient_accumulation_steps."
+            )
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """Collate texts one below the other, shape (batch texts, longest); their numbers and scores by row."""
+        batch = {name: values.flatten(0, 1) for name, values in pad_choices(examples, self.padding).items()}
+        batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
+        if self.scored:
+            batch[SCORES] = torch.tensor([float(example["labels"]) for example in examples])
+        return batch
+
+    def count(self, batch: Batch) -> int:
+        """Count the rows."""
+        return len(batch[TEXTS])
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        """Count the tokens of all texts, and the rows."""
+        return int(batch["attention_mask"].sum()), self.count(batch)
+
+    # Loss ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, model: Any, batch: Batch) -> Any:
+        """Run a model over the texts of a batch, without what only the loss reads."""
+        return model(**inputs_of(batch))
+
+    def represent(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """Make vectors of the texts of a batch, shape (batch, texts, width), in float32 at least."""
+        vectors = self.pooling(outputs, batch["attention_mask"])
+        return vectors.reshape(*batch[TEXTS].shape, vectors.shape[-1])
+
+    def compare(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Compute the loss of vectors, whose batch may be several joined; shape ().
+
+        Args:
+            vectors: Shape (batch, texts, width).
+            batch: The numbers of the texts, and the scores where there are some.
+        """
+        config, loss = self.config, self.config.loss
+        with torch.autocast(vectors.device.type, enabled=False):
+            if loss is EmbeddingLoss.cosine_similarity:
+                return contrastive.cosine_similarity(vectors, batch[SCORES])
+            if loss is EmbeddingLoss.cosent:
+                return contrastive.cosent(vectors, batch[SCORES], scale=config.scale)
+            if loss is EmbeddingLoss.triplet:
+                return contrastive.triplet(vectors, distance=config.distance.value, margin=config.margin)
+            symmetric = loss is EmbeddingLoss.multiple_negatives_symmetric_ranking
+            ranking = contrastive.multiple_negatives_ranking
+            return ranking(vectors, batch[TEXTS], scale=config.scale, symmetric=symmetric)
+
+    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """Compute the loss of a batch by itself."""
+        return self.compare(self.represent(outputs, batch), batch)
+
+    # Evaluation ---------------------------------------------------------------------------------------------------
+
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cosine of each pair, and its score."""
+        found = contrastive.cosines(self.represent(outputs, batch))
+        return found.cpu().numpy(), batch[SCORES].cpu().numpy()
+
+    def running_metrics(self) -> MetricAccumulator:
+        """Make the mean loss of scored pairs; of others how high the right texts rank, too."""
+        if self.scored:
+            return super().running_metrics()
+        return RetrievalMetrics(self.represent, self.config.recall_at, negatives=self.width > 2)
+
+
+class ComparedTexts(Choices):
+    """Examples of several texts each, with a number of each text."""
+
+    def __getitem__(self, index: int) -> Example:
+        assert self.examples.hashes is not None
+        inside = slice(int(self.borders[index]), int(self.borders[index + 1]))
+        return {**super().__getitem__(index), TEXTS: np.array(self.examples.hashes[inside]).view(np.int64)}
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None) -> dict[str, list[list[int]]]:
+    """Encode texts one by one.
+
+    Args:
+        tokenizer: Of the model.
+        batch: Texts.
+        longest: Tokens after which it cuts; None: it does not.
+    """
+    made: Any = tokenizer(
+        batch, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
+    )
+    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}

@@ -1,0 +1,103 @@
+"""Embeddings as a person trains them: stopped and gone on, with an adapter, predicted, evaluated, exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from optrun.task.pooling import Pooling, folder_pooling
+from tests.e2e.prediction_runs import read_rows, write_rows
+from tests.resume.test_features import run_in_parts, same
+from tests.running import TINY_BERT, optrun, records, sentence
+
+ROWS = [{"anchor": sentence(n), "positive": sentence(n + 50), "negative": sentence(n + 90)} for n in range(40)]
+RUN = [
+    *TINY_BERT, "lr=1e-2", "training.dataloader_num_workers=0", "task=embedding",
+    "data=files", "data.train=train.jsonl", "data.max_length=16",
+    "training.per_device_train_batch_size=4", "training.gradient_accumulation_steps=2", "training.max_steps=6",
+    "training.logging_steps=1", "training.eval_steps=2", "checkpoint.save_steps=3", "checkpoint.keep_last=9",
+    "model.config.hidden_dropout_prob=0.1",
+]  # fmt: skip
+
+
+def run(*words: str) -> int:
+    """The run, some of its words replaced."""
+    keys = {word.partition("=")[0] for word in words}
+    return optrun(*(word for word in RUN if word.partition("=")[0] not in keys), *words)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("train.jsonl"), ROWS)
+
+
+def test_stopped_at_every_step_it_is_the_same_run() -> None:
+    assert run("hydra.run.dir=whole") == 0
+    assert run_in_parts(RUN) >= 4
+    same(6)
+
+
+def test_a_step_is_one_batch_however_it_is_cut() -> None:
+    """Its loss and its gradient do not depend on micro-batches."""
+    alike = ["model.config.hidden_dropout_prob=0.0", "model.config.attention_probs_dropout_prob=0.0", "optimizer=sgd"]
+    for size, count in ((8, 1), (2, 4)):
+        cut = [f"training.per_device_train_batch_size={size}", f"training.gradient_accumulation_steps={count}"]
+        assert run(*alike, *cut, f"hydra.run.dir=cut{count}") == 0
+    names = ("train/loss", "train/grad_norm", "eval/loss", "eval/accuracy")
+    one, four = ([[row.get(name) for name in names] for row in records(Path(f"cut{count}"))] for count in (1, 4))
+    assert len(one) == 6
+    for first, second in zip(one, four, strict=True):
+        assert first == [None if value is None else pytest.approx(value, rel=1e-5) for value in second]
+
+
+def test_it_is_explained_evaluated_predicted_and_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("explain", *RUN) == 0
+    assert run("task.pooling=last", "hydra.run.dir=run") == 0
+    last = json.loads(Path("run/summary.json").read_text())
+    assert last["main_metric"] == {"name": "eval/ndcg_at_10", "mode": "max"}
+    capsys.readouterr()
+    assert optrun("evaluate", "run/checkpoints/last") == 0
+    for name in ("loss", "recall_at_1", "recall_at_10", "mrr_at_10", "ndcg_at_10", "accuracy"):
+        assert f"eval/{name}" in capsys.readouterr().out or f"eval/{name}" in last["metrics"]["last"]
+    assert optrun("export", "run/checkpoints/last", "out") == 0
+    pooling, _ = folder_pooling("out", None, None, None)
+    assert pooling == Pooling("last", True)
+    write_rows(Path("one.jsonl"), [{"text": row["anchor"]} for row in ROWS])
+    assert optrun("predict", "run/checkpoints/last", "data.eval=one.jsonl", "out=vectors.jsonl") == 0
+    assert optrun("predict", "run/checkpoints/last", "data.eval=train.jsonl", "out=pairs.jsonl") == 0
+    model, tokenizer = AutoModel.from_pretrained("out").eval(), AutoTokenizer.from_pretrained("out")
+
+    def vectors(name: str) -> torch.Tensor:
+        texts = [row[name] for row in ROWS]
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
+        with torch.no_grad():
+            return pooling(model(**inputs), inputs["attention_mask"])
+
+    found = torch.tensor([row["embedding"] for row in read_rows(Path("vectors.jsonl"))])
+    assert torch.allclose(found, vectors("anchor"), atol=1e-6)
+    alike = torch.tensor([row["similarity"] for row in read_rows(Path("pairs.jsonl"))])
+    assert torch.allclose(alike, (vectors("anchor") * vectors("positive")).sum(1), atol=1e-6)
+
+
+def test_an_adapter_on_a_folder_keeps_its_pooling() -> None:
+    assert run("task.pooling=cls", "task.normalize=false", "training.max_steps=1", "hydra.run.dir=base") == 0
+    write_rows(Path("scored.jsonl"), [{"sentence1": a["anchor"], "sentence2": a["positive"], "score": n % 6 / 5}
+                                      for n, a in enumerate(ROWS)])  # fmt: skip
+    words = [word for word in RUN if not word.startswith(("model", "data.train"))]
+    tuned = [*words, "model=pretrained", "model.path=base/model", "adapter=lora", "data.train=scored.jsonl"]
+    assert optrun(*tuned, "task.loss=cosent", "hydra.run.dir=tuned") == 0
+    assert "eval/spearman" in records(Path("tuned"))[-1]
+    for folder in (Path("tuned/model"), Path("base/model")):
+        assert folder_pooling(str(folder), None, None, None)[0] == Pooling("cls", False)
+    assert optrun("export", "tuned/checkpoints/last", "merged", "merge=true") == 0
+    assert folder_pooling("merged", None, None, None)[0] == Pooling("cls", False)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_certified() -> None:
+    assert optrun("certify", "resume", *RUN) == 0
