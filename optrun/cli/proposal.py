@@ -342,8 +342,8 @@ class _Run:
             trial = try_steps(self.config())
             say("lengths", *_lengths(trial))
         steps = self._epochs(facts)
-        seconds = None if trial is None else trial.seconds * (USUAL_BATCH / batch)
-        if trial is not None:
+        seconds = None if trial is None or trial.seconds is None else trial.seconds * (USUAL_BATCH / batch)
+        if trial is not None and seconds is not None:
             say("time", f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without evaluation")
         grids = {name: ",".join(map(_rate, self._rates(name))) for name in _CONTENDERS}
         return Proposal(self.overrides, grids, steps, seconds)

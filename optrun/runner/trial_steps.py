@@ -19,13 +19,13 @@ class Trial:
     """What was measured.
 
     Attributes:
-        seconds: Of a training step.
+        seconds: Of a training step; None: its task has a reference to be computed first.
         device: On which.
         lengths: Tokens of each training example; None: they have none, or it differs. Shape (examples,), int64.
         notes: What preparing them told.
     """
 
-    seconds: float
+    seconds: float | None
     device: str
     lengths: np.ndarray | None
     notes: list[str]
@@ -41,6 +41,9 @@ def try_steps(config: RunConfig) -> Trial:
     task, precision = prepared.task, Precision(pick_device(config.training.device), config.training.precision.value)
     model = prepared.model.to(precision.device).train()
     size = min(config.training.step_over(1)[0], len(task.train))
+    lengths = getattr(task.train, "lengths", None)
+    if hasattr(task, "has_reference"):
+        return Trial(None, precision.device.type, lengths, prepared.notes)
     seconds = 0.0
     for number in range(2):
         examples = [task.transform(task.train[at], generator(0, "trial", number, at)) for at in range(size)]
@@ -51,4 +54,4 @@ def try_steps(config: RunConfig) -> Trial:
         loss.backward()
         float(loss.detach())
         seconds = time.perf_counter() - begun
-    return Trial(seconds, precision.device.type, getattr(task.train, "lengths", None), prepared.notes)
+    return Trial(seconds, precision.device.type, lengths, prepared.notes)

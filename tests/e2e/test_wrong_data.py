@@ -132,8 +132,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
     ("__label__ text", CLASSIFY, "a.txt", numbered("__label__{label} {text}"), ["__label__NAME text", "NEW.tsv"]),
     ("a label, a tab, a text, as .txt", CLASSIFY, "a.txt", numbered("{label}\t{text}"), ["a tab, text", "NEW.tsv"]),
     ("texts alone", CLASSIFY, "a.txt", numbered("{text}"), ["data.label_column", "texts alone", "csv, tsv, jsonl"]),
-    ("a word and a tag a line", WORDS, "a.txt", "EU B-ORG\nrejects O\n\nPeter B-PER\n" * 4,
-     ["CoNLL", "data.format=conll"]),
+    ("a word and a tag a line", WORDS, "a.txt", "EU B-ORG\nrejects O\n\nPeter B-PER\n" * 4, ["data.format=conll"]),
     ("lists of words in csv", WORDS, "a.csv", "tokens,tags\n" + "a b,O O\n" * 8,
      ["data.text_column", "Lists are read from json"]),
     # Another delimiter, another shape.
