@@ -63,6 +63,7 @@ def test_the_gradient_is_that_of_one_batch(cuts: list[int], dropout: float) -> N
         "fp32",
         lambda outputs, batch: rows.compare(rows.represent(outputs, batch), batch),
         contrast=rows,
+        forward=lambda model, batch: model(batch["x"]),
         seed=3,
     )
     result = step(batches(cuts), position=7)
