@@ -109,7 +109,7 @@ class LazyAdam(BatchOptimizer):
         return "rows"
 
     def _update(self, batch: Batch) -> None:
-        """Centre the gradients that are to be, unscaled and decayed; then Adam."""
+        """Step as Adam, once the gradients that are to be are unscaled, decayed and centred."""
         for i, (param, grad, x) in enumerate(zip(batch.params, batch.grads, batch.numbers, strict=True)):
             if x["centre"]:
                 batch.grads[i] = centred(prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"]))
