@@ -103,7 +103,9 @@ class Heartbeats:
     def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
         """Write the line of a rank."""
         line = (heartbeat.pid, heartbeat.rank, heartbeat.phase, heartbeat.step, heartbeat.time)
-        self._LINE.pack_into(self._memory, self._HEAD.size + local_rank * self._LINE.size, *line)
+        # By one copy: `pack_into` clears the place first, and another process could read a silence since 1970.
+        at = self._HEAD.size + local_rank * self._LINE.size
+        self._memory[at : at + self._LINE.size] = self._LINE.pack(*line)
 
     def __getitem__(self, local_rank: int) -> Heartbeat:
         """Read the line of a rank."""
@@ -123,7 +125,7 @@ class Heartbeats:
 
     @requests.setter
     def requests(self, requests: Requests) -> None:
-        self._HEAD.pack_into(self._memory, 0, requests.stops, requests.stop_signal, requests.saves)
+        self._memory[: self._HEAD.size] = self._HEAD.pack(requests.stops, requests.stop_signal, requests.saves)
 
 
 class _Pulse:
