@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"artifacts", "base"},
     "model": {"base", "config", "data"},
     "optimizer": {"base", "config", "param_groups"},  # AdamWDL's ratio function, one pure function
-    "testing": {"optimizer"},
+    "testing": {"config", "optimizer", "param_groups"},
     "task": {"base", "config", "data"},
     "training": {"artifacts", "base", "config", "data", "distributed"},
     "runner": {

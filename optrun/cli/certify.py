@@ -8,13 +8,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
 from optrun.cli import certify_transfer
+from optrun.cli.forced import with_forced
 from optrun.cli.messages import guarded
 from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.config.registry import plugins
@@ -197,28 +197,6 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
     if asked.config_dir is not None:
         options += ["--config-dir", str(Path(asked.config_dir).resolve())]
     return [*options, *own], replaced
-
-
-def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Put what a proof needs in the place of what was given; returns overrides, and a note for each that goes."""
-    from optrun.config.overrides import is_hydra
-
-    kept, replaced = [], []
-    for token in overrides:
-        key = token.split("=", 1)[0].lstrip("+")
-        if key == "resume" or is_hydra(key):
-            raise ConfigError(f"{token}: certify chooses where it runs and resumes by itself; leave it out.")
-        if key.startswith("tracking."):
-            replaced.append(f"{token}: nothing is tracked here")
-        elif key == "training.num_train_epochs":
-            replaced.append(f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)")
-        elif key in forced or (key.startswith("scheduler.") and "scheduler" in forced):
-            if token.partition("=")[2] != forced[key]:
-                option = " (--steps)" if key == "training.max_steps" else ""
-                replaced.append(f"{token}: certify takes {key}={forced[key]}{option}")
-        else:
-            kept.append(token)
-    return [*kept, *(f"{key}={value}" for key, value in forced.items())], replaced
 
 
 def show(console: object, paper: Certificate) -> None:

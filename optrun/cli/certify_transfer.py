@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
+from optrun.cli.forced import with_forced
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -49,7 +50,6 @@ def run(asked: CommandLine, own: Mapping[str, str], *, steps: int, out: str | No
     Returns:
         0 if every slope is right, else 1.
     """
-    from optrun.cli.certify import with_forced
     from optrun.cli.confirm_request import read_seeds
     from optrun.config import store
     from optrun.config.compose import compose_request
