@@ -50,7 +50,7 @@ def try_steps(config: RunConfig) -> Trial:
         begun = time.perf_counter()
         with precision.autocast():
             batch = precision.to_device(task.collate(examples))
-            loss = task.loss(model(**batch), batch)
+            loss = task.loss(task.forward(model, batch), batch)
         loss.backward()
         float(loss.detach())
         seconds = time.perf_counter() - begun
