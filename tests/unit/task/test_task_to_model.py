@@ -12,7 +12,7 @@ from PIL import Image
 
 from optrun.config import overrides, store
 from optrun.config.schema.task import SCHEMAS
-from optrun.data.loader import BatchLoader, EpochPlan, inputs_of
+from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.runner.prepare import prepare
 
 T5 = [f"model.config.{value}" for value in ("d_model=16", "d_kv=8", "d_ff=16", "num_layers=1", "num_heads=2")]
@@ -31,6 +31,7 @@ def write(folder: Path) -> None:
         "choices": [
             {"text": text, "choices": ["with a cat", "in a town"], "label": int("cat" not in text)} for text in TEXTS
         ],
+        "preferences": [{"prompt": text, "chosen": " yes", "rejected": f" {text} {text}"} for text in TEXTS],
         "pairs": [{"text": text, "target": text[::-1]} for text in TEXTS],
     }
     for name, listed in rows.items():
@@ -50,6 +51,7 @@ CASES = {
     "token_classification": ["data=files", "data.train={}/words.jsonl", *BERT],
     "multiple_choice": ["data=files", "data.train={}/choices.jsonl", *BERT],
     "embedding": ["data=files", "data.train={}/pairs.jsonl", *BERT],
+    "preference": ["data=files", "data.train={}/preferences.jsonl", "task.loss_type=simpo"],
     "seq2seq_lm": ["data=files", "data.train={}/pairs.jsonl", "model=from_config", "model.model_type=t5", *T5],
     "sft": ["data=files", "data.train={}/pairs.jsonl", "data.text_column=text", "data.target_column=target"],
     "image_classification": ["data=hub", "data.path={}/images", "model=vit_tiny", "model.config.image_size=8"],
@@ -76,7 +78,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     for _, (batch, *_) in zip(range(24), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False):
         assert made.weight(batch) > 0
         assert all(size >= 0 for size in made.sizes(batch))
-        loss = made.loss(model(**inputs_of(batch)), batch)
+        loss = made.loss(made.forward(model, batch), batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -86,7 +88,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     model.eval()
     with torch.no_grad():
         for batch in BatchLoader(made.eval, made.transform, made.collate, seed=0, workers=0).evaluation(3):
-            evaluation.update(model(**inputs_of(batch)), batch)
+            evaluation.update(made.forward(model, batch), batch)
     found = evaluation.compute()
     assert list(found) == made.metric_names()
     assert np.isfinite(list(found.values())).all()
