@@ -70,7 +70,8 @@ def run(argv: list[str]) -> int:
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
         whole = command_line if sweeps else whole_command_line(hydra, command_line)
-        common = [token for token in whole.overrides if not (sweeps and overrides.is_search(token))]
+        tokens = whole.overrides if sweeps else auto_lr.resolve(hydra, command_line.config_name, whole.overrides)[0]
+        common = [token for token in tokens if not (sweeps and overrides.is_search(token))]
         checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE

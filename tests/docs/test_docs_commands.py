@@ -81,7 +81,9 @@ def _composes(command: Command, arguments: list[str]) -> None:
             for one in swept(arguments, 1, 1)
             if one != "-m" and not one.startswith("search.") and "interval(" not in one
         ]
-    arguments = [one for one in arguments if not one.startswith("branch_")]  # there is no trunk
+    arguments = [
+        one for one in arguments if not one.startswith(("branch_", "lr=auto", "lr_from="))
+    ]  # no trunk, no sweep
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
 
