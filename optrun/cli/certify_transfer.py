@@ -115,8 +115,8 @@ def run(asked: CommandLine, own: Mapping[str, str], *, steps: int, out: str | No
 
 def _sizes(key: str, given: str) -> list[int]:
     numbers = [int(piece) for piece in given.split(",") if re.fullmatch(r"[1-9]\d{0,5}", piece.strip(), re.ASCII)]
-    if len(numbers) < 2 or len(numbers) != given.count(",") + 1 or numbers != sorted(set(numbers)):
-        raise ConfigError(f"{key}={given}: expected two or more rising whole numbers, as in {key}=1,2,4,8.")
+    if len(numbers) < 3 or len(numbers) != given.count(",") + 1 or numbers != sorted(set(numbers)):
+        raise ConfigError(f"{key}={given}: expected three or more rising whole numbers, as in {key}=1,2,4,8.")
     return numbers
 
 
