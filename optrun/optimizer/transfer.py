@@ -72,7 +72,7 @@ def transferred(
     lr: float,
     notes: list[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Carry groups from the base to the model: lr, weight decay and eps of each times the factors of its parameters.
+    """Scale groups from the base to the model: lr, weight decay and eps times the factors of their parameters.
 
     Scales that groups have already, by layer or by rule, are those of the base, and are multiplied.
 
