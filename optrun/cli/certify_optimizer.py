@@ -113,6 +113,11 @@ def _composed(asked: CommandLine, dialect: str, overrides: list[str]) -> tuple[R
         overrides = [f"optimizer={family}", *overrides]
         notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
     request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides))
+    if request.config.parametrization.name != "standard":
+        raise ConfigError(
+            f"parametrization={request.config.parametrization.name}: a dialect is compared at one size; leave it out. "
+            "optrun certify transfer checks a parametrization."
+        )
     choice = choice_of(request.config.optimizer)
     own = DIALECTS.get(choice, {})
     if dialect in own and not any(token.startswith("optimizer.dialect=") for token in overrides):

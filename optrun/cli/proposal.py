@@ -330,7 +330,10 @@ class _Run:
         from optrun.runner.trial_steps import try_steps
 
         facts = self._with_length()
-        say("data", *data_lines(facts)[2:])
+        seen = facts.data
+        sampled = seen is not None and seen.looked_at != (seen.train_rows, seen.eval_rows)
+        whole = ["of a sample of {:,} and {:,} rows:".format(*seen.looked_at)] if seen is not None and sampled else []
+        say("data", *whole, *data_lines(facts)[2:])
         length, there = self.config().data.max_length, memory_there()
         batch = fitting_batch(facts, length, there) or 1
         if batch < USUAL_BATCH:

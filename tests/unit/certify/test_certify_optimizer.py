@@ -166,6 +166,10 @@ def test_a_class_of_the_users_on_either_side(
         (["dialect=timm", "optimizer=muon"], ["optimizer=muon has no dialects", "optimizer=lamb"]),
         (["dialect=muon"], ["dialect=muon", "Muon cannot be built", "2D"]),
         (["dialect=timm", "resume=latest"], ["resume=latest", "leave it out"]),
+        (
+            ["dialect=timm", "parametrization=mup", "parametrization.base.n_embd=64"],
+            ["parametrization=mup", "transfer"],
+        ),
         (["dialect=timm", "--kills", "2"], ["--kills", "certify resume"]),
         (["dialect=timm", "optimizer=lamb", "optimizer.max_coeff=3"], ["optimizer.max_coeff", "optimizer.max_trust"]),
         (["dialect=timm", "optimizer=lamb", "optimizer.min_trust=2", "optimizer.max_trust=1"], ["max_trust=1", "2"]),
