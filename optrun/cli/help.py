@@ -86,7 +86,7 @@ def _meaning(entry: Entry) -> str:
 
 def _columns(left: str, right: str, gap: int = 44) -> list[str]:
     """Lay a name out beside its meaning, which wraps; a long name has a line of its own."""
-    lines = textwrap.wrap(right, _width() - gap) or [""]
+    lines = textwrap.wrap(right, _width() - gap, break_on_hyphens=False) or [""]
     first = [f"  {left}"] if len(left) > gap - 4 else []
     lines = [f"{'' if first or n else f'  {left}':{gap}}{line}" for n, line in enumerate(lines)]
     return [line.rstrip() for line in [*first, *lines] if line.strip()]

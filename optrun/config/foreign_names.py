@@ -351,7 +351,10 @@ def counterpart(key: str) -> str | None:
     elif key.startswith("optimizer.") and key.removeprefix("optimizer.") in OPTIMIZERS:
         found = OPTIMIZERS[key.removeprefix("optimizer.")]
     else:
-        found = KNOWN.get(key) or KNOWN.get(key.rpartition(".")[2])
+        group, _, leaf = key.rpartition(".")
+        found = KNOWN.get(key) or KNOWN.get(leaf)
+        if found is not None and found.startswith("task=preference") and group not in ("", "task"):
+            return None  # optimizer.beta is no key of a loss
     return None if found == key else found
 
 

@@ -20,6 +20,7 @@ _STRANGE = re.compile(
     rb"[\x80-\xff]{3,}|[A-Za-z][\x80-\x83\x86-\x89\x8b\x95\x98\x99\x9b\xa1-\xa7\xa9\xab-\xb6\xb8\xb9\xbb-\xbf][a-z]"
 )
 """Words of other scripts, and signs of cp1252 inside of a word, which are letters of other encodings."""
+_LATIN = frozenset(b"\t\n\r") | frozenset(range(0x20, 0x7F))
 _HIGH = re.compile(rb"[\x80-\xff]+")
 
 
@@ -45,8 +46,9 @@ def wide(head: bytes) -> str | None:
 def _every_other_zero(head: bytes) -> str | None:
     """Guess the order of a UTF-16 text without a mark of it: Latin letters have a zero byte each."""
     for at, name in ((0, "utf-16be"), (1, "utf-16le")):
-        half = head[at:_HEAD:2]
-        if len(half) > 4 and half.count(0) > 0.4 * len(half) and head[1 - at : _HEAD : 2].count(0) < 0.1 * len(half):
+        zeros, letters = head[at:_HEAD:2], head[1 - at : _HEAD : 2]
+        shown = sum(byte in _LATIN for byte in letters)  # other bytes are of a file that is no text
+        if len(zeros) > 4 and zeros.count(0) > 0.4 * len(zeros) and shown > 0.4 * len(zeros) > 4 * letters.count(0):
             return name
     return None
 

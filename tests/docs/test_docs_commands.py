@@ -82,8 +82,10 @@ def _composes(command: Command, arguments: list[str]) -> None:
             if one != "-m" and not one.startswith("search.") and "interval(" not in one
         ]
     arguments = [
-        one for one in arguments if not one.startswith(("branch_", "lr=auto", "lr_from="))
-    ]  # no trunk, no sweep
+        one
+        for one in arguments
+        if not one.startswith(("branch_", "lr=auto", "lr_from=", "widths=", "depths=", "seeds="))
+    ]  # no trunk, no sweep; keys of certify transfer
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from optrun.base.errors import ConfigError
 from optrun.config import store, yaml_files
+from optrun.config.groups import default_values
 from tests.running import optrun
 
 RECIPE = ["-cn", "rec"]
@@ -68,12 +70,6 @@ WRONG: dict[str, tuple[str, str | bytes, int | None, list[str]]] = {
         "name: lamb\nbetas: [0.9, 0.99]\n",
         2,
         ["names no schema", "[lamb_schema, _self_]"],
-    ),
-    "no default_lr": (
-        OWN,
-        "defaults: [sgd_schema, _self_]\nname: sgd\nweight_decay: 0\nmomentum: 0\n",
-        None,
-        ["optimizer.default_lr", "missing"],
     ),
     "a schema that does not exist": (
         "optimizer/mine",
@@ -249,3 +245,14 @@ def test_a_line_is_found_through_aliases_that_repeat_themselves(mine: Path) -> N
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
     write(mine, "rec", f"a0: &a0 [x]\n{levels}lr: 1\n")
     assert yaml_files.line_of(mine / "rec.yaml", "lr") == 11
+
+
+def test_an_option_that_is_left_out_has_the_default_of_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine", "optimizer").mkdir(parents=True)
+    Path("mine/optimizer/mine.yaml").write_text("defaults: [sgd_schema, _self_]\nname: sgd\nmomentum: 0\n")
+    assert optrun("--config-dir", "mine", "optimizer=mine", "--cfg", "job", "--resolve") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["optimizer"]["default_lr"] == default_values("optimizer", "sgd")["default_lr"]

@@ -78,7 +78,7 @@ def test_the_end_may_still_be_owed(go: Go, straight: Straight, tmp_path: Path) -
     straight.same(run)
 
 
-def interrupt(*_: Any) -> None:
+def interrupt(*_: Any, **__: Any) -> None:
     """Ctrl-C while the data is prepared."""
     os.kill(os.getpid(), signal.SIGINT)
     signal.sigtimedwait([], 1)

@@ -139,9 +139,9 @@ def test_time_is_counted_from_the_start(straight: Straight, go: Go, monkeypatch:
     """Making data and model ready is part of the budget; each start makes at least one step."""
     original = experiment.prepare
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **options: Any) -> Any:
         time.sleep(1.2)
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(experiment, "prepare", slow)
     code, said = go(*straight.words, "hydra.run.dir=run", "training.max_seconds=1")

@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from optrun.runner.sentence_transformers import write_modules
 from optrun.task.pooling import Pooling
 
-FILE = Path(__file__).parent / "embeddings.json"
+FILE = Path(__file__).parent / "embeddings" / "recorded.json"
 ROWS, TEXTS, WIDTH = 6, 3, 8
 SCORES = [0.0, 0.2, 0.4, 0.4, 0.9, 1.0]
 WORDS = [

@@ -356,5 +356,5 @@ def test_survivors() -> None:
 def test_direction_of_every_task() -> None:
     """The search must know it before a first trial has run."""
     assert {name: schema.MODE for name, schema in TASKS.items()} == {
-        name: "min" if name.endswith("_lm") or name == "sft" else "max" for name in TASKS
+        name: "min" if name.endswith("_lm") or name in ("sft", "preference") else "max" for name in TASKS
     }

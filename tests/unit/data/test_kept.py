@@ -23,7 +23,7 @@ from optrun.data.examples import InMemory
 from optrun.data.files import load_files
 from optrun.data.kept import as_array, as_texts, nothing_marked
 from optrun.model.tokenizer import train_tokenizer
-from optrun.task import Task, build_task, facts, sft
+from optrun.task import Task, build_task, chat_task, facts
 from optrun.task.data_check import data_check
 
 SENTENCE = "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob"
@@ -111,7 +111,7 @@ def test_a_warm_start_reads_no_targets_and_packs_nothing(start: Any, cache: Path
     assert any("left out" in note for note in cold[2])
     with pytest.MonkeyPatch.context() as patched:
         places = [(examples.Examples, "_fingerprint"), (facts, "_count_known"), (packing.Packed, "_fingerprint")]
-        forbid(patched, *places, (packing, "best_fit"), (sft, "nothing_marked"), (examples, "write_ids"))
+        forbid(patched, *places, (packing, "best_fit"), (chat_task, "nothing_marked"), (examples, "write_ids"))
         warm = start("sft", CHATS, **options)
     assert warm[1:] == cold[1:]
     assert same(cold[0].train, warm[0].train)
