@@ -142,6 +142,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("endings.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
         topics = [{"text": sentence(n), "label": ["even"] * (n % 2 == 0) + ["third"] * (n % 3 == 0)} for n in range(60)]
         Path("topics.jsonl").write_text("\n".join(map(json.dumps, topics)) + "\n")
+        shutil.copy("train.csv", "reviews.csv")
         pairs = [{"anchor": sentence(n), "positive": sentence(n + 60)} for n in range(60)]
         Path("pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
         Path("reviews.txt").write_text("\n".join(f"{n % 2} | {sentence(n)}" for n in range(60)) + "\n")
