@@ -80,9 +80,7 @@ def run(argv: list[str]) -> int:
 
         return leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
     if sys.stderr.isatty():
-        sys.stderr.write(
-            "optrun: reading configuration, libraries and data ...\n"
-        )  # the first line else is seconds away
+        sys.stderr.write("optrun: reading configuration, libraries and data ...\n")  # seconds before anything else
     return _run(hydra, command_line, _caller(), sweeps=sweeps)
 
 

@@ -127,8 +127,6 @@ def assemble(
         model = model.to(device)
         if config.task.keeps_apart is not None and needs_device(model):  # others were tried on the CPU
             expect_apart(model, config.task.keeps_apart, Precision(device, config.training.precision.value).autocast())
-    reference = None if snapshot is None else snapshot.metadata.reference
-    reference = settle_reference(task, model, config, device, reference, world=world)
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=batch.micro_batch_size,
@@ -150,9 +148,10 @@ def assemble(
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
         adapter=adapter_facts(model),
-        reference=reference,
     )
     _refuse_other_start(constants, task, model, world)
+    reference = None if snapshot is None else snapshot.metadata.reference
+    constants.reference = settle_reference(task, model, config, device, reference, world=world)
     if snapshot is not None:
         refuse_other_adapter(snapshot.metadata, constants.adapter, config)
     state = TrainState()
