@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
+from optrun.base.options import Group, Options
 from optrun.config.schema.optimizer import AdamWDLConfig
 from optrun.config.schema.ranges import Check, not_negative
 from optrun.optimizer.adam_update import ADAM
@@ -75,7 +76,7 @@ class AdamWDL(BatchOptimizer):
         "lr betas eps weight_decay apply_decay_param_fun layerwise_decay n_layers name_dict set_param_lr_fun "
         "decay_form lazy_mode master_weights foreach"
     )
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+    DEFAULTS: ClassVar[Options] = {
         "lr": 1e-3,
         "apply_decay_param_fun": None,
         "set_param_lr_fun": layerwise_lr_decay,
@@ -146,7 +147,7 @@ class AdamWDL(BatchOptimizer):
             )
         return ratios
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         lr = group["lr"] * self._lr_ratios[param]
         weight_decay = group["weight_decay"] if self.decays(param) else 0.0
         form = self._apart["decay_form"]
@@ -157,7 +158,7 @@ class AdamWDL(BatchOptimizer):
             keep *= 1.0 - lr * weight_decay
         return {"lr": lr, "keep": keep}
 
-    def _sparse(self, group: Mapping[str, Any]) -> str:
+    def _sparse(self, group: Group) -> str:
         return "rows" if group["lazy_mode"] else "refuse"
 
 

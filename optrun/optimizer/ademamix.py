@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from optrun.base.options import Group, Options
 from optrun.config.schema.optimizer import AdEMAMixConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -126,11 +126,11 @@ class AdEMAMix(BatchOptimizer):
 
     OPTIONS = AdEMAMixConfig
     ORDER = "lr betas eps weight_decay alpha alpha_warmup_steps beta3_warmup_steps foreach"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
         return {
             **super()._numbers(group, param),

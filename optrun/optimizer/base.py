@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optrun.base.options import Group, Options, ParamGroup, State
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, defaults, finite, not_negative
 from optrun.optimizer.drivers import scheduler_over
@@ -45,7 +46,7 @@ class NamedOptimizer(Optimizer):
     """The schema; None: the class checks and keeps its options itself."""
     ORDER: ClassVar[str] = ""
     """Keywords that may be given by position, in order."""
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    DEFAULTS: ClassVar[Options] = {}
     """Defaults that are not the schema's, and those of keywords that it does not have."""
     CHECKS: ClassVar[Mapping[str, Check]] = {}
     """Option -> checker: the schema's, with those that the class adds."""
@@ -142,7 +143,7 @@ class NamedOptimizer(Optimizer):
                 options[key] = check(key, options[key])
         return functions
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; it may override every hyper-parameter, `lr` absolutely or by `lr_scale`.
 
         Raises:
@@ -308,7 +309,7 @@ class NamedOptimizer(Optimizer):
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def kept_state(self, param: Tensor, group: Mapping[str, Any]) -> set[str]:
+    def kept_state(self, param: Tensor, group: Group) -> set[str]:
         """List the keys of a parameter's state after a step of its group; without `step` and master weight."""
         del param
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
@@ -352,7 +353,7 @@ class NamedOptimizer(Optimizer):
         kept = ("_lr_driven_by", "_functions", "_base_functions", "_built", "_apart", "_grouped")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in kept}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         """As torch's; a copy gets its hooks back."""
         super().__setstate__(state)
         self._register_hooks()

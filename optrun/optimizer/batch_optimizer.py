@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from optrun.base.options import Group
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import Batch, gather
 from optrun.optimizer.kernels.choice import Formula
@@ -23,12 +24,12 @@ class BatchOptimizer(NamedOptimizer):
     _ratios: Sequence[tuple[list[str], Tensor]] = ()
     """What the formula returned in the last step, by the names of its tensors."""
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         """Return the numbers of one tensor, whose `step` was counted already: its rate, and what decay leaves of it."""
         del param
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}
 
-    def _sparse(self, group: Mapping[str, Any]) -> str:
+    def _sparse(self, group: Group) -> str:
         """Say what a sparse gradient is to a group, as for `gather`."""
         del group
         return "refuse"
@@ -37,7 +38,7 @@ class BatchOptimizer(NamedOptimizer):
         """Step a batch in place."""
         return self.FORMULA.step(batch)
 
-    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+    def kernel(self, group: Group, device: str, *, whole: bool = True) -> str:
         """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
         return self.FORMULA.kernel(group, device, whole=whole)
 

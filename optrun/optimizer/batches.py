@@ -6,7 +6,7 @@ another batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from optrun.base.options import Group, Options, ParamGroup, State
 from optrun.optimizer.groups import names_of
 from optrun.optimizer.numerics import Sharding, has_own_numbers, local, sharding_of
 
@@ -29,14 +30,14 @@ class Batch:
     place.
     """
 
-    options: Mapping[str, Any]
+    options: Options
     """What these tensors share: every option but `lr` and `weight_decay`."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     """Local pieces of sharded tensors; touched rows of a table; float32 copies of 16-bit parameters."""
     grads: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
-    numbers: list[dict[str, Any]] = field(default_factory=list)
+    numbers: list[ParamGroup] = field(default_factory=list)
     """Of each tensor: its `step`, from 1, its `sharding`, and what the optimizer says of it, such as `lr`."""
     finish: list[Callable[[], object]] = field(default_factory=list)
     """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision parameter."""
@@ -92,8 +93,8 @@ def gather(
     optimizer: Optimizer,
     *,
     slots: Sequence[str],
-    per_tensor: Callable[[Mapping[str, Any], Tensor], dict[str, Any]],
-    sparse: Callable[[Mapping[str, Any]], str] = lambda _: "refuse",
+    per_tensor: Callable[[Group, Tensor], dict[str, Any]],
+    sparse: Callable[[Group], str] = lambda _: "refuse",
 ) -> list[Batch]:
     """Gather everything that has a gradient in batches; make state that is not there yet, and count the step.
 
@@ -159,14 +160,14 @@ def _sparse(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
     return grad.coalesce()
 
 
-def _fill(state: dict[str, Any], param: Tensor, slots: Sequence[str]) -> None:
+def _fill(state: State, param: Tensor, slots: Sequence[str]) -> None:
     dtype = working_dtype(param.dtype)
     state["step"] = 0
     for slot in slots:
         state[slot] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
-def _keep_master(state: dict[str, Any], param: Tensor, *, wanted: bool) -> None:
+def _keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
     """Make or drop the float32 copy: the state may have been saved, and loaded, with the other choice."""
     dtype = working_dtype(param.dtype)
     if not wanted or param.dtype == dtype:
@@ -175,7 +176,7 @@ def _keep_master(state: dict[str, Any], param: Tensor, *, wanted: bool) -> None:
         state["master_weight"] = param.detach().to(dtype=dtype, copy=True)
 
 
-def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], slots: Sequence[str]) -> None:
+def _append(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]) -> None:
     dtype = working_dtype(param.dtype)
     if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
         grad = grad.redistribute(placements=param.placements)
@@ -192,7 +193,7 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], sl
     batch.finish.append(lambda: own.copy_(work))
 
 
-def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], slots: Sequence[str]) -> None:
+def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]) -> None:
     """Append copies of the touched rows, to be written back: nothing here is as large as the table."""
     rows = grad.indices()[0]
     dtype = working_dtype(param.dtype)

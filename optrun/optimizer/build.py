@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
 from functools import partial
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.dialects import dialect_options
 from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
@@ -59,7 +60,7 @@ def require_optimizer(config: OptimizerConfig) -> None:
         library_class(config.name)
 
 
-def refuse_unshardable(config: OptimizerConfig, distributed: str, rules: Sequence[Mapping[str, Any]] = ()) -> None:
+def refuse_unshardable(config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()) -> None:
     """Refuse an optimizer that is known to step whole parameters alone, before ranks are started.
 
     What is not known of an optimizer of others is tried where it is built over shards, see `rehearse_shards`.
@@ -87,7 +88,7 @@ def refuse_unshardable(config: OptimizerConfig, distributed: str, rules: Sequenc
 
 
 def build_optimizer(
-    config: OptimizerConfig | str, param_groups: Sequence[Mapping[str, Any]], *, lr: float, **options: Any
+    config: OptimizerConfig | str, param_groups: Sequence[Group], *, lr: float, **options: Any
 ) -> Optimizer:
     """Build what `config` names.
 
@@ -145,8 +146,8 @@ def build_optimizer(
 
 
 def divided(
-    choice: str, options: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]]
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    choice: str, options: Options, param_groups: Sequence[Group]
+) -> tuple[list[ParamGroup], dict[str, dict[str, Any]]]:
     """Decide who steps what.
 
     Args:
@@ -188,7 +189,7 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     return short >= 8 and long <= 8 * short
 
 
-def hidden_and_rest(group: Mapping[str, Any], *, factors: bool = False) -> tuple[list[Any], list[Any]]:
+def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
     """Split a group into what Muon steps and the others; LoRA's factors are stepped if asked for."""
     hidden: list[Any] = []
     rest: list[Any] = []
@@ -200,13 +201,13 @@ def hidden_and_rest(group: Mapping[str, Any], *, factors: bool = False) -> tuple
     return hidden, rest
 
 
-def _role(group: Mapping[str, Any], name: str) -> str | None:
+def _role(group: Group, name: str) -> str | None:
     return group.get("role") or (LORA if is_lora(name) else None)
 
 
-def _split_for_muon(groups: Sequence[Mapping[str, Any]], asked: Sequence[bool], scale: float) -> list[dict[str, Any]]:
+def _split_for_muon(groups: Sequence[Group], asked: Sequence[bool], scale: float) -> list[ParamGroup]:
     """Split hidden matrices for Muon from the rest for its companion; LoRA's factors as their group asks."""
-    split: list[dict[str, Any]] = []
+    split: list[ParamGroup] = []
     factors: list[str] = []
     for group, by_name in zip(groups, asked, strict=True):
         if group["optimizer"] != "muon":

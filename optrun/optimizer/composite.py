@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from optrun.base.options import ParamGroup, State
 from optrun.config.schema.ranges import not_negative
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
@@ -64,7 +65,7 @@ class Composite(NamedOptimizer):
         for member in self.members.values():
             member._lr_driven_by = value
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Hand a group to its member.
 
         Raises:
@@ -91,7 +92,7 @@ class Composite(NamedOptimizer):
         """Build each member with all of its groups at once: patterns and a `name_dict` see all names."""
         pairs = [given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)]
         refuse_repeats(chain.from_iterable(pairs))
-        groups: dict[str, list[dict[str, Any]]] = {}
+        groups: dict[str, list[ParamGroup]] = {}
         for name, group in self._waiting:
             groups.setdefault(name, []).append(group)
         for name, own in groups.items():
@@ -120,7 +121,7 @@ class Composite(NamedOptimizer):
             if "momentum" in group and "betas" in self.members[group["optimizer"]].defaults:
                 group["betas"] = (group["momentum"], *group["betas"][1:])
 
-    def _add_member(self, name: str, groups: list[dict[str, Any]]) -> None:
+    def _add_member(self, name: str, groups: list[ParamGroup]) -> None:
         options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
         member = member_class(name)(groups, **{**options, **self._options.get(name, {})})
         member.state = self.state
@@ -178,7 +179,7 @@ class Composite(NamedOptimizer):
         del state["_lr_driven_by"]
         return {**state, **{key: self.__dict__[key] for key in kept}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         """As in `NamedOptimizer`; the members share what was set."""
         super().__setstate__(state)
         for name, member in self.members.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+
+from optrun.base.options import Group, ParamGroup
 
 _OF_PEAK = ("scheduled", "corrected")
 
 
-def decay_scale(group: Mapping[str, Any]) -> float:
+def decay_scale(group: Group) -> float:
     """Return what a group's weight decay is multiplied with in a step.
 
     Args:
@@ -37,7 +38,7 @@ def decay_scale(group: Mapping[str, Any]) -> float:
     return of_peak if mode == "scheduled" else lr * of_peak
 
 
-def note_peak(group: dict[str, Any], functions: Collection[str], base_lr: float) -> None:
+def note_peak(group: ParamGroup, functions: Collection[str], base_lr: float) -> None:
     """Keep the base rate in a group whose decay goes by it; refuse a rate whose peak is not known.
 
     Args:

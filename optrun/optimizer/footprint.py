@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from optrun.base.options import State
 from optrun.optimizer.rehearsal import apart, one_step
 
 _SIDE = 3
@@ -77,7 +78,7 @@ def _empty() -> defaultdict[Tensor, Any]:
     return defaultdict(dict)
 
 
-def _total(state: dict[str, Any], param: Tensor, size: Callable[[Tensor, Tensor], int | None]) -> int | None:
+def _total(state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | None]) -> int | None:
     sizes = [size(value, param) for value in _tensors(state)]
     known = [count for count in sizes if count is not None]
     return sum(known) if len(known) == len(sizes) else None

@@ -12,6 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import SCHEMAS, refuse_few_bits
 from optrun.optimizer.groups import known_keys
 from optrun.optimizer.rehearsal import (
@@ -74,7 +75,7 @@ TAKES_LOSS = frozenset({"emofact", "emolynx", "emonavi"})
 SWITCHES = frozenset({"adam_debias", "adanorm", "adanorm_r", "cautious", "stable_adamw", "use_gc"})
 """Keywords that a constructor takes without naming them; known by being read in the class."""
 
-Divide = Callable[[Mapping[str, Any]], tuple[list[Any], list[Any]]]
+Divide = Callable[[Group], tuple[list[Any], list[Any]]]
 """A group's (name, parameter) pairs: hidden matrices, and the rest."""
 
 _COMPANION = frozenset({"betas", "eps"})
@@ -118,7 +119,7 @@ def library_class(name: str) -> Any:
 
 
 def build_pytorch_optimizer(
-    name: str, param_groups: Sequence[Mapping[str, Any]], *, lr: float, divide: Divide, **options: Any
+    name: str, param_groups: Sequence[Group], *, lr: float, divide: Divide, **options: Any
 ) -> Optimizer:
     """Build an optimizer of pytorch-optimizer, tried before on small stand-ins with the same options.
 
@@ -174,9 +175,7 @@ def _own_keys(kind: str) -> frozenset[str]:
     return frozenset({key for key in keys if key} | set(PROJECTED.get(kind, ())))
 
 
-def _refuse_without(
-    name: str, cls: type[Optimizer], groups: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-) -> None:
+def _refuse_without(name: str, cls: type[Optimizer], groups: Sequence[Group], options: Options) -> None:
     """Raise where something is not given without which it fails, or is not what its name says."""
     kind = name.lower()
     for key, parameter in inspect.signature(cls).parameters.items():
@@ -206,11 +205,11 @@ def _refuse_without(
 def _divided(
     name: str,
     cls: type[Optimizer],
-    groups: Sequence[dict[str, Any]],
-    options: Mapping[str, Any],
+    groups: Sequence[ParamGroup],
+    options: Options,
     lr: float,
     divide: Divide,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[ParamGroup], dict[str, Any]]:
     """Separate hidden matrices from the rest, each with the keys that the optimizer knows them by."""
     kind = name.lower()
     flag, projection = FLAGS.get(kind), {key: options[key] for key in PROJECTED.get(kind, ()) if key in options}
@@ -239,7 +238,7 @@ def _divided(
     return out, others
 
 
-def _scale(group: dict[str, Any], factor: float) -> None:
+def _scale(group: ParamGroup, factor: float) -> None:
     """Scale the base lr of a group; an absolute one stays."""
     if "lr_scale" in group or "lr" not in group:
         group["lr_scale"] = group.get("lr_scale", 1.0) * factor
@@ -247,7 +246,7 @@ def _scale(group: dict[str, Any], factor: float) -> None:
         group["lr"] *= factor
 
 
-def _refuse_no_projection(name: str, group: Mapping[str, Any]) -> None:
+def _refuse_no_projection(name: str, group: Group) -> None:
     for parameter, tensor in group["params"] if "rank" in group else ():
         if tensor.dim() != 2 or min(tensor.shape) <= group["rank"]:
             raise ConfigError(
@@ -256,9 +255,7 @@ def _refuse_no_projection(name: str, group: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_unread(
-    built: Optimizer, *, groups: Sequence[Mapping[str, Any]], options: Mapping[str, Any], own: frozenset[str]
-) -> None:
+def _refuse_unread(built: Optimizer, *, groups: Sequence[Group], options: Options, own: frozenset[str]) -> None:
     """Raise for what the constructor swallowed: a switch it does not keep, a key of a group that it keeps on itself."""
     for key in options.keys() & SWITCHES:
         if key not in {*built.defaults, *own, *ALWAYS_READ} and not hasattr(built, key):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
+from optrun.base.options import Group
 from optrun.config.foreign_names import OPTIMIZERS, explained
 from optrun.config.schema.ranges import not_negative
 
@@ -60,7 +61,7 @@ def unnamed(group_index: int, position: int) -> str:
     return f"group {group_index} parameter {position}"
 
 
-def names_of(group: Mapping[str, Any], group_index: int) -> list[str]:
+def names_of(group: Group, group_index: int) -> list[str]:
     """List the names of a group's parameters, in order; made up from the position if torch was given none.
 
     Example:
@@ -123,7 +124,7 @@ def listed_params(params: Any) -> list[Any]:
     return out
 
 
-def folded(group: Mapping[str, Any], *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
+def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
     """Fold a group's `lr_scale` into its `lr`, as the optimizer keeps it.
 
     `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an `lr_scale` alone is

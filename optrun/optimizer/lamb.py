@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from optrun.base.options import Group, Options
 from optrun.config.schema.optimizer import LambConfig
 from optrun.config.schema.ranges import in_order
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -22,7 +22,7 @@ LEAST_KEPT = 1e-3
 """Caution scales what it leaves up by at most 1 / this: Liang et al. 2024, arXiv:2411.16085."""
 
 
-def _by_kernels(options: Mapping[str, Any]) -> bool:
+def _by_kernels(options: Options) -> bool:
     """Tell whether kernels that go by addresses compute these options."""
     return bool(options["grad_averaging"]) and not any(
         options[key] for key in ("normalize_grad", "eps_root", "caution")
@@ -202,7 +202,7 @@ class Lamb(BatchOptimizer):
         "lr betas eps weight_decay exclude_from_weight_decay exclude_from_layer_adaptation always_adapt "
         "master_weights foreach step_count l1 l2 unmatched_patterns"
     )
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", _by_kernels, norms=True)
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -223,12 +223,12 @@ class Lamb(BatchOptimizer):
             name: ratio for names, ratios in self._ratios for name, ratio in zip(names, ratios.tolist(), strict=True)
         }
 
-    def adapted(self, param: Tensor, group: Mapping[str, Any]) -> bool:
+    def adapted(self, param: Tensor, group: Group) -> bool:
         """Tell whether the trust ratio applies to a parameter of a group."""
         decayed = group["weight_decay"] > 0 and self.decays(param)
         return param not in self._unadapted and (decayed or group["always_adapt"])
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         decay = group["weight_decay"] if self.decays(param) else 0.0
         inside = group["weight_decay_mode"] == "adapted"
         return {
@@ -239,5 +239,5 @@ class Lamb(BatchOptimizer):
             "adapt": self.adapted(param, group),
         }
 
-    def _sparse(self, _group: Mapping[str, Any]) -> str:
+    def _sparse(self, _group: Group) -> str:
         return "densify"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from optrun.base.options import Options
 from optrun.optimizer.numerics import bias_correction, trust_ratio
 
 
-def corrections(options: Mapping[str, Any], step: int) -> tuple[float, float, float]:
+def corrections(options: Options, step: int) -> tuple[float, float, float]:
     """Return what a step divides both moments by, and what it multiplies the learning rate with.
 
     Args:
@@ -32,7 +31,7 @@ def corrections(options: Mapping[str, Any], step: int) -> tuple[float, float, fl
     return 1.0, 1.0, (math.sqrt(correction2) if form == "lr" else 1.0) / correction1
 
 
-def trust_ratios(options: Mapping[str, Any], param_norms: Tensor, update_norms: Tensor) -> Tensor:
+def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) -> Tensor:
     """Bound the trust ratios of tensors that are adapted.
 
     Args:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import LazyAdamConfig
 from optrun.optimizer.adam_update import ADAM, prepared
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -71,12 +71,12 @@ class LazyAdam(BatchOptimizer):
         "lr betas eps weight_decay exclude_from_weight_decay nesterov loss_scale eps_form foreach "
         "grad_centralization unmatched_patterns"
     )
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3, "exclude_from_weight_decay": NAME_RULE}
+    DEFAULTS: ClassVar[Options] = {"lr": 1e-3, "exclude_from_weight_decay": NAME_RULE}
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group as in `NamedOptimizer`; a group given as such does not take over the default name rule."""
         grouped = self._built or self._grouped
         if grouped and isinstance(param_group, dict) and self.defaults["exclude_from_weight_decay"] == list(NAME_RULE):
@@ -90,7 +90,7 @@ class LazyAdam(BatchOptimizer):
             exempt=NAME_RULE,
         )
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         centre = group["grad_centralization"] and param.dim() >= 2
         if centre and isinstance(param, DTensor) and any(p.is_shard() and not p.is_shard(0) for p in param.placements):
             raise RuntimeError(
@@ -105,7 +105,7 @@ class LazyAdam(BatchOptimizer):
             "loss_scale": group["loss_scale"],
         }
 
-    def _sparse(self, _group: Mapping[str, Any]) -> str:
+    def _sparse(self, _group: Group) -> str:
         return "rows"
 
     def _update(self, batch: Batch) -> None:

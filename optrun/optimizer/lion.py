@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
+from optrun.base.options import Options
 from optrun.config.schema.optimizer import LionConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -72,6 +72,6 @@ class Lion(BatchOptimizer):
 
     OPTIONS = LionConfig
     ORDER = "lr betas weight_decay foreach"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-4}
+    DEFAULTS: ClassVar[Options] = {"lr": 1e-4}
     FORMULA = Formula(_single_tensor_lion, _multi_tensor_lion)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg",)

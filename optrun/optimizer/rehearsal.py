@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group, Options, ParamGroup
 from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS, known_keys
 from optrun.optimizer.numerics import sharding_of
@@ -36,7 +37,7 @@ NO_SHARDS = (
 )
 """What to do where an optimizer cannot take shards."""
 
-Build = Callable[[list[dict[str, Any]]], Optimizer]
+Build = Callable[[list[ParamGroup]], Optimizer]
 
 _HALF, _WHOLE = 11, 24
 """Steps; some move nothing before the tenth."""
@@ -54,7 +55,7 @@ class _Trial:
     def __init__(
         self,
         build: Build,
-        groups: Sequence[Mapping[str, Any]],
+        groups: Sequence[Group],
         dtype: torch.dtype | None = None,
         *,
         sharded: bool = False,
@@ -95,7 +96,7 @@ def one_step(optimizer: Optimizer, loss: float) -> None:
         optimizer.step()
 
 
-def rehearse(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
+def rehearse(build: Build, groups: Sequence[Group]) -> None:
     """Try an optimizer with the options and kinds of groups of a run; global random states stay as they are.
 
     Args:
@@ -119,7 +120,7 @@ def rehearse(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError("its steps do not depend on weight_decay, which would be ignored")
 
 
-def rehearse_shards(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
+def rehearse_shards(build: Build, groups: Sequence[Group]) -> None:
     """Try an optimizer on shards of small stand-ins, which lie on the ranks as the parameters of a run do.
 
     Every rank has to call it; it does nothing where no parameter is sharded.
@@ -174,7 +175,7 @@ def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
             raise ConfigError(f"{what}: {name} is {far:.0e} away")
 
 
-def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _kinds(groups: Sequence[Group]) -> list[Group]:
     """Choose one group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
     found: dict[Any, Mapping[str, Any]] = {}
     for group in groups:
@@ -185,7 +186,7 @@ def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return list(found.values())
 
 
-def _small(group: Mapping[str, Any], index: int, dtype: torch.dtype | None, sharded: bool) -> dict[str, Any]:
+def _small(group: Group, index: int, dtype: torch.dtype | None, sharded: bool) -> dict[str, Any]:
     pairs = []
     for name, param in group["params"]:
         shape = [min(side, _SIDE - position) for position, side in enumerate(param.shape)]
@@ -196,7 +197,7 @@ def _small(group: Mapping[str, Any], index: int, dtype: torch.dtype | None, shar
     return {**group, "params": pairs}
 
 
-def _resumed(build: Build, kinds: Sequence[Mapping[str, Any]]) -> _Trial:
+def _resumed(build: Build, kinds: Sequence[Group]) -> _Trial:
     """Stop half-way, save as a checkpoint does, and go on with another."""
     first = _Trial(build, kinds)
     first.steps(0, _HALF)
@@ -233,7 +234,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
-def _same_weights(build: Build, kinds: Sequence[Mapping[str, Any]], scale: float = 1.0, decay: float = 1.0) -> bool:
+def _same_weights(build: Build, kinds: Sequence[Group], scale: float = 1.0, decay: float = 1.0) -> bool:
     """Tell whether another lr, or another decay, leads to the same weights; in float64, to round nothing away.
 
     One that does not step float64 is judged in its own dtype.
@@ -265,9 +266,7 @@ def apart() -> Iterator[None]:
         np.random.set_state(before[1])
 
 
-def build_plain(
-    choice: str, cls: Any, param_groups: Sequence[Mapping[str, Any]], *, lr: float, **options: Any
-) -> Optimizer:
+def build_plain(choice: str, cls: Any, param_groups: Sequence[Group], *, lr: float, **options: Any) -> Optimizer:
     """Build a registered torch optimizer, tried before on small stand-ins with the same options.
 
     Args:
@@ -296,10 +295,10 @@ def build_plain(
     return tried(build, groups, refuse=refuse, key=f"optimizer={choice}", owner=cls.__name__, hint=hint)
 
 
-def builder(cls: Any, options: Mapping[str, Any], *, lr: float, **marks: Any) -> Build:
+def builder(cls: Any, options: Options, *, lr: float, **marks: Any) -> Build:
     """Return what makes an optimizer of others over groups, ready to train; `marks` are attributes it is given."""
 
-    def build(groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+    def build(groups: Sequence[Group]) -> Optimizer:
         built: Any = cls([dict(group) for group in groups], lr=lr, **options)
         vars(built).update(marks)
         if averages(built):
@@ -312,7 +311,7 @@ def builder(cls: Any, options: Mapping[str, Any], *, lr: float, **marks: Any) ->
 
 def tried(
     build: Build,
-    groups: Sequence[Mapping[str, Any]],
+    groups: Sequence[Group],
     *,
     key: str,
     owner: str,
@@ -356,15 +355,13 @@ def _reason(error: Exception) -> str:
     return ": ".join(part for part in ("it fails", type(error).__name__, first.rstrip(".")) if part)
 
 
-def without_no_decay(options: Mapping[str, Any], keywords: Set[str]) -> dict[str, Any]:
+def without_no_decay(options: Options, keywords: Set[str]) -> dict[str, Any]:
     """Drop a weight decay of 0 for an optimizer that has none; any other is left, to be refused."""
     none = "weight_decay" not in keywords and options.get("weight_decay") == 0
     return {key: value for key, value in options.items() if not (none and key == "weight_decay")}
 
 
-def refuse_group_keys(
-    choice: str, cls: type[Optimizer], groups: Sequence[Mapping[str, Any]], keywords: Set[str]
-) -> None:
+def refuse_group_keys(choice: str, cls: type[Optimizer], groups: Sequence[Group], keywords: Set[str]) -> None:
     """Refuse a group with another optimizer, or an option that this one does not have."""
     for group in groups:
         if "optimizer" in group:
@@ -375,7 +372,7 @@ def refuse_group_keys(
         known_keys(group, {*keywords, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}")
 
 
-def refuse_unread_keys(built: Optimizer, group: Mapping[str, Any], own: Set[str] = frozenset()) -> None:
+def refuse_unread_keys(built: Optimizer, group: Group, own: Set[str] = frozenset()) -> None:
     """Refuse a group's key that its optimizer keeps on itself, for all groups alike."""
     for key in group.keys() - {*built.defaults, *own, *ALWAYS_READ}:
         raise ConfigError(f"it takes {key} for all parameters alike: that of a rule would be ignored")

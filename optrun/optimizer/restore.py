@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from optrun.base.errors import did_you_mean
+from optrun.base.options import Group, ParamGroup
 from optrun.optimizer.groups import names_of
 
 _HELPERS: Mapping[str, str] = {
@@ -98,7 +99,7 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
 
 
 def refuse_other_state(
-    optimizer: Optimizer, group: Mapping[str, Any], name: str, param: Tensor, entries: Mapping[str, Any]
+    optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: Mapping[str, Any]
 ) -> None:
     """Raise where a parameter's saved state is not what its optimizer keeps; other libraries' classes are not known.
 
@@ -128,7 +129,7 @@ def refuse_other_state(
 
 
 def restored_state(
-    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Mapping[str, Any]]
+    optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, Mapping[str, Any]]
 ) -> dict[Tensor, dict[str, Any]]:
     """State by parameter as the optimizer should hold it; the one way in, from a state dict and from files.
 
@@ -153,7 +154,7 @@ def restored_state(
     return state
 
 
-def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any:
+def placed(value: Any, param: Tensor, group: Group, key: str) -> Any:
     """Copy one state value to where its parameter lives, in its own dtype and with the parameter's sharding.
 
     `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
@@ -186,9 +187,7 @@ def sharded_like(value: Tensor, param: Tensor) -> Tensor:
     return value
 
 
-def restored(
-    optimizer: Optimizer, state_dict: Mapping[str, Any]
-) -> tuple[defaultdict[Tensor, Any], list[dict[str, Any]]]:
+def restored(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
     """State and groups that `optimizer` should have after loading.
 
     Args:
@@ -214,7 +213,7 @@ def restored(
     own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     sources = _sources(optimizer, own_names, saved_groups)
     saved = {name: state_dict["state"][key] for name, (_, key) in sources.items() if key in state_dict["state"]}
-    groups: list[dict[str, Any]] = []
+    groups: list[ParamGroup] = []
     for own_group, names in zip(optimizer.param_groups, own_names, strict=True):
         saved_group = saved_groups[_only_group(names, sources)]
         if saved_group.get("optimizer") != own_group.get("optimizer"):
@@ -235,7 +234,7 @@ def restored(
     return state, groups
 
 
-def _restored_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def _restored_group(own: Group, saved: Group) -> dict[str, Any]:
     """Merge the saved options over the optimizer's own, which has keys that torch's optimizers know nothing of."""
     kept = dict(own)
     if "step" in saved:
@@ -245,7 +244,7 @@ def _restored_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
 
 
 def _sources(
-    optimizer: Optimizer, own_names: list[list[str]], saved_groups: Sequence[Mapping[str, Any]]
+    optimizer: Optimizer, own_names: list[list[str]], saved_groups: Sequence[Group]
 ) -> dict[str, tuple[int, Any]]:
     """Map each own parameter's name to its saved group and its key in the saved state."""
     saved_names = _saved_names(saved_groups)
@@ -268,7 +267,7 @@ def _sources(
     return {name: by_saved_name[lookup[name]] for name in flat_own}
 
 
-def _saved_names(groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
+def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
     """List the names of the saved parameters by group; None if the state dict carries none."""
     named = []
     for group in groups:
@@ -292,7 +291,7 @@ def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) ->
     return indices[0]
 
 
-def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
     if len(own) != len(saved):
         raise ValueError(f"the saved state has {len(saved)} parameter groups, the optimizer {len(own)}.")
     for index, (names, group) in enumerate(zip(own, saved, strict=True)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from optrun.base.options import Group, ParamGroup
 from optrun.config.schema.optimizer import ScheduleFreeConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -104,7 +105,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
     MOMENTS: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group as in `NamedOptimizer`; it begins with its parameters as weights to train."""
         super().add_param_group(param_group)
         self.param_groups[-1]["train_mode"] = True
@@ -135,7 +136,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
                 else:
                     own.copy_(own.to(z.dtype).lerp(z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])))
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         """Take the step's weight into the average of one parameter, whose `step` was counted already."""
         state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
         if state["step"] == 1:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from optrun.base.options import Group, Options
 from optrun.config.schema.optimizer import SoapConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -174,13 +174,13 @@ class Soap(BatchOptimizer):
 
     OPTIONS = SoapConfig
     ORDER = "lr betas shampoo_beta eps weight_decay precondition_frequency max_precondition_dim precondition_1d"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 3e-3}
+    DEFAULTS: ClassVar[Options] = {"lr": 3e-3}
     FORMULA = Formula(_single_tensor_soap)
     MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
     TAKES_SHARDS: ClassVar[bool] = False
 
-    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
         state, shampoo_beta = self.state[param], group["shampoo_beta"]
         if state["step"] == 1:
             state["preconditioners"] = _zeros(state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"])

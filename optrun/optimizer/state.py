@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.base.errors import refuse_format
+from optrun.base.options import Group, ParamGroup
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
@@ -187,7 +188,7 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
+def _options(optimizer: Optimizer, group: Group) -> list[str]:
     """List the keys of a group that its builder gave, as against what the optimizer counts there."""
     if isinstance(optimizer, NamedOptimizer):
         given = set(optimizer.defaults).union(
@@ -222,7 +223,7 @@ def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: se
 
 def _counters(
     optimizer: Optimizer, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], unused: set[str]
-) -> list[dict[str, Any]]:
+) -> list[ParamGroup]:
     """Return what each group counts besides its options: for ours, the steps."""
     saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
     known = {"optimizer", *_NOT_OPTIONS}.union(*(_options(optimizer, group) for group in optimizer.param_groups))
@@ -252,7 +253,7 @@ def _counters(
     return out
 
 
-def _refuse_other_form(optimizer: Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
+def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
     """Raise where an optimizer of another library has another switch, word or count than the state was made with.
 
     Whether its state fits, only that library could say, and it says so by a traceback at the next step or not at all.

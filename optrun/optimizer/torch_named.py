@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr  # torch offers no other door to its arithmetic
 
+from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import (
     AdafactorConfig,
     AdamConfig,
@@ -64,7 +65,7 @@ class _OneLayout(Optimizer):
     another gradient to them. On CUDA they refuse it.
     """
 
-    def _init_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], *state: Any) -> Any:
+    def _init_group(self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any) -> Any:
         found = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
         if not group.get("fused") or _all_flat([*params, *grads, *chain.from_iterable(state)]):
             return found
@@ -104,7 +105,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     """Takes torch's fused kernel if it is there for all parameters and neither `foreach` nor `fused` is given."""
 
     ORDER = "lr betas eps weight_decay amsgrad"
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-3}
+    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
@@ -225,7 +226,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
 
     TAKES_SHARDS: ClassVar[bool] = False
 
-    def kept_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> set[str]:
+    def kept_state(self, param: torch.Tensor, group: Group) -> set[str]:
         """List state keys as `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
         del group
         return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
@@ -253,7 +254,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        bucket: list[tuple[Tensor, Mapping[str, Any]]] = []
+        bucket: list[tuple[Tensor, Group]] = []
         held = 0
         for group in self.param_groups:
             for param in group["params"]:
@@ -267,7 +268,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         self._step_together(bucket)
         return loss
 
-    def _step_together(self, bucket: list[tuple[Tensor, Mapping[str, Any]]]) -> None:
+    def _step_together(self, bucket: list[tuple[Tensor, Group]]) -> None:
         updates = [self._momentum(param, group) for param, group in bucket]
 
         def orthogonal(index: int, update: Tensor) -> Tensor:
@@ -280,7 +281,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             own.mul_(1 - group["lr"] * group["weight_decay"])
             own.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
 
-    def _momentum(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
+    def _momentum(self, param: Tensor, group: Group) -> Tensor:
         """Compute this process's piece of the update before it is orthogonalised, which torch does in bfloat16."""
         grad, state = param.grad, self.state[param]
         assert grad is not None

@@ -15,12 +15,11 @@ from typing import Any
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.param_groups.growth import Growth
-
-Options = Mapping[str, Any]
 
 
 def _adam(size: Growth, options: Options) -> float:
@@ -64,14 +63,14 @@ _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 
 
 def transferred(
-    groups: Sequence[Mapping[str, Any]],
+    groups: Sequence[Group],
     sizes: Mapping[str, Growth],
     config: OptimizerConfig,
     parametrization: ParametrizationConfig,
     *,
     lr: float,
     notes: list[str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[ParamGroup]:
     """Scale groups from the base to the model: lr, weight decay and eps times the factors of their parameters.
 
     Scales that groups have already, by layer or by rule, are those of the base, and are multiplied.
@@ -94,7 +93,7 @@ def transferred(
         return [dict(group) for group in groups]
     keeps = parametrization.weight_decay is TransferDecay.independent
     ways = _ways(build_optimizer(config, groups, lr=lr), choice_of(config))
-    out: list[dict[str, Any]] = []
+    out: list[ParamGroup] = []
     told: dict[str, int] = {}
     for group in groups:
         parts: dict[str, dict[str, Any]] = {}

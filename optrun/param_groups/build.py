@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group, ParamGroup
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.param_groups.layer_map import STARTED, Place, as_begun, heads_of, places_of_tree, scale_of, with_final_norm
@@ -35,10 +36,10 @@ def build_param_groups(
     set_param_lr_fun: SetParamLrFun | None = None,
     loraplus_lr_ratio: float | None = None,
     batch: Mapping[str, Any] | None = None,
-    started: Sequence[Mapping[str, Any]] = (),
+    started: Sequence[Group] = (),
     notes: list[str] | None = None,
     **options: Any,
-) -> list[dict[str, Any]]:
+) -> list[ParamGroup]:
     """Group the trainable parameters of a model by what an optimizer should do with them.
 
     Args:
@@ -230,9 +231,9 @@ def _undecayed(role: str, config: ParamGroupsConfig) -> bool:
     return role in UNDECAYED or (role == EMBEDDING and not config.decay_embeddings)
 
 
-def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Mapping[str, Any]) -> dict[str, Any]:
+def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Group) -> dict[str, Any]:
     """Collect what the optimizer reads; a rule's own overrides come last."""
-    group: dict[str, Any] = {"params": []}
+    group: ParamGroup = {"params": []}
     if "lr" not in rule:
         group["lr_scale"] = scale
         if lr is not None:
@@ -242,7 +243,7 @@ def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule:
     return group | overrides(rule)
 
 
-def _reason(config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Mapping[str, Any]) -> str:
+def _reason(config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Group) -> str:
     """Explain what claimed the parameters, in a few words."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"

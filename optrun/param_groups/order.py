@@ -14,6 +14,8 @@ from torch.fx.experimental import _config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from optrun.base.options import Group
+
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
 """Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones are missing."""
 
@@ -107,7 +109,7 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, Any] | None) -> tuple[Use
         The uses, none where the model cannot run on shapes; and a sentence.
     """
     kind, why = type(model).__name__, "batch=: none given"
-    given: Sequence[Mapping[str, Any]] = []
+    given: Sequence[Group] = []
     try:
         given = example_batches(model) if batch is None else [batch]
     except Exception as error:  # a configuration of another form than most

@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group
 from optrun.config.names import near_names
 
 EVERYTHING = (".*",)
 """Pattern list that matches every name of a group."""
 
 
-def claims(rules: Sequence[Mapping[str, Any]], params: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, int]:
+def claims(rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, int]:
     """Decide which rule takes which trainable parameter.
 
     Args:
@@ -53,7 +54,7 @@ def claims(rules: Sequence[Mapping[str, Any]], params: Mapping[str, Tensor], tie
     return taken
 
 
-def overrides(rule: Mapping[str, Any]) -> dict[str, Any]:
+def overrides(rule: Group) -> dict[str, Any]:
     """Return a rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
 
     `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they stand for.

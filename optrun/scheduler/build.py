@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group, ParamGroup
 from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.kind import kind_of
@@ -69,12 +70,12 @@ def build_scheduler(
     return Scheduler(optimizer, follow, name=config.name)
 
 
-def _own_function(_group: Mapping[str, Any], *, curve: Curve) -> GroupSchedule:
+def _own_function(_group: Group, *, curve: Curve) -> GroupSchedule:
     return GroupSchedule(lr=curve)
 
 
 def _schedule_of_group(
-    group: Mapping[str, Any], *, config: SchedulerConfig, num_training_steps: int, base_lr: float
+    group: Group, *, config: SchedulerConfig, num_training_steps: int, base_lr: float
 ) -> GroupSchedule:
     """Build what a group follows, by its own key `schedule` or by the run's configuration."""
     own = config_of_group(group, config)
@@ -163,10 +164,10 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
     return f"{name} goes on at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
 
 
-def _base_lr(groups: list[dict[str, Any]]) -> float:
+def _base_lr(groups: list[ParamGroup]) -> float:
     """Find the peak of a group of scale 1, as far as the groups tell."""
-    peaks = [(float(group.get("initial_lr", group["lr"])), group.get("lr_scale")) for group in groups]
-    scaled = [peak / float(scale) for peak, scale in peaks if scale]
+    peaks = [(float(group["initial_lr" if "initial_lr" in group else "lr"]), group.get("lr_scale") or 0.0) for group in groups]
+    scaled = [peak / scale for peak, scale in peaks if scale]
     return max(scaled or [peak for peak, _ in peaks])
 
 
@@ -179,7 +180,7 @@ def _final(config: SchedulerConfig, lr: float) -> float:
     return config.min_lr / lr
 
 
-def config_of_group(group: Mapping[str, Any], default: SchedulerConfig) -> SchedulerConfig:
+def config_of_group(group: Group, default: SchedulerConfig) -> SchedulerConfig:
     """Return what a group follows: a schedule of its own, or the run's.
 
     Raises:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from optrun.base.options import State
+
 
 @dataclass(kw_only=True)
 class Plateau:
@@ -79,7 +81,7 @@ class Plateau:
         counted = {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
         return {**counted, "mode": self.mode}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`."""
         self.multiplier = float(state["multiplier"])
         self.best = None if state["best"] is None else float(state["best"])

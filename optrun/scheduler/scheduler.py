@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group, ParamGroup, State
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
 
@@ -62,9 +63,7 @@ class Scheduler(LRScheduler):
         [0.05]
     """
 
-    def __init__(
-        self, optimizer: Optimizer, follow: Callable[[Mapping[str, Any]], GroupSchedule], *, name: str
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, follow: Callable[[Group], GroupSchedule], *, name: str) -> None:
         """Set every group to its values for step 0 and mark the optimizer as driven.
 
         Args:
@@ -173,7 +172,7 @@ class Scheduler(LRScheduler):
                 schedule.plateau.load_state_dict(saved)
         self._apply()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         """A copy looks at its own optimizer."""
         self.__dict__.update(state)
         self._look_before_steps()
@@ -242,7 +241,7 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
-def _set(group: dict[str, Any], key: str, value: float | Tensor) -> None:
+def _set(group: ParamGroup, key: str, value: float | Tensor) -> None:
     """Set in place if the optimizer keeps a tensor, as compiled and captured steps want it."""
     if isinstance(group[key], Tensor):
         with torch.no_grad():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import ParamGroup
 from optrun.config.names import near_names
 from optrun.optimizer.clip.gradients import Gradient, by_device_and_dtype, gradient_of, norms, scale_
 
@@ -75,7 +75,7 @@ class Clip:
         return self.clip_groups([{"params": entries}])
 
     @torch.no_grad()
-    def clip_groups(self, groups: Sequence[dict[str, Any]]) -> Tensor:
+    def clip_groups(self, groups: Sequence[ParamGroup]) -> Tensor:
         """Clip parameter groups."""
         taking_part = self._taking_part(groups)
         gradients: list[Gradient] = []
@@ -101,7 +101,7 @@ class Clip:
                 measured = None
         return total
 
-    def _taking_part(self, groups: Sequence[dict[str, Any]]) -> list[bool]:
+    def _taking_part(self, groups: Sequence[ParamGroup]) -> list[bool]:
         """Tell which parameters take part, in group order; patterns are searched once for a set of names."""
         if not self._exclude:
             return [True] * sum(len(group["params"]) for group in groups)

@@ -8,16 +8,16 @@ what the options ask for; the environment variable `OPTRUN_KERNEL` names one ins
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.options import Group, Options
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.rows import ROWS
@@ -41,12 +41,12 @@ class Formula:
     """None: the loop is all there is."""
     name: str = ""
     """In `step.c` and among Triton's kernels; empty: they do not have it."""
-    computed: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    computed: Callable[[Group], bool] = lambda _: True
     """Whether these compute it with the options of a group."""
     norms: bool = False
     """Whether it takes norms of whole tensors: over shards foreach needs one collective for all of them."""
 
-    def ways(self, options: Mapping[str, Any], *, whole: bool) -> tuple[str, ...]:
+    def ways(self, options: Options, *, whole: bool) -> tuple[str, ...]:
         """List the kernels that compute it, the preferred one first; foreach does besides.
 
         Args:
@@ -57,7 +57,7 @@ class Formula:
             return ("triton", "compiled", "loop")
         return ("loop",) if whole else ("foreach", "loop")
 
-    def kernel(self, options: Mapping[str, Any], device: str, *, whole: bool) -> str:
+    def kernel(self, options: Options, device: str, *, whole: bool) -> str:
         """Name the kernel of a step on a type of device."""
         if self.foreach is None:
             return "loop"

@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Group
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
@@ -56,7 +57,7 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, Mapping[str, Any]]]:
     return [(members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups]
 
 
-def _kernel_of_group(stepper: Any, group: Mapping[str, Any], device: str, *, whole: bool) -> str:
+def _kernel_of_group(stepper: Any, group: Group, device: str, *, whole: bool) -> str:
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, whole=whole))
     above = type(stepper).__mro__[: type(stepper).__mro__.index(Optimizer)]

@@ -1,0 +1,18 @@
+"""Names of the dictionaries that torch's optimizers are given, keep and save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ParamGroup = dict[str, Any]
+"""One of an optimizer's parameter groups: `params` and its options; which keys there are is up to the optimizer."""
+
+Group = Mapping[str, Any]
+"""A parameter group, or a rule for one, that is only read."""
+
+Options = Mapping[str, Any]
+"""Options of an optimizer or a schedule by name."""
+
+State = dict[str, Any]
+"""What an optimizer keeps of one parameter, by state key."""
