@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,10 +30,6 @@ class Section:
     """sha256 over all of them in the undisturbed run, 16 digits."""
     difference: str | None
     """The first that differs; None: none does."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        return asdict(self)
 
 
 def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,9 @@ class Certificate:
             "seed": self.seed,
             "runs": self.runs,
             "starts": self.starts,
-            "kills": [kill.to_dict() for kill in self.kills],
+            "kills": [asdict(kill) for kill in self.kills],
             "fell": dict(self.fell),
-            "compared": [section.to_dict() for section in self.sections],
+            "compared": [asdict(section) for section in self.sections],
             "seconds": round(self.seconds, 1),
             "versions": self.versions,
             "hardware": self.hardware,

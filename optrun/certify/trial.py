@@ -10,9 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.atomic import DOOMED
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
@@ -43,10 +42,6 @@ class Kill:
     """`inside a save`, `inside a deletion`, `in training`, `before the first step`."""
     committed: int
     """Step of the newest whole checkpoint then; -1 where there was none."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        return asdict(self)
 
 
 class Child:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,15 +26,6 @@ class StopRequest:
     reason: str
     step: int
     """Optimizer steps after which training ends."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Invert `to_dict`."""
-        return cls(**values)
 
 
 class TrainingContext:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -154,30 +154,56 @@ class RandomStates:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
+        self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
         self._torch = {"torch": torch.get_rng_state()}
         if device.type == "cuda":
             self._torch["cuda"] = torch.cuda.get_rng_state(device)
         if device.type == "mps":
             self._torch["mps"] = torch.mps.get_rng_state()
 
+    @classmethod
+    def unpack(cls, states: Mapping[str, Any], device: torch.device) -> Self:
+        """Read what was packed, tried on generators of their own; no global one is changed.
+
+        Raises:
+            Exception: Whatever a generator raises at what is no state of it.
+        """
+        made = cls(device)
+        version, key, gauss_next = states["python"]
+        made._python = (version, tuple(key), gauss_next)
+        random.Random().setstate(made._python)
+        legacy = states["numpy"]
+        made._numpy = {
+            "bit_generator": legacy["bit_generator"],
+            "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
+            "has_gauss": legacy["has_gauss"],
+            "gauss": legacy["gauss"],
+        }
+        if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
+            raise TypeError(f"python: {gauss_next!r} is no number that comes next")
+        if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
+            raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
+        np.random.RandomState().set_state(made._numpy)
+        made._torch |= {name: _unpack(states[name]) for name in ("torch", "cuda", "mps") if name in states}
+        torch.Generator().set_state(_unpack(states["torch"]))
+        return made
+
     def restore(self) -> None:
         """Put all global generators back."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch["torch"])
-        if "cuda" in self._torch:
+        if self._device.type == "cuda":
             torch.cuda.set_rng_state(self._torch["cuda"], self._device)
-        if "mps" in self._torch:
+        if self._device.type == "mps":
             torch.mps.set_rng_state(self._torch["mps"])
 
     def packed(self) -> dict[str, Any]:
         """Pack as JSON can hold them."""
-        legacy = self._numpy
-        assert isinstance(legacy, dict)
         version, key, position = self._python
+        legacy = self._numpy
         return {
-            **{name: _pack(state) for name, state in self._torch.items()},
+            **{name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in self._torch.items()},
             "python": [version, list(key), position],
             "numpy": {
                 "bit_generator": legacy["bit_generator"],
@@ -187,6 +213,10 @@ class RandomStates:
                 "gauss": float(legacy["gauss"]),
             },
         }
+
+
+def _unpack(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
 def seed_random_states(seed: int, device: torch.device) -> None:
@@ -221,51 +251,3 @@ def seed_of_micro_batch(seed: int, position: int, number: int) -> int:
     """
     text = f"{seed}/{position}/{number}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
-
-
-def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put all global generators back."""
-    python, of_numpy, of_torch = read_random_states(states)
-    torch.set_rng_state(of_torch)
-    random.setstate(python)
-    np.random.set_state(of_numpy)
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(_unpack(states["cuda"]), device)
-    if device.type == "mps" and "mps" in states:
-        torch.mps.set_rng_state(_unpack(states["mps"]))
-
-
-def read_random_states(states: dict[str, Any]) -> tuple[Any, dict[str, Any], torch.Tensor]:
-    """Read the states of Python, numpy and torch's CPU on generators of their own; no global one is changed.
-
-    Raises:
-        Exception: Whatever a generator raises at what is no state of it.
-    """
-    version, key, gauss_next = states["python"]
-    python = (version, tuple(key), gauss_next)
-    random.Random().setstate(python)
-    legacy = states["numpy"]
-    of_numpy = {
-        "bit_generator": legacy["bit_generator"],
-        "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
-        "has_gauss": legacy["has_gauss"],
-        "gauss": legacy["gauss"],
-    }
-    if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
-        raise TypeError(f"python: {gauss_next!r} is no number that comes next")
-    if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
-        raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
-    np.random.RandomState().set_state(of_numpy)
-    of_torch = _unpack(states["torch"])
-    torch.Generator().set_state(of_torch)
-    for name in states.keys() & {"cuda", "mps"}:
-        _unpack(states[name])
-    return python, of_numpy, of_torch
-
-
-def _pack(state: torch.Tensor) -> str:
-    return base64.b64encode(state.cpu().numpy().tobytes()).decode()
-
-
-def _unpack(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

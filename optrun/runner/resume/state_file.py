@@ -10,13 +10,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
 from optrun.base.errors import CheckpointError
 from optrun.config.registry.origins import unrecorded
 from optrun.training.early_stopping import EarlyStopping
-from optrun.training.state import TrainState, read_random_states
+from optrun.training.state import RandomStates, TrainState
 
 _COUNT, _NUMBER = "a whole number, 0 or more", "a number"
 _NAMES = [str]
@@ -111,7 +113,7 @@ def _faults(state: dict[str, Any]) -> Iterator[str]:
     if "-" not in state["plan"]["fingerprint"]:
         yield f"plan.fingerprint: {_shown(state['plan']['fingerprint'])}, expected two joined by a dash"
     try:
-        read_random_states(state["random"])
+        RandomStates.unpack(state["random"], torch.device("cpu"))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         yield f"random: no states of generators: {type(error).__name__}: {str(error)[:100]}"
 
