@@ -216,8 +216,7 @@ class Loop:
         state, config = self.state, self.setup.config
         evaluation_due, line_due = self.evaluator.due(), state.global_step % config.logging_steps == 0
         evaluate = evaluation_due or self._is_last()
-        kept = ("last",) if evaluation_due else ("last", "best", "ranking", "ranking_losses")
-        before = {name: dict(getattr(state, name)) for name in kept} if evaluate else {}
+        before = state.before_evaluation(due=evaluation_due)
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = self._is_last()  # a hook may have asked for it
         record: dict[str, float] = {}
@@ -235,8 +234,8 @@ class Loop:
             self.progress.reset()
         self._log(record, unscheduled)
         if unscheduled:
-            scheduled = {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
-            state.without_end = {**before, "last": {**before["last"], **scheduled}}
+            before["last"] |= {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
+            state.without_end = before
         if last and not line_due:
             vars(state).update(window)
         state.unfinished = False

@@ -8,27 +8,50 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Any, Self
+from typing import Annotated, Any, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
+
+Count = Annotated[int, 0]
+"""A whole number, 0 or more."""
+
+
+class Best(TypedDict):
+    """The best value of a metric after training began."""
+
+    value: float
+    step: Count
+    tied: NotRequired[Count]
+    """How many evaluations had that value; missing where an older optrun began."""
+    loss: NotRequired[float]
+    """Of that evaluation."""
+
+
+class Ended(TypedDict, total=False):
+    """What the end of a run has changed, as it was before."""
+
+    best: dict[str, Best]
+    last: dict[str, float]
+    ranking: dict[str, float]
+    ranking_losses: dict[str, float]
 
 
 @dataclass
 class TrainState:
     """Counters; plain values, so that a checkpoint can hold them."""
 
-    global_step: int = 0
+    global_step: Count = 0
     """Optimizer steps done."""
-    tokens: int = 0
+    tokens: Count = 0
     """Tokens trained on, padding left out."""
-    samples: int = 0
+    samples: Count = 0
     """Examples trained on."""
     seconds: float = 0.0
     """Wall time of training, over all resumes."""
-    skipped_steps: int = 0
+    skipped_steps: Count = 0
     """Updates left out because of non-finite numbers."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Count = 0
     window_loss: float = 0.0
     """Sum of losses times weights since the last log line."""
     window_weight: float = 0.0
@@ -41,9 +64,8 @@ class TrainState:
     """Of each thing that the task measures since the last log line: its sum over the examples."""
     noise: list[float] = field(default_factory=list)
     """Moving averages of the variance of an example's gradient and of the squared gradient; empty: not measured."""
-    best: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metric name to its best `value` after training began and its `step`, how many evaluations had that value
-    (`tied`; missing where an older optrun began), and the `loss` of that evaluation."""
+    best: dict[str, Best] = field(default_factory=dict)
+    """By metric name."""
     before_training: dict[str, float] = field(default_factory=dict)
     """Metric name to its value before the first step."""
     last: dict[str, float] = field(default_factory=dict)
@@ -60,13 +82,13 @@ class TrainState:
     """Learning rates of the last step, by metric name."""
     data_shift: int = 0
     """How many steps of data the position is ahead of `global_step`, since the plan of the data was changed."""
-    passed_steps: int = 0
+    passed_steps: Count = 0
     """Steps of data that were passed over when training went back."""
-    rollbacks: int = 0
+    rollbacks: Count = 0
     """How often training went back to a checkpoint because of non-finite numbers."""
     unfinished: bool = False
     """The last step was done, but it was stopped before its evaluation and its metrics line."""
-    without_end: dict[str, Any] = field(default_factory=dict)
+    without_end: Ended = field(default_factory=Ended)
     """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty: as they stand."""
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
@@ -80,6 +102,17 @@ class TrainState:
     def untouched(self) -> bool:
         """Whether the run stands before its first step, and has not been evaluated there."""
         return self.position == 0 and not self.before_training
+
+    def before_evaluation(self, *, due: bool) -> Ended:
+        """Copy what an evaluation is about to change and would not have, had the run not ended here."""
+        if due:
+            return {"last": dict(self.last)}
+        return {
+            "last": dict(self.last),
+            "best": dict(self.best),
+            "ranking": dict(self.ranking),
+            "ranking_losses": dict(self.ranking_losses),
+        }
 
     def go_on(self) -> None:
         """Forget what only the end of the run asked for: it is prolonged, and goes on as if it had not ended there."""
