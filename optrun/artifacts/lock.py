@@ -54,11 +54,7 @@ class RunLock:
             why = "it is a link" if error.errno == errno.ELOOP else error.strerror
             raise StorageError(f"{self.path}: the lock cannot be taken: {why}.") from error
         try:
-            try:
-                self._lock(descriptor)
-            except LockedError:  # somebody may only have looked, see refuse_held
-                time.sleep(_LOOK)
-                self._lock(descriptor)
+            _take(self.path, descriptor)
             self._sign(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -66,21 +62,6 @@ class RunLock:
         self._descriptor = descriptor
         _held.add(self)
         return self
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _locked(self.path, _holder(descriptor)) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise StorageError(f"{self.path}: the lock cannot be taken: {error.strerror}.") from error
-            if os.environ.get(UNLOCKED) != "1":
-                raise StorageError(
-                    f"{self.path}: this file system has no locks ({error.strerror}), so two processes could write this "
-                    f"run at once. Choose another place with hydra.run.dir=DIR, or set {UNLOCKED}=1 where you are sure "
-                    "that there is only one."
-                ) from error
 
     def _sign(self, descriptor: int) -> None:
         """Sign who holds it: for the message to others, nothing depends on it."""
@@ -104,6 +85,38 @@ class RunLock:
             self._descriptor = None
 
 
+def _take(path: Path, descriptor: int) -> None:
+    """Take a lock.
+
+    Raises:
+        LockedError: Another process holds it.
+        StorageError: It lies on a file system without locks.
+    """
+    try:
+        if not _is_taken(descriptor):
+            raise _locked(path, _holder(descriptor))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise StorageError(f"{path}: the lock cannot be taken: {error.strerror}.") from error
+        if os.environ.get(UNLOCKED) != "1":
+            raise StorageError(
+                f"{path}: this file system has no locks ({error.strerror}), so two processes could write this run at "
+                f"once. Choose another place with hydra.run.dir=DIR, or set {UNLOCKED}=1 where you are sure that there "
+                "is only one."
+            ) from error
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Take a lock if nobody holds it, at the second look: somebody may only have looked, see `is_held`."""
+    for last in (False, True):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0 if last else _LOOK)
+    return False
+
+
 def refuse_held(path: Path) -> None:
     """Refuse a lock that somebody else holds; nothing is made or kept.
 
@@ -117,13 +130,8 @@ def refuse_held(path: Path) -> None:
     except OSError:
         return
     try:
-        try:
-            RunLock(path)._lock(descriptor)
-        except LockedError:  # somebody may only have looked, see is_held
-            time.sleep(_LOOK)
-            RunLock(path)._lock(descriptor)
-    except StorageError:
-        return
+        with contextlib.suppress(StorageError):
+            _take(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -173,25 +181,12 @@ def starting(path: Path) -> Iterator[None]:
     refuse_held(path)
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            if not _taken(descriptor):  # somebody may only have looked, see is_held
-                time.sleep(_LOOK)
-                if not _taken(descriptor):
-                    raise _locked(path, "")
-        except OSError:
-            pass  # a file system without locks: who takes the lock itself tells it
+        with contextlib.suppress(OSError):  # a file system without locks: who takes the lock itself tells it
+            if not _is_taken(descriptor):
+                raise _locked(path, "")
         yield
     finally:
         os.close(descriptor)
-
-
-def _taken(descriptor: int) -> bool:
-    """Take a lock if nobody holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _locked(path: Path, holder: str) -> LockedError:

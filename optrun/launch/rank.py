@@ -183,7 +183,7 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    from optrun.distributed.watched_world import WatchedWorld
+    from optrun.distributed.world import World
 
     assert isinstance(config, RanksConfig)
     backend = config.backend
@@ -192,7 +192,7 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     timeout = timedelta(seconds=config.timeout_seconds + _GROUPS_SECONDS)
     store = PrefixStore("groups", meeting.store)
     dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
-    return WatchedWorld.join(backend, timeout)
+    return World.join(backend, timeout)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
@@ -12,20 +13,17 @@ from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler
 
 
+@dataclass(eq=False)
 class Batches:
-    """Fetches the micro-batches of each step, from where the state stands in the data.
+    """Fetches the micro-batches of each step, from where the state stands in the data."""
 
-    Args:
-        setup: Its loader, plan and state.
-        signal_handler: Requests by signal.
-        before_fork: Called before the loader's workers are forked: no other thread may hold a lock then.
-    """
-
-    def __init__(self, setup: TrainingSetup, signal_handler: SignalHandler, before_fork: Callable[[], None]) -> None:
-        self.setup = setup
-        self.signal_handler = signal_handler
-        self.before_fork = before_fork
-        self._steps: Generator[list[Batch]] | None = None
+    setup: TrainingSetup
+    """Its loader, plan and state."""
+    signal_handler: SignalHandler
+    """Requests by signal."""
+    before_fork: Callable[[], None]
+    """Called before the loader's workers are forked: no other thread may hold a lock then."""
+    _steps: Generator[list[Batch]] | None = None
 
     def fetch(self) -> list[Batch]:
         """Wait for the next step's batches; nothing is lost if a request to stop ends the wait.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from optrun.base.errors import NonFiniteError, StoppedEarly, StorageError
@@ -26,51 +27,41 @@ from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates, empty_window
 
 
+@dataclass(eq=False)
 class Loop:
     """Trains from where the state stands to the last step.
 
     What is done with a step, a line of metrics, an evaluation or a checkpoint is up to the hooks.
-
-    Args:
-        setup: What is trained, and how far.
-        hooks: Metrics log, display, trackers, summary, early stopping, the user's callbacks.
-        evaluator: Evaluates the model as it stands.
-        checkpoints: Saves.
-        divergence: Judges each step's numbers.
-        signal_handler: Requests by signal.
-        stop_at: Pause after this many optimizer steps, evaluated and saved; None: go to the end.
-        clock: Seconds, monotonic.
-        samples_at_peak: As for `Progress`.
-        started: When the run was started, on that clock; None: now. The time budget counts from there.
     """
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        hooks: Hooks,
-        evaluator: Evaluator,
-        checkpoints: CheckpointManager,
-        divergence: Divergence,
-        signal_handler: SignalHandler,
-        *,
-        stop_at: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        started: float | None = None,
-        samples_at_peak: float | None = None,
-    ) -> None:
-        self.setup = setup
-        self.state = setup.state
-        self.hooks = hooks
-        self.training = hooks.training
-        self.evaluator = evaluator
-        self.checkpoints = checkpoints
-        self.divergence = divergence
-        self.planned_end = setup.total_steps if stop_at is None else min(setup.total_steps, stop_at)
-        self.progress = Progress(setup, clock, samples_at_peak)
-        started = clock() if started is None else started
-        self.saving = Saving(setup, self.training, checkpoints, signal_handler, self.progress, started)
-        self.batches = Batches(setup, signal_handler, self._before_fork)
-        checkpoints.on_save = hooks.on_save
+    setup: TrainingSetup
+    """What is trained, and how far."""
+    hooks: Hooks
+    """Metrics log, display, trackers, summary, early stopping, the user's callbacks."""
+    evaluator: Evaluator
+    checkpoints: CheckpointManager
+    divergence: Divergence
+    """Judges each step's numbers."""
+    signal_handler: SignalHandler
+    """Requests by signal."""
+    stop_at: int | None = None
+    """Pause after this many optimizer steps, evaluated and saved; None: go to the end."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
+    started: float | None = None
+    """When the run was started, on that clock; None: now. The time budget counts from there."""
+    samples_at_peak: float | None = None
+    """As for `Progress`."""
+
+    def __post_init__(self) -> None:
+        """Make the parts that fetch, count and save."""
+        setup, self.state, self.training = self.setup, self.setup.state, self.hooks.training
+        self.planned_end = setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
+        self.progress = Progress(setup, self.clock, self.samples_at_peak)
+        started = self.clock() if self.started is None else self.started
+        self.saving = Saving(setup, self.training, self.checkpoints, self.signal_handler, self.progress, started)
+        self.batches = Batches(setup, self.signal_handler, self._before_fork)
+        self.checkpoints.on_save = self.hooks.on_save
 
     @property
     def end(self) -> int:
@@ -283,7 +274,7 @@ class Loop:
         try:
             return self.evaluator(trained=trained)
         except Stopped as stopped:
-            self.saving.stop(stopped.signal or self.saving.signal_handler.stop_signal or -1)
+            self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
         state = self.state

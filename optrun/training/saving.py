@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import NoReturn
 
 from optrun.base.errors import StoppedEarly
@@ -16,36 +17,26 @@ from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler
 
 
+@dataclass(eq=False)
 class Saving:
-    """Saves what is due or asked for, and stops where a signal or the time budget says so.
+    """Saves what is due or asked for, and stops where a signal or the time budget says so."""
 
-    Args:
-        setup: What is trained.
-        training: What the components ask for, and whom to tell.
-        checkpoints: Saves.
-        signal_handler: Requests by signal.
-        progress: The clock; the time of a save is none of training.
-        started: When the run was started, on that clock. The time budget counts from there.
-    """
+    setup: TrainingSetup
+    """What is trained."""
+    training: TrainingContext
+    """What the components ask for, and whom to tell."""
+    checkpoints: CheckpointManager
+    signal_handler: SignalHandler
+    """Requests by signal."""
+    progress: Progress
+    """Has the clock; the time of a save is none of training."""
+    started: float
+    """When the run was started, on that clock. The time budget counts from there."""
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        training: TrainingContext,
-        checkpoints: CheckpointManager,
-        signal_handler: SignalHandler,
-        progress: Progress,
-        started: float,
-    ) -> None:
-        self.setup = setup
-        self.state = setup.state
-        self.world = setup.train_step.world
-        self.training = training
-        self.checkpoints = checkpoints
-        self.signal_handler = signal_handler
-        self.progress = progress
-        self.started = started
-        self._first_step = setup.state.global_step
+    def __post_init__(self) -> None:
+        """Note where this start of the run begins."""
+        self.state, self.world = self.setup.state, self.setup.train_step.world
+        self._first_step = self.state.global_step
 
     def requests(self) -> Requests:
         """Tell what this rank was asked for; a process alone looks by itself at what it was asked."""
