@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,7 +37,7 @@ class Content:
     files: dict[str, Entry]
     tensors: dict[str, dict[str, TensorEntry]]
     """By section, as in `CheckpointManifest`."""
-    ranks: dict[str, Any] | None = None
+    ranks: dict[str, object] | None = None
     """`world_size` and `mesh`; None: one process wrote it."""
 
 

@@ -38,12 +38,12 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 # The format -------------------------------------------------------------------------------------------------------
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
+def seal(manifest: Mapping[str, object]) -> str:
     """Compute the sha256 over what a manifest says, whatever its spaces and line ends; hexadecimal."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def sealed_text(version: int, facts: Mapping[str, Any], files: Mapping[str, Entry]) -> bytes:
+def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, Entry]) -> bytes:
     """Write the text of a manifest.
 
     Args:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from optrun.artifacts.metrics import MetricsLog
 
@@ -73,7 +72,7 @@ def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
     return zip(*log.series(name), strict=True)
 
 
-def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str, Any]) -> float | None:
+def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str, object]) -> float | None:
     """Compute one number of a run.
 
     `eval/` metrics are those of one model: at the evaluation at which the main metric was best. `perf/` metrics are
@@ -100,13 +99,13 @@ def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str,
     return values[-1]
 
 
-def known_objectives(log: MetricsLog, summary: Mapping[str, Any]) -> list[str]:
+def known_objectives(log: MetricsLog, summary: Mapping[str, object]) -> list[str]:
     """List the names of numbers that a run has."""
     facts = ("wall_seconds", "model.parameters", "model.trainable_parameters")
     return [*log.names(), *(name for name in facts if _of_summary(name, summary) is not None)]
 
 
-def _best_step(log: MetricsLog, summary: Mapping[str, Any]) -> int | None:
+def _best_step(log: MetricsLog, summary: Mapping[str, object]) -> int | None:
     """Find the step of the evaluation that the main metric is best at; None: nothing says so."""
     main = summary.get("main_metric")
     if not isinstance(main, Mapping) or not isinstance(main.get("name"), str):
@@ -114,8 +113,8 @@ def _best_step(log: MetricsLog, summary: Mapping[str, Any]) -> int | None:
     return best_evaluation(log, main["name"], "max" if main.get("mode") == "max" else "min")
 
 
-def _of_summary(name: str, summary: Mapping[str, Any]) -> float | None:
-    value: Any = summary
+def _of_summary(name: str, summary: Mapping[str, object]) -> float | None:
+    value: object = summary
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -58,7 +58,7 @@ def _installed(package: str) -> str:
         return "not installed"
 
 
-def hardware(device: str, threads: int) -> dict[str, Any]:
+def hardware(device: str, threads: int) -> dict[str, object]:
     """Describe the machine.
 
     Args:
@@ -84,7 +84,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def git_revision(folder: Path) -> dict[str, Any]:
+def git_revision(folder: Path) -> dict[str, object]:
     """Commit of the repository a folder lies in, and whether tracked files were changed; empty outside of one."""
 
     def ask(*args: str) -> str | None:
@@ -102,7 +102,7 @@ def git_revision(folder: Path) -> dict[str, Any]:
     return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
 
 
-def config_digest(values: Mapping[str, Any]) -> str:
+def config_digest(values: Mapping[str, object]) -> str:
     """Compute the identity of a run: a digest of its resolved configuration.
 
     Args:

@@ -108,7 +108,7 @@ def write_shards(
     return {name: written.entry for name, written in writer.written.items()}
 
 
-def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
     """Describe the mesh that tensors are divided over; None: none is."""
     for tensor in tensors.values():
         if isinstance(tensor, DTensor):

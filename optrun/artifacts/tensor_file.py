@@ -99,7 +99,7 @@ def write_tensors(
         ValueError: This rank holds a part of a tensor alone.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name in ordered:
         tensor = tensors[name]

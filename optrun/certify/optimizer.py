@@ -41,7 +41,7 @@ TERMS = {
 }
 """What an option is a term of."""
 
-ALTERNATIVES: Mapping[str, Mapping[str, Sequence[Any]]] = {
+ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
     "lamb": {
         "bias_correction": ("moments", "lr", "lr_first", "none"),
         "grad_averaging": (True, False),
@@ -126,7 +126,7 @@ class Verdict:
         """Whether no step parts them."""
         return self.parting is None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Convert to plain values for JSON."""
         return {**asdict(self), "equal": self.equal}
 
@@ -415,7 +415,7 @@ def _climb(trial: Trial, choice: str, options: Mapping[str, Any]) -> dict[str, A
     return changes
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
@@ -35,7 +34,7 @@ class Certificate:
     """A start of the run that came to a bad end."""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
-    hardware: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, object] = field(default_factory=dict)
 
     @property
     def difference(self) -> str | None:
@@ -49,7 +48,7 @@ class Certificate:
         """Count the kills by where they fell."""
         return Counter(kill.fell for kill in self.kills)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Convert to plain values for JSON."""
         return {
             "format": 1,

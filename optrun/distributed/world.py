@@ -80,13 +80,13 @@ class World:
             dist.all_gather(every, own, group=self.control)
         return [row.tolist() for row in every]
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: T) -> list[T]:
         """Gather each rank's object, by rank, on every rank."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
 
-        every: list[Any] = [None] * self.size
+        every = [value] * self.size
         with _waiting():
             dist.all_gather_object(every, value, group=self.control)
         return every
@@ -122,13 +122,13 @@ class World:
         every = self.gather_objects(lists)
         return [list(dict.fromkeys(name for own in every for name in own[at])) for at in range(len(lists))]
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Send what rank 0 has to every rank."""
         if self.size == 1:
             return value
         import torch.distributed as dist
 
-        held = [value if self.is_main else None]
+        held = [value]
         with _waiting():
             dist.broadcast_object_list(held, src=0, group=self.control)
         return held[0]

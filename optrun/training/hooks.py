@@ -44,7 +44,7 @@ class Hooks:
         self.may_request = bool(callbacks) if may_request is None else may_request
         self.failure: BaseException | None = None
         """The first that one of them raised in a step: the others hear of the step, and it ends with the run saved."""
-        self._final_state: dict[str, Any] | None = None
+        self._final_state: dict[str, object] | None = None
         self._own_with: dict[str, Sequence[Callback]] = {}
 
     def on_train_begin(self) -> None:
@@ -111,7 +111,7 @@ class Hooks:
 
     # State --------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the states of components that have one, by configuration key, as JSON can hold them.
 
         Raises:
@@ -127,7 +127,7 @@ class Hooks:
                 states[key] = to_json(state, where="state_dict")
         return states
 
-    def load_state_dict(self, states: Mapping[str, Any], stop: StopRequest | None) -> None:
+    def load_state_dict(self, states: Mapping[str, object], stop: StopRequest | None) -> None:
         """Put the states of a checkpoint back; a component without one there keeps its own."""
         self.training.stop = stop
         for key, component in self._stateful():
@@ -142,11 +142,11 @@ class Hooks:
 
     # Calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, hook: str, *args: Any, deferred: bool = False) -> None:
+    def _call(self, hook: str, *args: object, deferred: bool = False) -> None:
         for component in self._called(hook):
             self._deferring(component, *args) if deferred else component(*args)
 
-    def _deferring(self, component: partial[None], *args: Any) -> None:
+    def _deferring(self, component: partial[None], *args: object) -> None:
         """Call a hook; an error of others' code waits until the step is done. What a disk or a number ends, ends now.
 
         Raises:
@@ -172,14 +172,14 @@ class Hooks:
             self._own_with[hook] = [component for component in self.components if _has(component, hook)]
         return self._own_with[hook]
 
-    def _own(self, component: Callback, hook: str, *args: Any) -> None:
+    def _own(self, component: Callback, hook: str, *args: object) -> None:
         self.training.caller = component.key
         try:
             getattr(component, hook)(self.training, *args)
         finally:
             self.training.caller = ""
 
-    def _guarded(self, key: str, callback: object, hook: str, *args: Any) -> None:
+    def _guarded(self, key: str, callback: object, hook: str, *args: object) -> None:
         """Call one hook of a user's callback: it watches, and changes nothing of what the run computes."""
         model = self.training.model
         states, mode = RandomStates(self.training.setup.train_step.device), model.training
@@ -220,7 +220,7 @@ def _has(component: object, hook: str) -> bool:
     return found is not None and getattr(found, "__func__", None) is not getattr(Callback, hook)
 
 
-def _refuse_other_than_json(value: Any, where: str = "its result") -> None:
+def _refuse_other_than_json(value: object, where: str = "its result") -> None:
     """Refuse what JSON would hand back as something else.
 
     Raises:

@@ -89,16 +89,16 @@ def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
     return found
 
 
-def _trainable(loss: Any) -> torch.Tensor:
+def _trainable(loss: object) -> torch.Tensor:
     """Check that there is something to learn from a loss.
 
     Raises:
         OptrunError: It is no single number, or no parameter has a part in it.
     """
-    if torch.is_tensor(loss) and loss.dim() == 0 and loss.requires_grad:
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
         return loss
-    found = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else f"{type(loss).__name__}"
-    if torch.is_tensor(loss) and loss.dim() == 0:
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         found = "a number that no parameter has a part in (requires_grad is False)"
     raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
 
