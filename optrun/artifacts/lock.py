@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from optrun.base.errors import LockedError, StorageError
@@ -70,9 +69,7 @@ class RunLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # who held it is nobody's concern any more
                 os.ftruncate(self._descriptor, 0)
