@@ -270,10 +270,9 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
     """
     manifest = read_manifest(folder)
     path = folder / names.CHECKPOINT_STATE
-    text = _bytes(path)
+    text, state = _read(path)
     if Entry.of(text) != manifest.files[names.CHECKPOINT_STATE]:
         raise CheckpointError(f"{path}: its bytes change while it is read.")
-    state = _parsed(path, text)
     if state.get("global_step") != manifest.step:
         raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest.step}.")
     model, optimizer = (
@@ -346,20 +345,15 @@ def read_state(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is missing or damaged.
     """
-    path = folder / names.CHECKPOINT_STATE
-    return _parsed(path, _bytes(path))
+    return _read(folder / names.CHECKPOINT_STATE)[1]
 
 
-def _bytes(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        return read_bytes(path)
+        text = read_bytes(path)
+        return text, dict(parse_json(text, path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-
-
-def _parsed(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        return dict(parse_json(text, path))
     except TypeError as error:
         raise CheckpointError(f"{path}: expected a JSON object.") from error
 
