@@ -90,7 +90,7 @@ def _take(path: Path, descriptor: int) -> None:
         StorageError: It lies on a file system without locks.
     """
     try:
-        if not _is_taken(descriptor):
+        if not _takes(descriptor):
             raise _locked(path, _holder(descriptor))
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -103,14 +103,14 @@ def _take(path: Path, descriptor: int) -> None:
             ) from error
 
 
-def _is_taken(descriptor: int) -> bool:
-    """Take a lock if nobody holds it, at the second look: somebody may only have looked, see `is_held`."""
-    for last in (False, True):
+def _takes(descriptor: int) -> bool:
+    """Try to take a lock; twice, since somebody may only have looked, see `is_held`."""
+    for seconds in (_LOOK, 0.0):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            time.sleep(0 if last else _LOOK)
+            time.sleep(seconds)
     return False
 
 
@@ -179,7 +179,7 @@ def starting(path: Path) -> Iterator[None]:
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks: who takes the lock itself tells it
-            if not _is_taken(descriptor):
+            if not _takes(descriptor):
                 raise _locked(path, "")
         yield
     finally:
