@@ -112,7 +112,16 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
             (*map(str, values["writing"]), *replaced),
             values["run"],
             dict(values["whole"]),
-            list(values.get("accepted", ())),
+            [
+                {
+                    "name": str(one["name"]),
+                    "at": str(one["at"]),
+                    "by": str(one["by"]),
+                    "was": one["was"],
+                    "now": one["now"],
+                }
+                for one in values.get("accepted", ())
+            ],
         )
 
 
