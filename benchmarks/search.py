@@ -4,7 +4,7 @@
 
 The response is a basin over lg lr, with a second setting and a cliff: above a learning rate trials diverge. Regret is
 the distance of the best trial from the best there is, the median over studies. `as FAIL` is how Optuna is told by most
-tools, `as bad` is `optrun.artifacts.outcome.stand_in`, as optrun tells it.
+tools, `as bad` is `optrun.artifacts.objective.stand_in`, as optrun tells it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import median
 import optuna
 from optuna.trial import TrialState
 
-from optrun.artifacts.outcome import stand_in
+from optrun.artifacts.objective import stand_in
 from optrun.config.schema.sweeper import Sampler
 from optrun.sweeper.samplers import build_sampler
 

@@ -8,7 +8,6 @@ aside (`sharded`), and the first commits it when it has the checksums of all.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +20,8 @@ import torch
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import commit_folder, remove_folder, replace_text, sync_folder
 from optrun.artifacts.checkpoint_files import Sections, refuse_disagreement, write_content, write_manifest
-from optrun.artifacts.checksum import digest_of_file
-from optrun.artifacts.manifest import (
-    SHARD_FOLDERS,
-    TENSOR_FILES,
-    problems,
-    read_manifest,
-    refuse_other_format,
-    shards,
-)
+from optrun.artifacts.checksum import Entry, TensorEntry
+from optrun.artifacts.manifest import TENSOR_FILES, problems, read_manifest, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.ranks import agree, on_first, rank_of, size_of, together
@@ -64,8 +56,8 @@ class Snapshot:
     """Counters, schedule, random states, configuration."""
     finite: Sequence[str] = ()
     """Names in `model` that may hold neither NaN nor infinity."""
-    digests: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """Of a loaded one: file name to tensor name to `dtype`, `shape`, `xxh3` from its manifest."""
+    digests: dict[str, dict[str, TensorEntry]] = field(default_factory=dict)
+    """Of a loaded one, from its manifest: by file, then by tensor."""
 
     @property
     def size(self) -> int:
@@ -278,21 +270,17 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
     """
     manifest = read_manifest(folder)
     path = folder / names.CHECKPOINT_STATE
-    text = _bytes(path)
-    checksum = manifest["listed"][names.CHECKPOINT_STATE][1]
-    if digest_of_file(io.BytesIO(text), checksum.algorithm) != checksum.hexdigest:
+    text, state = _read(path)
+    if Entry.of(text) != manifest.files[names.CHECKPOINT_STATE]:
         raise CheckpointError(f"{path}: its bytes change while it is read.")
-    state = _parsed(path, text)
-    if state.get("global_step") != manifest["step"]:
-        raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
-    sharded = manifest["sharded"]
-    stored, digests = [], {}
-    for name, section in zip(TENSOR_FILES, SHARD_FOLDERS if sharded else TENSOR_FILES, strict=True):
-        files = shards(manifest["listed"], section) if sharded else [section]
-        stored.append(StoredTensors([folder / file for file in files], manifest["tensors"][section]))
-        digests[name] = manifest["tensors"][section]
-    model, optimizer = stored
-    snapshot = Snapshot(manifest["step"], model, optimizer, CheckpointMetadata.from_dict(state), digests=digests)
+    if state.get("global_step") != manifest.step:
+        raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest.step}.")
+    model, optimizer = (
+        StoredTensors([folder / file for file in files], manifest.tensors[section])
+        for section, files in manifest.sections.items()
+    )
+    digests = dict(zip(TENSOR_FILES, manifest.tensors.values(), strict=True))
+    snapshot = Snapshot(manifest.step, model, optimizer, CheckpointMetadata.from_dict(state), digests=digests)
     return snapshot if lazy else _in_memory(snapshot, *map(dict, _sections(snapshot)))
 
 
@@ -326,11 +314,11 @@ def _in_memory(snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: di
     return replace(snapshot, model=model, optimizer=optimizer, digests=digests)
 
 
-def _known(tensor: torch.Tensor, entry: dict[str, Any] | None) -> dict[str, Any]:
+def _known(tensor: torch.Tensor, entry: TensorEntry | None) -> TensorEntry:
     return entry if entry and entry["xxh3"] else {**describe(tensor), "xxh3": tensor_digest(tensor)}
 
 
-def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, torch.Tensor]) -> None:
+def refuse_mutated(file: str, saved: Mapping[str, TensorEntry], now: Mapping[str, torch.Tensor]) -> None:
     """Refuse tensors that are not in memory as they were saved.
 
     Args:
@@ -357,20 +345,15 @@ def read_state(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is missing or damaged.
     """
-    path = folder / names.CHECKPOINT_STATE
-    return _parsed(path, _bytes(path))
+    return _read(folder / names.CHECKPOINT_STATE)[1]
 
 
-def _bytes(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        return read_bytes(path)
+        text = read_bytes(path)
+        return text, dict(parse_json(text, path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-
-
-def _parsed(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        return dict(parse_json(text, path))
     except TypeError as error:
         raise CheckpointError(f"{path}: expected a JSON object.") from error
 

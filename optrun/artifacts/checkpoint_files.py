@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, sync_folder, write_bytes
-from optrun.artifacts.checksum import Checksum
-from optrun.artifacts.manifest import SHARD_FOLDERS, TENSOR_FILES, make_manifest, refuse_larger
+from optrun.artifacts.checksum import Entry, TensorEntry
+from optrun.artifacts.manifest import FORMAT, SHARD_FOLDERS, TENSOR_FILES, refuse_larger, sealed_text
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.ranks import agree, size_of
@@ -34,11 +34,10 @@ Sections = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 class Content:
     """What the manifest says of the tensors."""
 
-    files: dict[str, tuple[int, Checksum]]
-    """Name to size and checksum."""
-    tensors: dict[str, Any]
-    """Section to name to `dtype`, `shape` and, where one process wrote it whole, `xxh3`."""
-    ranks: dict[str, Any] | None = None
+    files: dict[str, Entry]
+    tensors: dict[str, dict[str, TensorEntry]]
+    """By section, as in `CheckpointManifest`."""
+    ranks: dict[str, object] | None = None
     """`world_size` and `mesh`; None: one process wrote it."""
 
 
@@ -64,17 +63,17 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None, 
         name: write_tensors(aside / name, part, algorithm=algorithm)
         for name, part in zip(TENSOR_FILES, sections, strict=True)
     }
-    files = {name: (file.size, file.checksum) for name, file in written.items()}
+    files = {name: file.entry for name, file in written.items()}
     return Content(files, {name: file.tensors for name, file in written.items()})
 
 
 def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup, algorithm: str) -> Content:
-    own: dict[str, tuple[int, Checksum]] = {}
+    own: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
         shards = write_shards(aside / folder, part, saving, algorithm)
         own |= {f"{folder}/{name}": known for name, known in shards.items()}
 
-    def flushed() -> dict[str, tuple[int, Checksum]]:
+    def flushed() -> dict[str, Entry]:
         for folder in SHARD_FOLDERS:
             sync_folder(aside / folder)
         return own
@@ -84,7 +83,7 @@ def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup, algori
     return Content(dict(sorted(files.items())), tensors, {"world_size": size_of(saving), "mesh": mesh_of(sections[0])})
 
 
-def _described(sections: Sections) -> list[dict[str, Any]]:
+def _described(sections: Sections) -> list[dict[str, TensorEntry]]:
     return [{name: describe(tensor) for name, tensor in part.items()} for part in sections]
 
 
@@ -122,14 +121,14 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
     with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
         file.write(text)
         file.sync()
-    files = {**content.files, names.CHECKPOINT_STATE: (len(text), Checksum("sha256", hashlib.sha256(text).hexdigest()))}
-    manifest = make_manifest(
-        metadata.global_step,
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        files,
-        content.tensors,
-        metadata.config_digest or "",
-        metadata.run_id,
-        content.ranks,
-    )
+    facts = {
+        "run_id": metadata.run_id,
+        "step": metadata.global_step,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config_digest": metadata.config_digest or "",
+        **(content.ranks or {}),
+        "tensors": content.tensors,
+    }
+    manifest = sealed_text(FORMAT, facts, {**content.files, names.CHECKPOINT_STATE: Entry.of(text)})
+    refuse_larger(manifest, names.CHECKPOINT_MANIFEST)
     write_bytes(aside / names.CHECKPOINT_MANIFEST, manifest)

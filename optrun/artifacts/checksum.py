@@ -1,4 +1,7 @@
-"""Checksums of files: fast ones that find damage, and one that also stands against somebody who changes a file."""
+"""Files as they were written, by size and checksum, and whether they still are.
+
+Checksums are fast ones that find damage, or one that also stands against somebody who changes a file.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedIOBase
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NotRequired, Protocol, Self, TypedDict
 
 import xxhash
+
+from optrun.base.reading import kind_of, open_file
 
 _PIECE = 4 * 2**20
 
@@ -28,29 +34,78 @@ ALGORITHMS: dict[str, Callable[[], Hash]] = {"xxh3": xxhash.xxh3_128, "sha256": 
 is found. Whoever wants to can make another file with the same one; not so with `sha256`."""
 
 
+class TensorEntry(TypedDict):
+    """One tensor in a manifest."""
+
+    dtype: str
+    """As of torch, such as `float32`."""
+    shape: list[int]
+    xxh3: NotRequired[str | None]
+    """Of its bytes, row by row; None in shards, where the files' own checksums stand for it."""
+
+
 @dataclass(frozen=True)
-class Checksum:
-    """Of a file, hexadecimal."""
+class Entry:
+    """One file in a manifest, as it was written."""
 
-    algorithm: str
+    size: int
+    """Bytes."""
     hexdigest: str
+    algorithm: str = "sha256"
+    """One of `ALGORITHMS`."""
+    grows: bool = False
+    """Whether more may follow after these bytes."""
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        """Describe what is to be written."""
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Read an entry, in which the checksum stands under the name of its algorithm.
+
+        Raises:
+            ValueError: There is none, or more than one.
+        """
+        (algorithm,) = ALGORITHMS.keys() & values.keys()
+        return cls(int(values["size"]), str(values[algorithm]), algorithm, bool(values.get("grows", False)))
+
+    def to_dict(self, name: str) -> dict[str, object]:
+        """Convert to the entry of a manifest."""
+        more = {"grows": True} if self.grows else {}
+        return {"name": name, "size": self.size, self.algorithm: self.hexdigest, **more}
 
 
-def checksum_in(entry: Mapping[str, Any]) -> Checksum:
-    """Read the checksum of a manifest's entry, which stands under the name of its algorithm.
+def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None = None) -> Hash:
+    """Digest what a file holds from here on, read in pieces.
 
-    Raises:
-        ValueError: There is none, or more than one.
+    Args:
+        file: Stands where it begins.
+        algorithm: One of `ALGORITHMS`.
+        size: Bytes; None: all that follow.
     """
-    (algorithm,) = ALGORITHMS.keys() & entry.keys()
-    return Checksum(algorithm, str(entry[algorithm]))
-
-
-def digest_of_file(file: BufferedIOBase, algorithm: str) -> str:
-    """Digest what a file holds from here on; hexadecimal."""
-    if algorithm == "sha256":
-        return hashlib.file_digest(file, "sha256").hexdigest()
     total, piece = ALGORITHMS[algorithm](), memoryview(bytearray(_PIECE))
-    while count := file.readinto(piece):
+    while count := file.readinto(piece[:size]):
         total.update(piece[:count])
-    return total.hexdigest()
+        size = None if size is None else size - count
+    return total
+
+
+def file_problem(path: Path, entry: Entry) -> str | None:
+    """Describe what is wrong with one file; None: nothing."""
+    try:
+        kind = kind_of(path)
+        held = path.lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path}: missing."
+    if kind is not None:
+        return f"{path}: {kind}."
+    if held < entry.size or (held > entry.size and not entry.grows):
+        return f"{path}: {held:,} bytes, {entry.size:,} expected."
+    with open_file(path) as file:
+        if digest_of(file, entry.algorithm, entry.size).hexdigest() == entry.hexdigest:
+            return None
+    if entry.grows:
+        return f"{path}: its first {entry.size:,} bytes are not those that were sealed: changed, taken out or put in."
+    return f"{path}: its bytes changed since it was written (checksum differs)."

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from optrun.artifacts.objective import loss_beside
 from optrun.base.formatting import number
@@ -95,7 +94,7 @@ class Generalisation:
         return f"{words}: {figures}"
 
 
-def generalisation_of(summary: Mapping[str, Any]) -> Generalisation | None:
+def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
     """Judge a run by its numbers.
 
     Args:
@@ -118,7 +117,7 @@ def generalisation_of(summary: Mapping[str, Any]) -> Generalisation | None:
     return Generalisation(verdict, step, name, after, before, train, majority, seen, texts)
 
 
-def sentence_of(summary: Mapping[str, Any]) -> str:
+def sentence_of(summary: Mapping[str, object]) -> str:
     """Say it of a run that has ended, if its judgement is of the weights that the summary is of; else empty."""
     held = summary.get("generalisation")
     fits = isinstance(held, Mapping) and held.get("step") == summary.get("global_step")
@@ -138,7 +137,7 @@ def _verdict(after: float, before: float | None, train: float | None, majority: 
     return Verdict.partly if fitted > 0 and learnt < HALF * fitted else Verdict.generalises
 
 
-def _seen(summary: Mapping[str, Any], loss: str) -> tuple[int, int]:
+def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
     """Count texts of the evaluation set that stand in the training data, too, and of how many; 0 if unknown."""
     data = summary.get("data")
     seen = data.get("eval_seen") if isinstance(data, Mapping) else None
@@ -152,7 +151,7 @@ def _set_of(loss: str) -> str:
     return loss.removeprefix("eval").removesuffix("loss").strip("/")
 
 
-def _majority(summary: Mapping[str, Any], loss: str) -> Majority | None:
+def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
     """Count what always answering the most frequent class would get right, where each example is of one class.
 
     The model is right on other classes where that answer is wrong, and wrong on the majority where it is right. Of
@@ -178,7 +177,7 @@ def _majority(summary: Mapping[str, Any], loss: str) -> Majority | None:
     return Majority(str(rows[most]["class"]), there[most] / examples, sum(right) / examples, examples, beaten)
 
 
-def _value(metrics: Mapping[str, Any], section: str, name: str) -> float | None:
+def _value(metrics: Mapping[str, object], section: str, name: str) -> float | None:
     """Look up a number; None where there is none, or where the value before training is no finite one."""
     found = metrics.get(section)
     value = found.get(name) if isinstance(found, Mapping) else None

@@ -38,7 +38,7 @@ def run_id_of(run: RunDir) -> str | None:
     run_ids: dict[str, str] = {}
     for folder in checkpoint_folders(run):
         try:
-            run_ids |= {folder.name: run_id} if (run_id := read_manifest(folder)["run_id"]) else {}
+            run_ids |= {folder.name: run_id} if (run_id := read_manifest(folder).run_id) else {}
         except (CheckpointError, OSError):
             continue
     ids = set(run_ids.values())

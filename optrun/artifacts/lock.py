@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from optrun.base.errors import LockedError, StorageError
@@ -54,11 +53,7 @@ class RunLock:
             why = "it is a link" if error.errno == errno.ELOOP else error.strerror
             raise StorageError(f"{self.path}: the lock cannot be taken: {why}.") from error
         try:
-            try:
-                self._lock(descriptor)
-            except LockedError:  # somebody may only have looked, see refuse_held
-                time.sleep(_LOOK)
-                self._lock(descriptor)
+            _take(self.path, descriptor)
             self._sign(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -67,21 +62,6 @@ class RunLock:
         _held.add(self)
         return self
 
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _locked(self.path, _holder(descriptor)) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise StorageError(f"{self.path}: the lock cannot be taken: {error.strerror}.") from error
-            if os.environ.get(UNLOCKED) != "1":
-                raise StorageError(
-                    f"{self.path}: this file system has no locks ({error.strerror}), so two processes could write this "
-                    f"run at once. Choose another place with hydra.run.dir=DIR, or set {UNLOCKED}=1 where you are sure "
-                    "that there is only one."
-                ) from error
-
     def _sign(self, descriptor: int) -> None:
         """Sign who holds it: for the message to others, nothing depends on it."""
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
@@ -89,9 +69,7 @@ class RunLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # who held it is nobody's concern any more
                 os.ftruncate(self._descriptor, 0)
@@ -102,6 +80,38 @@ class RunLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _take(path: Path, descriptor: int) -> None:
+    """Take a lock.
+
+    Raises:
+        LockedError: Another process holds it.
+        StorageError: It lies on a file system without locks.
+    """
+    try:
+        if not _takes(descriptor):
+            raise _locked(path, _holder(descriptor))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise StorageError(f"{path}: the lock cannot be taken: {error.strerror}.") from error
+        if os.environ.get(UNLOCKED) != "1":
+            raise StorageError(
+                f"{path}: this file system has no locks ({error.strerror}), so two processes could write this run at "
+                f"once. Choose another place with hydra.run.dir=DIR, or set {UNLOCKED}=1 where you are sure that there "
+                "is only one."
+            ) from error
+
+
+def _takes(descriptor: int) -> bool:
+    """Try to take a lock; twice, since somebody may only have looked, see `is_held`."""
+    for seconds in (_LOOK, 0.0):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(seconds)
+    return False
 
 
 def refuse_held(path: Path) -> None:
@@ -117,13 +127,8 @@ def refuse_held(path: Path) -> None:
     except OSError:
         return
     try:
-        try:
-            RunLock(path)._lock(descriptor)
-        except LockedError:  # somebody may only have looked, see is_held
-            time.sleep(_LOOK)
-            RunLock(path)._lock(descriptor)
-    except StorageError:
-        return
+        with contextlib.suppress(StorageError):
+            _take(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -173,25 +178,12 @@ def starting(path: Path) -> Iterator[None]:
     refuse_held(path)
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            if not _taken(descriptor):  # somebody may only have looked, see is_held
-                time.sleep(_LOOK)
-                if not _taken(descriptor):
-                    raise _locked(path, "")
-        except OSError:
-            pass  # a file system without locks: who takes the lock itself tells it
+        with contextlib.suppress(OSError):  # a file system without locks: who takes the lock itself tells it
+            if not _takes(descriptor):
+                raise _locked(path, "")
         yield
     finally:
         os.close(descriptor)
-
-
-def _taken(descriptor: int) -> bool:
-    """Take a lock if nobody holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _locked(path: Path, holder: str) -> LockedError:

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_bytes, replace_text
@@ -25,7 +24,7 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
 
 
-def to_json(value: Any, *, where: str = "value") -> Any:
+def to_json(value: object, *, where: str = "value") -> Any:
     """Convert a value to types and numbers that JSON has.
 
     Args:
@@ -93,7 +92,7 @@ class MetricsWriter:
         _mend_tail(self.path)
         self._file: BinaryIO = self.path.open("ab", buffering=0)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, object]) -> None:
         """Append one record.
 
         Args:
@@ -137,9 +136,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
 
@@ -266,7 +263,7 @@ def _without_unscheduled(line: bytes) -> bytes | None:
     return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()
 
 
-def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
+def write_summary(path: Path | str, summary: Mapping[str, object]) -> None:
     """Write `summary.json` so that a reader sees the old one or the new one, never a part.
 
     Args:
@@ -330,7 +327,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     }
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

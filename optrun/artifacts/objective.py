@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from optrun.artifacts.metrics import MetricsLog
 
@@ -73,7 +72,7 @@ def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
     return zip(*log.series(name), strict=True)
 
 
-def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str, Any]) -> float | None:
+def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str, object]) -> float | None:
     """Compute one number of a run.
 
     `eval/` metrics are those of one model: at the evaluation at which the main metric was best. `perf/` metrics are
@@ -100,13 +99,13 @@ def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str,
     return values[-1]
 
 
-def known_objectives(log: MetricsLog, summary: Mapping[str, Any]) -> list[str]:
+def known_objectives(log: MetricsLog, summary: Mapping[str, object]) -> list[str]:
     """List the names of numbers that a run has."""
     facts = ("wall_seconds", "model.parameters", "model.trainable_parameters")
     return [*log.names(), *(name for name in facts if _of_summary(name, summary) is not None)]
 
 
-def _best_step(log: MetricsLog, summary: Mapping[str, Any]) -> int | None:
+def _best_step(log: MetricsLog, summary: Mapping[str, object]) -> int | None:
     """Find the step of the evaluation that the main metric is best at; None: nothing says so."""
     main = summary.get("main_metric")
     if not isinstance(main, Mapping) or not isinstance(main.get("name"), str):
@@ -114,8 +113,27 @@ def _best_step(log: MetricsLog, summary: Mapping[str, Any]) -> int | None:
     return best_evaluation(log, main["name"], "max" if main.get("mode") == "max" else "min")
 
 
-def _of_summary(name: str, summary: Mapping[str, Any]) -> float | None:
-    value: Any = summary
+def _of_summary(name: str, summary: Mapping[str, object]) -> float | None:
+    value: object = summary
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: str) -> float | None:
+    """Find the score that a diverged run counts with: nobody wins by losing runs.
+
+    Args:
+        finite: Scores of the runs that finished.
+        untrained: The metric before the first step; None where it was not evaluated.
+        mode: `min` or `max`.
+
+    Returns:
+        The worst of all of them; None where nothing is known.
+
+    Example:
+        >>> stand_in([3.1, 3.3], [10.8, None], "min"), stand_in([0.9], [None], "max"), stand_in([], [], "min")
+        (10.8, 0.9, None)
+    """
+    known = [value for value in (*finite, *untrained) if value is not None and math.isfinite(value)]
+    return (max if mode == "min" else min)(known, default=None)

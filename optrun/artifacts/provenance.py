@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -58,7 +59,7 @@ def _installed(package: str) -> str:
         return "not installed"
 
 
-def hardware(device: str, threads: int) -> dict[str, Any]:
+def hardware(device: str, threads: int) -> dict[str, object]:
     """Describe the machine.
 
     Args:
@@ -75,16 +76,14 @@ def hardware(device: str, threads: int) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        return platform.processor() or platform.machine()
     return platform.processor() or platform.machine()
 
 
-def git_revision(folder: Path) -> dict[str, Any]:
+def git_revision(folder: Path) -> dict[str, object]:
     """Commit of the repository a folder lies in, and whether tracked files were changed; empty outside of one."""
 
     def ask(*args: str) -> str | None:
@@ -102,7 +101,7 @@ def git_revision(folder: Path) -> dict[str, Any]:
     return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
 
 
-def config_digest(values: Mapping[str, Any]) -> str:
+def config_digest(values: Mapping[str, object]) -> str:
     """Compute the identity of a run: a digest of its resolved configuration.
 
     Args:

@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts import manifest, run_manifest
 from optrun.artifacts import run_dir as names
+from optrun.artifacts.checksum import file_problem
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import read_summary
@@ -20,7 +20,8 @@ from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import (
     APART,
     CHECKPOINT,
-    Entry,
+    UNREAD,
+    Accepted,
     RunManifest,
     Sealed,
     files_of,
@@ -28,7 +29,7 @@ from optrun.artifacts.run_manifest import (
     read_run_manifest,
 )
 from optrun.base.errors import CheckpointError, ConfigError, did_you_mean
-from optrun.base.reading import kind_of, open_file, sha256_of
+from optrun.base.reading import kind_of
 
 _HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp")
 WEIGHTS = (f"{names.CHECKPOINTS}/step-*", "*.safetensors")
@@ -50,7 +51,7 @@ class Checked:
     open: dict[str, str] = field(default_factory=dict)
     """File to why it, or its end, is not covered; no damage."""
     whole: list[str] = field(default_factory=list)
-    accepted: list[dict[str, Any]] = field(default_factory=list)
+    accepted: list[Accepted] = field(default_factory=list)
     """Records of changes that a person accepted."""
 
 
@@ -82,7 +83,7 @@ def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
     if sealed is None:
         if _had_manifest(run):
             checked.wrong[names.MANIFEST] = f"{run.manifest}: missing: what the files of this run were is not known."
-        unknown = [name for name in found if matches(name, patterns) and not matches(name, (CHECKPOINT, names.LOCK))]
+        unknown = [name for name in found if matches(name, patterns) and not matches(name, (CHECKPOINT, *UNREAD))]
         checked.open = dict.fromkeys(unknown, "not covered: this run has no manifest")
         return checked
     checked.sealed, checked.accepted = True, sealed.accepted
@@ -99,7 +100,7 @@ def _had_manifest(run: RunDir) -> bool:
             return True
     for folder in checkpoint_folders(run):
         with contextlib.suppress(OSError, CheckpointError):
-            if manifest.read_manifest(folder)["run_id"]:
+            if manifest.read_manifest(folder).run_id:
                 return True
     return False
 
@@ -109,45 +110,27 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
     if entry is None:
         if matches(name, APART):
             checked.open[name] = "not covered: a library's own, or set aside"
-        elif _HALF.fullmatch(name) and not path.is_symlink():
+        elif kind := kind_of(path):
+            checked.wrong[name] = f"{path}: {kind}; it is none of the files that this run sealed."
+        elif matches(name, UNREAD):
+            checked.open[name] = "not covered: nothing reads it again"
+        elif _HALF.fullmatch(name):
             checked.open[name] = "left by a process that was killed while it wrote: it goes at the next start"
-        elif matches(name, sealed.writing) and not path.is_symlink():
+        elif matches(name, sealed.writing):
             checked.open[name] = "not covered yet: written after the last seal"
         else:
-            what = kind_of(path) or "added"
-            checked.wrong[name] = f"{path}: {what}; it is none of the files that this run sealed."
+            checked.wrong[name] = f"{path}: added; it is none of the files that this run sealed."
         return
-    problem = _problem(path, entry)
+    problem = file_problem(path, entry)
     if problem is None:
         checked.whole.append(name)
         more = path.stat().st_size - entry.size
-        if entry.grows and more and name != names.LOCK:
+        if more:
             checked.open[name] = f"its last {more:,} bytes are not covered yet"
     elif sealed.is_open and matches(name, (CHECKPOINT,)) and _replaced(run, path):
         checked.open[name] = "not covered yet: replaced after the last seal"
     else:
         checked.wrong[name] = problem
-
-
-def _problem(path: Path, entry: Entry) -> str | None:
-    """Describe what is wrong with one file; None: nothing."""
-    fault = _differs(path, entry.size, entry.sha256, entry.grows)
-    if fault is not None and entry.becomes is not None and _differs(path, *entry.becomes, entry.grows) is None:
-        return None
-    return fault
-
-
-def _differs(path: Path, size: int, sha256: str, grows: bool) -> str | None:
-    if not grows or not path.exists() or kind_of(path):
-        return manifest.file_problem(path, size, sha256)
-    with open_file(path) as file:
-        held = os.fstat(file.fileno()).st_size
-        if held < size:
-            return f"{path}: cut: {held:,} bytes, {size:,} were sealed."
-        start = sha256_of(file, size)
-    if start.hexdigest() != sha256:
-        return f"{path}: its first {size:,} bytes are not those that were sealed: changed, taken out or put in."
-    return None
 
 
 def _replaced(run: RunDir, path: Path) -> bool:
@@ -185,7 +168,7 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
         raise CheckpointError(f"{' '.join(wrong)} {way}")
 
 
-def accept(run: RunDir, given: str) -> dict[str, Any]:
+def accept(run: RunDir, given: str) -> Accepted:
     """Seal one file of a run as it is now, with a record; or its manifest, and with it every file.
 
     Args:
@@ -239,11 +222,11 @@ def _inside(run: RunDir, given: str) -> str:
     return inside.relative_to(os.path.normpath(run.path.absolute())).as_posix()
 
 
-def _accept_all(run: RunDir, command: str) -> dict[str, Any]:
+def _accept_all(run: RunDir, command: str) -> Accepted:
     run_manifest.refuse_other_manifest(run)
     with contextlib.suppress(CheckpointError):
         if read_run_manifest(run) is not None:
             raise ConfigError(f"{run.manifest}: whole; there is nothing to accept.")
     made = RunManifest(run, Sealed({}, (), run_id_of(run)))
-    every = [name for name in files_of(run) if not matches(name, (*APART, names.LOCK))]
-    return made.accept([*every, names.LOCK], names.MANIFEST, command)
+    every = [name for name in files_of(run) if not matches(name, (*APART, *UNREAD))]
+    return made.accept(every, names.MANIFEST, command)

@@ -61,102 +61,65 @@ def parse_step(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+class _Inside:
+    """A path inside of a run directory."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path.joinpath(*self.parts)
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Where the parts of one run lie; touches no disk unless asked by name."""
 
     path: Path
 
+    config = _Inside(CONFIG)
+    """The resolved configuration, YAML."""
+    metrics = _Inside(METRICS)
+    """One JSON object per logged step."""
+    summary = _Inside(SUMMARY)
+    """Status, best and last metrics, versions, hardware."""
+    curves = _Inside(CURVES)
+    """The picture of the run."""
+    samples = _Inside(SAMPLES)
+    """What the model answered at each evaluation, a JSON object each."""
+    checkpoints = _Inside(CHECKPOINTS)
+    """Folder of checkpoints."""
+    best = _Inside(CHECKPOINTS, BEST)
+    """Says which checkpoint is best."""
+    last = _Inside(CHECKPOINTS, LAST)
+    """Says which checkpoint is the latest."""
+    model = _Inside(MODEL)
+    """The final model in `save_pretrained` form."""
+    tokenizer = _Inside(TOKENIZER)
+    """The tokenizer, or image preparation, in `save_pretrained` form."""
+    log = _Inside(LOG)
+    """Log of the run, text."""
+    logs = _Inside(LOGS)
+    """Logs of the ranks other than the first."""
+    manifest = _Inside(MANIFEST)
+    """Size and checksum of every file of the run that is read again."""
+    extra = _Inside(EXTRA)
+    """Files of callbacks and trackers of the user's own; no part of the manifest."""
+    lock = _Inside(LOCK)
+    """Held by the process that writes here."""
+    hydra = _Inside(HYDRA)
+    """What Hydra writes about the composition."""
+
     def __init__(self, path: Path | str) -> None:
         object.__setattr__(self, "path", Path(path))
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.path / CONFIG
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per logged step."""
-        return self.path / METRICS
-
-    @property
-    def summary(self) -> Path:
-        """Status, best and last metrics, versions, hardware."""
-        return self.path / SUMMARY
-
-    @property
-    def curves(self) -> Path:
-        """The picture of the run."""
-        return self.path / CURVES
-
-    @property
-    def samples(self) -> Path:
-        """What the model answered at each evaluation, a JSON object each."""
-        return self.path / SAMPLES
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / CHECKPOINTS
 
     def checkpoint(self, global_step: int) -> Path:
         """Return the folder of the checkpoint after `global_step` optimizer steps."""
         return self.checkpoints / step_name(global_step)
 
-    @property
-    def best(self) -> Path:
-        """Says which checkpoint is best."""
-        return self.checkpoints / BEST
-
-    @property
-    def last(self) -> Path:
-        """Says which checkpoint is the latest."""
-        return self.checkpoints / LAST
-
-    @property
-    def model(self) -> Path:
-        """The final model in `save_pretrained` form."""
-        return self.path / MODEL
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer, or image preparation, in `save_pretrained` form."""
-        return self.path / TOKENIZER
-
-    @property
-    def log(self) -> Path:
-        """Log of the run, text."""
-        return self.path / LOG
-
-    @property
-    def logs(self) -> Path:
-        """Logs of the ranks other than the first."""
-        return self.path / LOGS
-
     def rank_log(self, rank: int) -> Path:
-        """Return the log of one of these ranks, text."""
+        """Return the log of a rank other than the first, text."""
         return self.logs / f"rank-{rank}.log"
-
-    @property
-    def manifest(self) -> Path:
-        """Size and checksum of every file of the run."""
-        return self.path / MANIFEST
-
-    @property
-    def extra(self) -> Path:
-        """Files of callbacks and trackers of the user's own; no part of the manifest."""
-        return self.path / EXTRA
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that writes here."""
-        return self.path / LOCK
-
-    @property
-    def hydra(self) -> Path:
-        """What Hydra writes about the composition."""
-        return self.path / HYDRA
 
     def is_run(self) -> bool:
         """Tell whether a run was started here.

@@ -1,17 +1,16 @@
-"""What a run directory holds, and whether it still does: `run_manifest.json`.
+"""What a run directory holds: `run_manifest.json`, in the format of `manifest`.
 
-Each checkpoint has a manifest of its own; this one names them and every other file of the run. It is sealed when a run
-begins, at each checkpoint, and at the end, always by one rename. What is only ever appended to is sealed up to where it
-reached, so that later lines of a run that was killed are no damage. What is written over again and again while the run
-goes on, such as its summary, is sealed when it ends. `writing` in the file says which names may be there unsealed: a
-process that dies between writing and sealing leaves an honest manifest.
+Each checkpoint has a manifest of its own; this one names them and every other file of the run that is read again. What
+nothing reads again, such as logs, curves and reports, is not covered. It is sealed when a run begins, at each
+checkpoint, and at the end, always by one rename. What is only ever appended to is sealed up to where it reached: later
+lines of a run that was killed are no damage. What is written over again and again while the run goes on, such as its
+summary, is sealed when it ends. `writing` in the file says which names may be there unsealed: a process that dies
+between writing and sealing leaves an honest manifest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import threading
 import time
@@ -20,52 +19,56 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
+from optrun.artifacts.atomic import replace_bytes, sync_folder
+from optrun.artifacts.checksum import Entry, Hash, digest_of
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.manifest import check_format, is_content, seal
+from optrun.artifacts.manifest import is_content, read_sealed, refusing_other_formats, sealed_text, understanding
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.base.errors import CheckpointError, LockedError, OtherFormatError, StorageError, UnreadableFileError
-from optrun.base.reading import kind_of, open_file, parse_json, read_bytes, sha256_of
+from optrun.base.errors import CheckpointError, LockedError, StorageError
+from optrun.base.reading import kind_of, open_file
 
 FORMAT = 1
-_POINTERS = (f"{names.CHECKPOINTS}/{names.BEST}", f"{names.CHECKPOINTS}/{names.LAST}")
 CHECKPOINT = f"{names.CHECKPOINTS}/step-*/{names.CHECKPOINT_MANIFEST}"
-ALWAYS_GROWING = (names.LOG, f"{names.LOGS}/*", names.LOCK)
-"""A process that was refused the run has its say in the log, too."""
-GROWING = (names.METRICS, "tensorboard/*", *ALWAYS_GROWING)
 FLEETING = (
-    *(names.SUMMARY, names.CURVES, names.SAMPLES, names.TRACKING, "nonfinite/*", *_POINTERS),
-    *("report.html", "report.md", "report.csv", "report-*.png", "report-*.csv"),
+    *(names.SUMMARY, names.SAMPLES, names.TRACKING),
+    *(f"{names.CHECKPOINTS}/{names.BEST}", f"{names.CHECKPOINTS}/{names.LAST}"),
 )
 """Written over while a run goes on: sealed when it ends."""
 _STEADY = (names.CONFIG, f"{names.HYDRA}/*", f"{names.TOKENIZER}/*", f"{names.MODEL}/*")
-_OWN = (*_STEADY, CHECKPOINT, *GROWING, *FLEETING)
+_OWN = (*_STEADY, CHECKPOINT, names.METRICS, *FLEETING)
 _ASIDE = (".*.tmp", ".model-*", ".tokenizer-*", ".deleting-*", f"{names.CHECKPOINTS}/.*")
-IN_USE = (CHECKPOINT, *GROWING, *FLEETING, *_ASIDE)
+_IN_USE = (CHECKPOINT, names.METRICS, *FLEETING, *_ASIDE)
+UNREAD = (
+    *(names.LOG, f"{names.LOGS}/*", names.LOCK, names.CURVES, "nonfinite/*", "tensorboard/*"),
+    *("report.html", "report.md", "report.csv", "report-*.png", "report-*.csv"),
+)
+"""Not covered: what a run or a report writes, and nothing reads again."""
 APART = (
     *("wandb/*", "mlruns/*", "mlflow.db*", f"{names.EXTRA}/*"),
     *(f"{names.CHECKPOINTS}/damaged-*", f"{names.CHECKPOINTS}/superseded-*", f"{names.CHECKPOINTS}/foreign-*"),
 )
-"""Never sealed: written by a tracker's library or by callbacks, or put aside for a person to look at and delete."""
-WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *APART)}))
+"""Not covered: written by a tracker's library or by callbacks, or put aside for a person to look at and delete."""
+WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *UNREAD, *APART)}))
 """Names in a run directory that a run writes to."""
 
 _Signature = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One file as it was sealed."""
+class Accepted(TypedDict):
+    """A change that a person accepted."""
 
-    size: int
-    sha256: str
-    grows: bool = False
-    """More may follow after these bytes."""
-    becomes: tuple[int, str] | None = None
-    """What it is replaced by, size and sha256: either is right until the next seal."""
+    name: str
+    at: str
+    """UTC."""
+    by: str
+    """The command."""
+    was: str | None
+    """sha256; None: it was not there."""
+    now: str | None
+    """sha256; None: it is not there."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,7 @@ class Sealed:
     run_id: str | None = None
     whole: dict[str, str] = field(default_factory=dict)
     """Checkpoint to the signature of its files when they were known to be whole, see `Retention`."""
-    accepted: list[dict[str, Any]] = field(default_factory=list)
-    """Changes that a person accepted: `name`, `at`, sha256 `was` and `now` (None: not there), and the command, `by`."""
+    accepted: list[Accepted] = field(default_factory=list)
 
     @property
     def is_open(self) -> bool:
@@ -98,19 +100,29 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
     Raises:
         CheckpointError: It is damaged, a link, or of another format.
     """
-    path = run.manifest
-    try:
-        text = read_bytes(path)
-    except FileNotFoundError:
+    if not os.path.lexists(run.manifest):
         return None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from error
-    try:
-        return _parsed(path, text)
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
+    with understanding(run.manifest):
+        values, entries = read_sealed(run.manifest, FORMAT)
+        # What another version was replacing when it died has two contents: neither is known to be right.
+        replaced = [str(entry["name"]) for entry in values["files"] if "becomes" in entry]
+        covered = {name: entry for name, entry in entries.items() if name not in replaced and not matches(name, UNREAD)}
+        return Sealed(
+            covered,
+            (*map(str, values["writing"]), *replaced),
+            values["run"],
+            dict(values["whole"]),
+            [
+                {
+                    "name": str(one["name"]),
+                    "at": str(one["at"]),
+                    "by": str(one["by"]),
+                    "was": one["was"],
+                    "now": one["now"],
+                }
+                for one in values.get("accepted", ())
+            ],
+        )
 
 
 def refuse_other_manifest(run: RunDir) -> None:
@@ -119,39 +131,8 @@ def refuse_other_manifest(run: RunDir) -> None:
     Raises:
         OtherFormatError: An optrun with another format wrote it.
     """
-    try:
+    with refusing_other_formats():
         read_run_manifest(run)
-    except OtherFormatError:
-        raise
-    except CheckpointError:
-        return
-
-
-def _parsed(path: Path, text: bytes) -> Sealed:
-    values = dict(parse_json(text, path))
-    check_format(path, values, FORMAT)
-    if _text(values) != text.decode():
-        raise CheckpointError(f"{path}: its bytes changed since it was written (space or line ends).")
-    entries = {}
-    for entry in values["files"]:
-        becomes = entry.get("becomes")
-        entries[str(entry["name"])] = Entry(
-            int(entry["size"]),
-            str(entry["sha256"]),
-            bool(entry.get("grows", False)),
-            None if becomes is None else (int(becomes[0]), str(becomes[1])),
-        )
-    return Sealed(
-        entries,
-        tuple(map(str, values["writing"])),
-        values["run"],
-        dict(values["whole"]),
-        list(values.get("accepted", ())),
-    )
-
-
-def _text(values: dict[str, Any]) -> str:
-    return json.dumps({**values, "sha256": seal(values)}, indent=1) + "\n"
 
 
 def files_of(run: RunDir) -> dict[str, Path]:
@@ -192,20 +173,19 @@ class RunManifest:
         """Which run this is, wherever it lies; None: it is not said."""
         self.whole = before.whole
         self.accepted = before.accepted
-        there = files_of(run)
-        self._entries = {name: _resolved(run.path / name, entry) for name, entry in before.entries.items()}
+        self._entries = dict(before.entries)
         self._seen = {
-            name: _signature(there[name])
-            for name, entry in self._entries.items()
-            if name in there and not (entry.grows and _signature(there[name])[0] != entry.size)
+            name: _signature(path)
+            for name, path in files_of(run).items()
+            if _is_settled(path, self._entries.get(name), matches(name, before.writing))
         }
-        unsealed = there.keys() - self._entries.keys()
-        self._strange = {name: _signature(there[name]) for name in unsealed if not matches(name, before.writing)}
+        """Files that another process has written: not taken in while they are as they were then."""
         self._adopted = () if sealed else _STEADY
-        self._rewritten = [pattern for pattern in before.writing if pattern not in IN_USE] if sealed else []
+        self._rewritten = [pattern for pattern in before.writing if pattern not in _IN_USE] if sealed else []
         self._open = before.is_open
-        self._digests: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._metrics: Hash | None = None
+        """Digest of what is sealed of them; None: it is not known yet."""
+        self._lock = threading.RLock()
 
     def seal(self, gone: Iterable[Path] = ()) -> None:
         """Take in what was written, while the run goes on.
@@ -218,7 +198,7 @@ class RunManifest:
         """
         with self._lock:
             self._open = True
-            self._take_in((CHECKPOINT, *GROWING), [f"{names.CHECKPOINTS}/{folder.name}/*" for folder in gone])
+            self._take_in((CHECKPOINT, names.METRICS), [f"{names.CHECKPOINTS}/{folder.name}/*" for folder in gone])
             self._write()
 
     def close(self) -> None:
@@ -229,7 +209,7 @@ class RunManifest:
         """
         with self._lock:
             self._open = False
-            self._take_in((CHECKPOINT, *GROWING, *FLEETING, *self._rewritten))
+            self._take_in((CHECKPOINT, names.METRICS, *FLEETING, *self._rewritten))
             self._rewritten.clear()
             self._write()
 
@@ -251,28 +231,24 @@ class RunManifest:
 
     def forget(self, patterns: Sequence[str]) -> None:
         """Forget the seals of these files, which are to change."""
-        for name in [name for name in (*self._entries, *self._strange) if matches(name, patterns)]:
-            for known in (self._entries, self._seen, self._strange):
-                known.pop(name, None)
+        for known in (self._entries, self._seen):
+            for name in [name for name in known if matches(name, patterns)]:
+                del known[name]
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace a small file by one rename; the manifest is right before and after it.
+        """Replace a small file by one rename.
 
         Raises:
             OSError: The disk refused; the file is the old one or the new one.
         """
         name = path.relative_to(self.run.path).as_posix()
-        digest = hashlib.sha256(content)
-        after = Entry(len(content), digest.hexdigest())
-        with self._lock:
-            before = self._entries.get(name)
-            if before is not None:
-                self._entries[name] = replace(before, becomes=(after.size, after.sha256))
-            self._write(() if before else (name,))
+        with self._lock, self.rewriting(name):
+            self.forget([name])
             replace_bytes(path, content)
-            self._entries[name], self._seen[name], self._digests[name] = after, _signature(path), digest
+            if path == self.run.metrics:
+                self._metrics = None
 
-    def accept(self, changed: Sequence[str], noted: str, by: str) -> dict[str, Any]:
+    def accept(self, changed: Sequence[str], noted: str, by: str) -> Accepted:
         """Seal files as they are now, and record it.
 
         Args:
@@ -290,14 +266,19 @@ class RunManifest:
         with self._lock:
             before = self._entries.get(noted)
             self.forget(changed)
+            self._metrics = None
             for name in changed:
                 path = self.run.path / name
                 if path.is_symlink() or path.exists():
-                    self._digests.pop(name, None)
-                    self._entries[name], self._seen[name] = self._hashed(name, path), _signature(path)
+                    self._entries[name], self._seen[name] = self._hashed(path), _signature(path)
             now = self._entries.get(noted)
-            record: dict[str, Any] = {"name": noted, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": by}
-            record |= {"was": before and before.sha256, "now": now and now.sha256}
+            record: Accepted = {
+                "name": noted,
+                "at": _now(),
+                "by": by,
+                "was": None if before is None else before.hexdigest,
+                "now": None if now is None else now.hexdigest,
+            }
             self.accepted.append(record)
             self._write()
         return record
@@ -318,56 +299,50 @@ class RunManifest:
         written, self._adopted = (*written, *self._adopted), ()
         for name, path in found.items():
             signature = _signature(path)
-            unchanged = signature in (self._seen.get(name), self._strange.get(name))
+            unchanged = signature == self._seen.get(name)
             if matches(name, written) and not (unchanged or kind_of(path) or matches(name, gone)):
-                self._entries[name], self._seen[name] = self._hashed(name, path), signature
+                self._entries[name], self._seen[name] = self._hashed(path), signature
 
-    def _hashed(self, name: str, path: Path) -> Entry:
+    def _hashed(self, path: Path) -> Entry:
         """Make a file's entry, the file flushed: of what grows, only what is new is read."""
-        if name == names.LOCK:  # nothing of its text is believed
-            return Entry(0, hashlib.sha256().hexdigest())
         with open_file(path) as file:
             os.fsync(file.fileno())
-            if not matches(name, GROWING):
+            if path != self.run.metrics:
                 sync_folder(path.parent)
-                return Entry(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
-            known = self._entries.get(name, Entry(0, ""))
-            digest = self._digests.get(name)
-            if digest is None:
-                digest = sha256_of(file, known.size)
-                if name in self._entries and digest.hexdigest() != known.sha256:
+                return Entry(os.fstat(file.fileno()).st_size, digest_of(file).hexdigest())
+            known = self._entries.get(names.METRICS, Entry.of(b""))
+            if self._metrics is None:
+                digest = digest_of(file, size=known.size)
+                if digest.hexdigest() != known.hexdigest:
                     return known  # damaged before: it stays so
-                self._digests[name] = digest
+                self._metrics = digest
             file.seek(known.size)
             more = file.read()
-        if name == names.METRICS and self._open:  # the end of a line that the disk refused is taken back
+        if self._open:  # the end of a line that the disk refused is taken back
             more = more[: more.rfind(b"\n") + 1]
-        digest.update(more)
-        return Entry(known.size + len(more), digest.hexdigest())
+        self._metrics.update(more)
+        return Entry(known.size + len(more), self._metrics.hexdigest())
 
-    def _write(self, more: Sequence[str] = ()) -> None:
-        """Replace the file.
-
-        Args:
-            more: Patterns of what is written next, besides what is known to be.
-        """
+    def _write(self) -> None:
+        """Replace the file."""
         unsealed = (*(FLEETING if self._open else ()), *self._rewritten)
-        listed: list[dict[str, Any]] = []
-        for name, entry in sorted(self._entries.items()):
-            if not matches(name, unsealed):
-                listed.append({"name": name, "size": entry.size, "sha256": entry.sha256})
-                listed[-1] |= {"grows": True} if matches(name, GROWING if self._open else ALWAYS_GROWING) else {}
-                listed[-1] |= {"becomes": list(entry.becomes)} if entry.becomes else {}
-        values = {
-            "format": FORMAT,
+        files = {
+            name: replace(entry, grows=self._open and name == names.METRICS)
+            for name, entry in sorted(self._entries.items())
+            if not matches(name, unsealed)
+        }
+        facts = {
             "run": self.run_id,
-            "sealed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "writing": sorted({*(IN_USE if self._open else ()), *self._rewritten, *more}),
+            "sealed_at": _now(),
+            "writing": sorted({*(_IN_USE if self._open else ()), *self._rewritten}),
             **({"accepted": self.accepted} if self.accepted else {}),
             "whole": {name: held for name, held in self.whole.items() if (self.run.checkpoints / name).is_dir()},
-            "files": listed,
         }
-        replace_text(self.run.manifest, _text(values))
+        replace_bytes(self.run.manifest, sealed_text(FORMAT, facts, files))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _signature(path: Path) -> _Signature:
@@ -375,15 +350,11 @@ def _signature(path: Path) -> _Signature:
     return known.st_size, known.st_mtime_ns, known.st_ino
 
 
-def _resolved(path: Path, entry: Entry) -> Entry:
-    """Choose the one of two contents that a process which died while replacing a file left."""
-    if entry.becomes is None:
-        return entry
-    after = Entry(*entry.becomes)
-    with contextlib.suppress(OSError, UnreadableFileError), open_file(path) as file:
-        if sha256_of(file, after.size).hexdigest() == after.sha256:
-            return after
-    return replace(entry, becomes=None)
+def _is_settled(path: Path, entry: Entry | None, writing: bool) -> bool:
+    """Tell whether a file that is there is no part of what a process that died has written and not sealed."""
+    if entry is None:
+        return not writing
+    return not entry.grows or path.lstat().st_size == entry.size
 
 
 def set_aside(run: RunDir, name: str) -> bool:
@@ -419,7 +390,7 @@ def recorded(*paths: Path, written: bool = False) -> Iterator[None]:
                     manifest.forget(patterns)
                 stack.enter_context(manifest.rewriting(*patterns))
             except (LockedError, StorageError):
-                if not all(matches(name, (*FLEETING, *GROWING)) for name in inside):
+                if not all(matches(name, FLEETING) for name in inside):
                     raise
             except CheckpointError:
                 pass  # a damaged manifest stays as it is: `optrun verify` names it

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from optrun.artifacts.checksum import Checksum
+from optrun.artifacts.checksum import Entry, TensorEntry
 from optrun.artifacts.ranks import answering, of_rank
 from optrun.artifacts.tensor_file import Written, local_part, write_tensors
 from optrun.base.errors import CheckpointError
@@ -81,7 +81,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
 def write_shards(
     folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup, algorithm: str
-) -> dict[str, tuple[int, Checksum]]:
+) -> dict[str, Entry]:
     """Write this rank's part of some tensors, while every other rank does the same; the folder is not flushed.
 
     Args:
@@ -91,7 +91,7 @@ def write_shards(
         algorithm: Of the files' checksums.
 
     Returns:
-        The files of this rank: name to size and checksum.
+        The files of this rank, by name.
 
     Raises:
         OSError: The disk refused on one of the ranks; raised on each, with its number.
@@ -105,10 +105,10 @@ def write_shards(
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         raise of_rank(rank, cause) from error
-    return {name: (written.size, written.checksum) for name, written in writer.written.items()}
+    return {name: written.entry for name, written in writer.written.items()}
 
 
-def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
     """Describe the mesh that tensors are divided over; None: none is."""
     for tensor in tensors.values():
         if isinstance(tensor, DTensor):
@@ -158,7 +158,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         CheckpointError: The files do not hold these tensors, every element of them once.
     """
 
-    def __init__(self, files: Sequence[Path], described: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, files: Sequence[Path], described: Mapping[str, TensorEntry]) -> None:
         self.described = described
         self._files: dict[Path, Any] = {}
         self._pieces: dict[str, list[_Piece]] = {}

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import xxhash
 from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import Output
-from optrun.artifacts.checksum import ALGORITHMS, Checksum, Hash
+from optrun.artifacts.checksum import ALGORITHMS, Entry, Hash, TensorEntry
 from optrun.base.reading import open_file, parse_json
 
 _CHUNK = 4 * 2**20
@@ -48,12 +49,8 @@ _DTYPES = {
 class Written:
     """What went into a file."""
 
-    size: int
-    """Bytes."""
-    checksum: Checksum
-    """Of the whole file."""
-    tensors: dict[str, dict[str, Any]]
-    """Name to `dtype`, `shape` and `xxh3`."""
+    entry: Entry
+    tensors: dict[str, TensorEntry]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,7 +73,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(tensor_bytes(tensor))
 
 
-def describe(tensor: torch.Tensor) -> dict[str, Any]:
+def describe(tensor: torch.Tensor) -> TensorEntry:
     """Describe a tensor for a manifest, besides its checksum."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
@@ -102,7 +99,7 @@ def write_tensors(
         ValueError: This rank holds a part of a tensor alone.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name in ordered:
         tensor = tensors[name]
@@ -136,8 +133,10 @@ def write_tensors(
         if pending is not None:
             pending.result()
         file.sync()
-    described = {name: {**describe(tensor), "xxh3": digests[name].hexdigest()} for name, tensor in tensors.items()}
-    return Written(len(head) + offset, Checksum(algorithm, whole.hexdigest()), described)
+    described: dict[str, TensorEntry] = {
+        name: {**describe(tensor), "xxh3": digests[name].hexdigest()} for name, tensor in tensors.items()
+    }
+    return Written(Entry(len(head) + offset, whole.hexdigest(), algorithm), described)
 
 
 def _update(chunk: memoryview, *digests: Hash) -> None:
@@ -150,7 +149,7 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
         yield content[begin : begin + _CHUNK]
 
 
-def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def damaged_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> list[str]:
     """Find tensors of a file that are not what they were, one message each.
 
     Args:
@@ -176,7 +175,7 @@ def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> li
     return found
 
 
-def _problem(file: Any, begin: int, entry: Any, saved: Mapping[str, Any]) -> str | None:
+def _problem(file: BufferedReader, begin: int, entry: Any, saved: TensorEntry) -> str | None:
     try:
         first, last = (int(offset) for offset in entry["data_offsets"])
         shape = [int(size) for size in entry["shape"]]

@@ -113,7 +113,7 @@ def refuse_unbounded(text: str) -> None:
         return
 
 
-def interpolations(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield dotted keys and texts of values that are not plain: `${...}` would be resolved, and might be a secret.
 
     Example:

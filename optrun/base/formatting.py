@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -108,7 +107,7 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-def csv_cell(value: Any) -> Any:
+def csv_cell(value: object) -> object:
     """Write a cell of a csv file; a text that a spreadsheet would take for a formula gets an apostrophe before it.
 
     Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives every text back.

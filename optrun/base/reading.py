@@ -7,7 +7,6 @@ number of values. What is refused is told in one sentence: the file, what was fo
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -31,7 +30,6 @@ _LINES = 2_000_000
 _DEPTH = 64
 _VALUES = 4_000_000
 """Python takes 60 bytes and more for a value that is one or two bytes of text."""
-_PIECE = 4 * 2**20
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STRING_OR_BRACKET = re.compile(rb'(?s)"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
 _KINDS = {
@@ -168,20 +166,6 @@ def _is_deep(content: bytes) -> bool:
         if depth > _DEPTH:
             return True
     return False
-
-
-def sha256_of(file: BufferedReader, size: int | None = None) -> Any:
-    """Digest the next bytes of an open file, read in pieces; a `hashlib` object.
-
-    Args:
-        file: Stands where they begin.
-        size: How many; None: all that follow.
-    """
-    digest = hashlib.sha256()
-    while piece := file.read(_PIECE if size is None else min(_PIECE, size)):
-        digest.update(piece)
-        size = None if size is None else size - len(piece)
-    return digest
 
 
 def _refuse_kind(path: Path, kind: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,10 +30,6 @@ class Section:
     """sha256 over all of them in the undisturbed run, 16 digits."""
     difference: str | None
     """The first that differs; None: none does."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        return asdict(self)
 
 
 def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
@@ -77,8 +73,8 @@ def _counters(snapshot: Snapshot) -> dict[str, Any]:
     return train
 
 
-def _lines(run: RunDir) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _lines(run: RunDir) -> dict[str, object]:
+    found: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records):
         kept = {key: value for key, value in record.items() if key not in _CLOCKED and not key.startswith("perf/")}
         found[f"line {number + 1}"] = kept
@@ -105,11 +101,11 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _values(name: str, one: Any, two: Any) -> Section:
+def _values(name: str, one: object, two: object) -> Section:
     return Section(name, len(_flat(one)), _digest(one), first_difference(one, two, name))
 
 
-def first_difference(one: Any, two: Any, where: str) -> str | None:
+def first_difference(one: object, two: object, where: str) -> str | None:
     """Find the first place where two nested values differ, with both values; None: nowhere.
 
     Example:
@@ -134,7 +130,7 @@ def first_difference(one: Any, two: Any, where: str) -> str | None:
     return f"{where}: {str(one)[:40]} against {str(two)[:40]}"
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return [leaf for item in value.values() for leaf in _flat(item)]
     if isinstance(value, list):
@@ -142,5 +138,5 @@ def _flat(value: Any) -> list[Any]:
     return [value]
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

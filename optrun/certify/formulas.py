@@ -69,20 +69,21 @@ def _raw(s: Slot, n: Numbers) -> Tensor:
     return s.m / (torch.sqrt(s.v) + n.eps)
 
 
-def _nvidia(w: Tensor, g: Tensor, s: Slot, n: Numbers, *, nvlamb: bool) -> Tensor:
+def _adapted(w: Tensor, g: Tensor, s: Slot, n: Numbers, t: int, *, adapts: bool = True) -> Tensor:
+    """Step along the corrected moments and the decayed weights, both scaled by the trust ratio."""
     _moments(g, s, n)
-    u = _corrected(s, n, n.step) + n.decay * w
-    return w - n.lr * (_quotient(_length(w), _length(u)) if nvlamb or n.decay != 0 else 1.0) * u
+    u = _corrected(s, n, t) + n.decay * w
+    return w - n.lr * (_quotient(_length(w), _length(u)) if adapts else 1.0) * u
 
 
 def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     """Compute timm 1.0's step, timm/optim/lamb.py, without its clip; apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`."""
-    return _nvidia(w, g, s, n, nvlamb=False)
+    return _adapted(w, g, s, n, n.step, adapts=n.decay != 0)
 
 
 def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     """Compute the step of apex with `use_nvlamb`, timm's `always_adapt`."""
-    return _nvidia(w, g, s, n, nvlamb=True)
+    return _adapted(w, g, s, n, n.step)
 
 
 def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
@@ -97,9 +98,7 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     """Compute the step of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
-    _moments(g, s, n)
-    u = _corrected(s, n, n.step) + n.decay * w
-    return w - n.lr * _quotient(_length(w), _length(u)) * u
+    return _adapted(w, g, s, n, n.step)
 
 
 def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
@@ -129,16 +128,12 @@ def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
-    _moments(g, s, n)
-    u = _corrected(s, n, s.had) + n.decay * w
-    return w - n.lr * (_quotient(_length(w), _length(u)) if n.decay > 0 else 1.0) * u
+    return _adapted(w, g, s, n, s.had, adapts=n.decay > 0)
 
 
 def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     """Compute the step of tf-models-official 2.20 `LAMB`; a list of names exempts from decay and adaptation alike."""
-    _moments(g, s, n)
-    u = _corrected(s, n, n.step) + n.decay * w
-    return w - n.lr * (1.0 if n.excluded else _quotient(_length(w), _length(u))) * u
+    return _adapted(w, g, s, n, n.step, adapts=not n.excluded)
 
 
 def _adamax(w: Tensor, g: Tensor, s: Slot, n: Numbers, size: Tensor) -> Tensor:

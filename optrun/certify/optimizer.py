@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +41,7 @@ TERMS = {
 }
 """What an option is a term of."""
 
-ALTERNATIVES: Mapping[str, Mapping[str, Sequence[Any]]] = {
+ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
     "lamb": {
         "bias_correction": ("moments", "lr", "lr_first", "none"),
         "grad_averaging": (True, False),
@@ -126,7 +126,7 @@ class Verdict:
         """Whether no step parts them."""
         return self.parting is None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Convert to plain values for JSON."""
         return {**asdict(self), "equal": self.equal}
 
@@ -289,13 +289,10 @@ def certify(
     eps, betas = float(options.get("eps", 1e-8)), tuple(options.get("betas", (0.9, 0.999)))
     numbers = [ours.numbers(factor, step, eps, betas) for step, factor in enumerate(problem.multipliers, start=1)]
     title, reference = referee(family, dialect, problem, numbers[0])
-    theirs = []
-    for grads, of_step in zip(problem.grads, numbers, strict=True):
-        try:
-            reference.step(grads, of_step)
-        except Exception as error:  # whatever a class of others raises
-            raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
-        theirs.append({name: weight.clone() for name, weight in reference.weights.items()})
+    try:
+        theirs = _path_of(reference, problem, numbers)
+    except Exception as error:  # whatever a class of others raises
+        raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
     trial = Trial(groups, lr, problem, numbers, theirs)
     parting, largest = trial.parts(ours)
     verdict = Verdict(choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting)
@@ -310,14 +307,19 @@ def certify(
     return verdict
 
 
+def _path_of(side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Numbers]]) -> list[dict[str, Tensor]]:
+    """Step one side through the problem, and keep its weights after each step."""
+    found = []
+    for grads, of_step in zip(problem.grads, numbers, strict=True):
+        side.step(grads, of_step)
+        found.append({name: weight.clone() for name, weight in side.weights.items()})
+    return found
+
+
 def _fit(trial: Trial, family: str, config: Any, groups: Groups, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Find the options with which a choice of ours takes the steps of a user's class; None: none that was tried."""
     own = Ours(config, groups, trial.problem, trial.lr)
-    steps = []
-    for grads, of_step in zip(trial.problem.grads, trial.numbers, strict=True):
-        own.step(grads, of_step)
-        steps.append({name: weight.clone() for name, weight in own.weights.items()})
-    fitted = Trial(groups, trial.lr, trial.problem, trial.numbers, steps)
+    fitted = replace(trial, reference=_path_of(own, trial.problem, trial.numbers))
     shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
     begin = [{**defaults_of(family), **dialect_options(family, name, **shared)} for name in (None, *DIALECTS[family])]
     nearest = max(begin, key=lambda candidate: fitted.agreement(family, candidate))
@@ -413,7 +415,7 @@ def _climb(trial: Trial, choice: str, options: Mapping[str, Any]) -> dict[str, A
     return changes
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -70,7 +70,7 @@ class ClassReference:
         cls: type[Optimizer],
         options: Mapping[str, Any],
         weights: Mapping[str, Tensor],
-        numbers: Mapping[str, Any],
+        numbers: Mapping[str, Numbers],
     ) -> None:
         self.params = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
         known = inspect.signature(cls).parameters

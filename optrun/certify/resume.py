@@ -6,9 +6,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
@@ -35,7 +34,7 @@ class Certificate:
     """A start of the run that came to a bad end."""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
-    hardware: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, object] = field(default_factory=dict)
 
     @property
     def difference(self) -> str | None:
@@ -49,7 +48,7 @@ class Certificate:
         """Count the kills by where they fell."""
         return Counter(kill.fell for kill in self.kills)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Convert to plain values for JSON."""
         return {
             "format": 1,
@@ -62,9 +61,9 @@ class Certificate:
             "seed": self.seed,
             "runs": self.runs,
             "starts": self.starts,
-            "kills": [kill.to_dict() for kill in self.kills],
+            "kills": [asdict(kill) for kill in self.kills],
             "fell": dict(self.fell),
-            "compared": [section.to_dict() for section in self.sections],
+            "compared": [asdict(section) for section in self.sections],
             "seconds": round(self.seconds, 1),
             "versions": self.versions,
             "hardware": self.hardware,

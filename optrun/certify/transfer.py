@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,11 +15,11 @@ from optrun.base.errors import ConfigError
 from optrun.config.request import Request
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.model import PretrainedConfig
-from optrun.config.schema.parametrization import MupConfig, StandardParametrizationConfig, merged
+from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, StandardParametrizationConfig, merged
 from optrun.config.schema.run import RunConfig
 from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check
 from optrun.runner.assemble import assemble
-from optrun.runner.prepare import initial_model, prepare
+from optrun.runner.prepare import Prepared, initial_model, prepare
 
 WIDTH_KEYS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "d_ff", "ffn_dim")
 """Keys of transformers that grow with the width, where no base names others."""
@@ -90,26 +90,21 @@ def certify(
     return found
 
 
+@dataclass
 class _Trials:
-    """Makes models of a size and a seed, with everything that trains them.
+    """Makes models of a size and a seed, with everything that trains them."""
 
-    Args:
-        request: Of the base, under the standard parametrization.
-        prepared: Its data.
-        keys: What grows, with its values at the base.
-        parametrization: Of the models that are larger than the base.
-        steps: Of each trial.
-    """
-
-    def __init__(
-        self, request: Request, prepared: Any, keys: Mapping[str, Any], parametrization: Any, steps: int
-    ) -> None:
-        self.request = request
-        self.prepared = prepared
-        self.keys = keys
-        self.parametrization = parametrization
-        self.steps = steps
-        self.batches: list[list[dict[str, Tensor]]] = []
+    request: Request
+    """Of the base, under the standard parametrization."""
+    prepared: Prepared
+    """Its data."""
+    keys: Mapping[str, Any]
+    """What grows, with its values at the base."""
+    parametrization: ParametrizationConfig
+    """Of the models that are larger than the base."""
+    steps: int
+    """Of each trial."""
+    batches: list[list[dict[str, Tensor]]] = field(default_factory=list)
 
     def config_of(self, size: float, seed: int) -> RunConfig:
         """Make the configuration of a model; that of size 1 is the base, which standard parametrization is."""

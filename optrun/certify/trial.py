@@ -10,9 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.atomic import DOOMED
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
@@ -43,10 +42,6 @@ class Kill:
     """`inside a save`, `inside a deletion`, `in training`, `before the first step`."""
     committed: int
     """Step of the newest whole checkpoint then; -1 where there was none."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        return asdict(self)
 
 
 class Child:
@@ -185,35 +180,24 @@ class TrialFailed(OptrunError):
     """A start of the run that nobody killed came to a bad end."""
 
 
+@dataclass
 class Trials:
-    """Kills and resumes a run until it ends.
+    """Kills and resumes a run until it ends."""
 
-    Args:
-        main: Runs a command line and returns its exit code.
-        argv: The command line of the run, without its directory.
-        folder: Where runs go.
-        tempo: Of the undisturbed run.
-        rng: Chooses the moments.
-        watch: Told of each kill.
-    """
-
-    def __init__(
-        self,
-        main: Main,
-        argv: list[str],
-        folder: Path,
-        tempo: Tempo,
-        rng: random.Random,
-        watch: Callable[[Kill], None],
-    ) -> None:
-        self.main = main
-        self.argv = argv
-        self.folder = folder
-        self.tempo = tempo
-        self.rng = rng
-        self.watch = watch
-        self.kills: list[Kill] = []
-        self.starts = 0
+    main: Main
+    """Runs a command line and returns its exit code."""
+    argv: list[str]
+    """The command line of the run, without its directory."""
+    folder: Path
+    """Where runs go."""
+    tempo: Tempo
+    """Of the undisturbed run."""
+    rng: random.Random
+    """Chooses the moments."""
+    watch: Callable[[Kill], None]
+    """Told of each kill."""
+    kills: list[Kill] = field(default_factory=list)
+    starts: int = 0
 
     def one_run(self, name: str, kills: int) -> RunDir:
         """Start it, kill it so often at most, and bring it to its end.

@@ -17,7 +17,8 @@ def parser() -> VerbParser:
         """
 Reads every file of a checkpoint, or of a run with all its checkpoints, and holds it against the manifests: size,
 checksum, and every tensor; files of a run that are missing, or that nothing of optrun's put there, are named as well.
-What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet: that is said, and no damage.
+What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet. Logs, curves and reports,
+which nothing reads again, are not covered at all. That is said, and no damage.
 Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
 
 --accept takes one file of a run as it is now, or as gone, and records that in the manifest: when, by which command,
@@ -128,10 +129,10 @@ def _verify(path: str) -> int:
         listed = ", ".join(name for name, why in of_run.open.items() if why == reason)
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for record in of_run.accepted:
-        was, now = (str(record.get(side) or "none")[:12] for side in ("was", "now"))
-        every = record.get("name") == MANIFEST
+        was, now = (str(side or "none")[:12] for side in (record["was"], record["now"]))
+        every = record["name"] == MANIFEST
         sealed = "every file as it was then" if every else f"sha256 was {was}, is {now}"
-        line = f"{record.get('name')}: accepted at {record.get('at')}: {sealed}"
+        line = f"{record['name']}: accepted at {record['at']}: {sealed}"
         console.print(Text(printable(line)), soft_wrap=True)
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
@@ -165,7 +166,8 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
         run_id: Of the run it lies in; None: it is not known.
     """
     from optrun.artifacts import run_dir as names
-    from optrun.artifacts.manifest import CONTENT, TENSOR_FILES, file_problem, foreign_files, problems, read_manifest
+    from optrun.artifacts.checksum import file_problem
+    from optrun.artifacts.manifest import CONTENT, foreign_files, problems, read_manifest
     from optrun.artifacts.tensor_file import damaged_tensors
 
     report = Report()
@@ -178,10 +180,10 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
         report.files = [_File(folder / name, None, True) for name in (names.CHECKPOINT_MANIFEST, *CONTENT)]
         return report
     report.files.append(_File(folder / names.CHECKPOINT_MANIFEST, None, False))
-    for name, known in manifest["listed"].items():
-        path, tensors = folder / name, manifest["tensors"].get(name)
-        damaged = file_problem(path, *known) is not None
-        if name in TENSOR_FILES and path.is_file() and not path.is_symlink():
+    for name, entry in manifest.files.items():
+        path, tensors = folder / name, manifest.tensors.get(name)
+        damaged = file_problem(path, entry) is not None
+        if tensors is not None and path.is_file() and not path.is_symlink():
             report.problems += damaged_tensors(path, tensors)
         report.files.append(_File(path, None if tensors is None else len(tensors), damaged, name))
     return report

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from torch._C._distributed_c10d import Store
@@ -144,7 +145,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         return cast("Store", self._worker_group.store)  # there is one as soon as the agents have met
 
     def _tell(self, own: Ends, *, final: bool) -> None:
-        told = {"ends": [end.to_dict() for end in own], "final": final}
+        told = {"ends": [asdict(end) for end in own], "final": final}
         try:
             self._shared.set(f"optrun/ends/{self._worker_group.group_rank}", json.dumps(told))
         except RuntimeError:

@@ -128,23 +128,16 @@ class Heartbeats:
         self._memory[: self._HEAD.size] = self._HEAD.pack(requests.stops, requests.stop_signal, requests.saves)
 
 
-class _Pulse:
+@dataclass(frozen=True)
+class _Line:
     """The line of this process."""
 
-    def __init__(self, table: Heartbeats, local_rank: int, rank: int) -> None:
-        self.table = table
-        self.local_rank = local_rank
-        self.rank = rank
-        self.pid = os.getpid()
-        self.phase = Phase.starting
-        self.step = 0
-
-    def beat(self) -> None:
-        heartbeat = Heartbeat(self.pid, self.rank, self.phase, self.step, time.monotonic())
-        self.table.write(self.local_rank, heartbeat)
+    table: Heartbeats
+    local_rank: int
+    last: Heartbeat
 
 
-_pulse: _Pulse | None = None
+_line: _Line | None = None
 
 
 def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0) -> None:
@@ -155,15 +148,15 @@ def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0) -> None:
         local_rank: Which line: the rank among those of this machine.
         rank: Among all.
     """
-    global _pulse
-    _pulse = _Pulse(table, local_rank, rank)
-    _pulse.beat()
+    global _line
+    _line = _Line(table, local_rank, Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0))
+    beat()
 
 
 def end() -> None:
     """Write no more heartbeats."""
-    global _pulse
-    _pulse = None
+    global _line
+    _line = None
 
 
 def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
@@ -176,13 +169,13 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     Returns:
         The phase before.
     """
-    pulse = _pulse
-    if pulse is None:
+    global _line
+    line = _line
+    if line is None:
         return Phase.starting
-    before = pulse.phase
-    if phase is not None:
-        pulse.phase = phase
-    if step is not None:
-        pulse.step = step
-    pulse.beat()
-    return before
+    last = line.last
+    phase, step = last.phase if phase is None else phase, last.step if step is None else step
+    now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic())
+    line.table.write(line.local_rank, now)
+    _line = _Line(line.table, line.local_rank, now)
+    return last.phase

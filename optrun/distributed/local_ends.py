@@ -35,7 +35,7 @@ def stack_file(folder: Path, local_rank: int) -> Path:
 def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float) -> dict[int, RankEnd]:
     """Find which of the silent ranks the others wait for, and say where it is."""
     frames = {local_rank: _frame_of(folder, local_rank, heartbeat.pid) for local_rank, heartbeat in silent.items()}
-    stopped = [local_rank for local_rank, heartbeat in silent.items() if _is_stopped(heartbeat.pid)]
+    stopped = [local_rank for local_rank, heartbeat in silent.items() if _state(heartbeat.pid) in ("T", "t")]
     busy = [
         local_rank
         for local_rank, heartbeat in silent.items()
@@ -69,18 +69,15 @@ def kill(heartbeat: Heartbeat) -> None:
 
 def is_alive(heartbeat: Heartbeat) -> bool:
     """Tell whether a rank of this machine still runs."""
-    try:
-        return Path(f"/proc/{heartbeat.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return _state(heartbeat.pid) not in ("", "Z", "X")
 
 
-def _is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped by a signal; False if the system does not say."""
+def _state(pid: int) -> str:
+    """Read the state of a process, a letter as `ps` shows it; empty if there is none or the system does not say."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def _frame_of(folder: Path, local_rank: int, pid: int) -> str:

@@ -156,7 +156,7 @@ class Meeting:
             time.sleep(min(max(_LOOK, waited / 20), 10 * _LOOK))
             waited = time.monotonic() - begun
 
-    def send(self, key: str, value: Any, rank: int | None = None) -> None:
+    def send(self, key: str, value: object, rank: int | None = None) -> None:
         """Tell all ranks something.
 
         Args:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optrun.base.errors import (
     EXIT_DONE,
@@ -58,10 +57,6 @@ class RankEnd:
     """What it was at, by its last heartbeat."""
     seen: float = 0.0
     """When that was."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
 
 
 def is_lost_rank(error: BaseException | None) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from optrun.distributed.contract import agree
+from optrun.distributed.heartbeat import Phase, beat
+from optrun.distributed.verdict import LostRankError, is_lost_rank
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,17 +76,19 @@ class World:
 
         own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(every, own, group=self.control)
+        with _waiting():
+            dist.all_gather(every, own, group=self.control)
         return [row.tolist() for row in every]
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: T) -> list[T]:
         """Gather each rank's object, by rank, on every rank."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
 
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, value, group=self.control)
+        every = [value] * self.size
+        with _waiting():
+            dist.all_gather_object(every, value, group=self.control)
         return every
 
     def agree(self, act: Callable[[], T]) -> T:
@@ -117,14 +122,15 @@ class World:
         every = self.gather_objects(lists)
         return [list(dict.fromkeys(name for own in every for name in own[at])) for at in range(len(lists))]
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Send what rank 0 has to every rank."""
         if self.size == 1:
             return value
         import torch.distributed as dist
 
-        held = [value if self.is_main else None]
-        dist.broadcast_object_list(held, src=0, group=self.control)
+        held = [value]
+        with _waiting():
+            dist.broadcast_object_list(held, src=0, group=self.control)
         return held[0]
 
     def barrier(self) -> None:
@@ -134,3 +140,20 @@ class World:
 
 ALONE = World()
 """A run in one process."""
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Show that this rank waits for the others: what they tell each other is a sign of life.
+
+    Raises:
+        LostRankError: One of them has left, or does not answer.
+    """
+    before = beat(Phase.waiting)
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        raise LostRankError(f"another rank does not answer: {str(error).splitlines()[0]}") from error
+    beat(before)

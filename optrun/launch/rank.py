@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -183,7 +183,7 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    from optrun.distributed.watched_world import WatchedWorld
+    from optrun.distributed.world import World
 
     assert isinstance(config, RanksConfig)
     backend = config.backend
@@ -192,7 +192,7 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     timeout = timedelta(seconds=config.timeout_seconds + _GROUPS_SECONDS)
     store = PrefixStore("groups", meeting.store)
     dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
-    return WatchedWorld.join(backend, timeout)
+    return World.join(backend, timeout)
 
 
 @contextmanager
@@ -210,7 +210,7 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
         told.update(ends)
         for end in ends.values():
             with contextlib.suppress(LostRankError):
-                meeting.send("end", end.to_dict(), end.rank)
+                meeting.send("end", asdict(end), end.rank)
         for local_rank in ends:
             kill(silent[local_rank])
 
@@ -244,7 +244,7 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     if rank.is_watched:
         _tell(rank, end)
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
-        meeting.send("end", end.to_dict())
+        meeting.send("end", asdict(end))
     found: dict[int, Any] = {}
     lost: list[RankEnd] = []
     if rank.is_main:
@@ -376,7 +376,7 @@ def main() -> int:
 def _tell(rank: Rank, end: RankEnd) -> int:
     """Leave how this rank ended where its agent reads it; returns the exit code that tells it of another start."""
     assert rank.folder is not None
-    end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(end.to_dict()), encoding="utf-8")
+    end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(asdict(end)), encoding="utf-8")
     return EXIT_FAILED if end.code == EXIT_FAILED else EXIT_DONE
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from optrun.artifacts.objective import loss_beside
-from optrun.artifacts.outcome import stand_in
+from optrun.artifacts.objective import loss_beside, stand_in
 from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate

@@ -17,7 +17,6 @@ from rich.text import Text
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.reading import open_file
 from optrun.report.collect import NOT_STARTED, Run, load_runs
@@ -221,15 +220,14 @@ def _write(folder: Path, content: Mapping[str, Any], table: str, drawn: Sequence
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        with recorded(*files):
-            for path, text in zip(pages, [*render(content, images), table], strict=True):
-                replace_text(path, text)
-            for picture, path in images.items():
-                figure = picture.draw(LIGHT)
-                replace_text(path.with_suffix(".csv"), to_csv(("what", "x", "y"), figure.rows()))
-                look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
-                figure.suptitle(picture.title, x=0.012, **look)
-                save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
+        for path, text in zip(pages, [*render(content, images), table], strict=True):
+            replace_text(path, text)
+        for picture, path in images.items():
+            figure = picture.draw(LIGHT)
+            replace_text(path.with_suffix(".csv"), to_csv(("what", "x", "y"), figure.rows()))
+            look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
+            figure.suptitle(picture.title, x=0.012, **look)
+            save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"

@@ -362,14 +362,14 @@ def _train_step(
         )
     kind: Any = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
     train_step: TrainStep = kind(
-        forward,
-        optimizer,
-        build_clip(config.clip),
-        scheduler,
-        task.weight,
         device,
         config.training.precision.value,
-        task.loss,
+        model=forward,
+        optimizer=optimizer,
+        clip=build_clip(config.clip),
+        scheduler=scheduler,
+        weight=task.weight,
+        loss=task.loss,
         seed=config.seed,
         sizes=task.sizes,
         world=world,

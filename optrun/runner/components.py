@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from optrun.runner.snapshot import Snapshots
 from optrun.task.base import Answer
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
-from optrun.training.display import DisplayCallback
 from optrun.training.divergence import Divergence
 from optrun.training.early_stopping import EarlyStopping
 from optrun.training.evaluate import Evaluator
@@ -103,7 +102,7 @@ def build_loop(
 
     def take(random: RandomStates) -> Snapshot:
         snapshots.constants.plugins = records(session.request.values)  # with what was imported meanwhile
-        stop = None if training.stop is None else training.stop.to_dict()
+        stop = None if training.stop is None else asdict(training.stop)
         return snapshots(random.packed(), hooks.state_dict(), stop)
 
     def restore(step: int) -> TrainState:
@@ -186,7 +185,7 @@ def _writers(
     return [
         metrics_log,
         *([] if answers is None else [SampleWriter(session.run, answers, refused)]),
-        DisplayCallback(session.display),
+        session.display,
         TrackerCallback(tracker),
         session.summary.as_callback(metrics_log.refused),
     ]

@@ -18,8 +18,7 @@ from rich.table import Table
 
 from optrun.artifacts.generalisation import sentence_of
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import recorded
-from optrun.base.errors import OptrunError, StorageError, printable
+from optrun.base.errors import StorageError, printable
 from optrun.base.formatting import duration, number, size
 from optrun.base.reading import kind_of
 from optrun.config.registry.plugins import options
@@ -89,10 +88,7 @@ def run_log(run: RunDir, values: Mapping[str, Any] | None = None) -> Iterator[No
     try:
         yield
     except Exception as error:
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OptrunError, OSError):  # what is said last is sealed, too, where that can be
-                stack.enter_context(recorded(run.log))
-            logger.error("%s: %s", type(error).__name__, error)
+        logger.error("%s: %s", type(error).__name__, error)
         raise
     finally:
         logger.removeHandler(handler)

@@ -101,8 +101,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             config.training.per_device_eval_batch_size,
             task.evaluation,
             lambda batches, before, total: watched(batches, total - before),
-            to_device=precision.to_device,
-            autocast=precision.autocast,
+            precision=precision,
             keep=keep,
             forward=task.forward,
         )

@@ -227,7 +227,7 @@ class Summary:
         values = {**self.present(), "status": "finished", "message": "", "exit_code": EXIT_DONE}
         if stop is not None:
             end = f"step {stop.step} of {values['max_steps']}: {stop.reason}"
-            values |= {"message": f"{stop.by} ended training after {end}", "stopped": stop.to_dict()}
+            values |= {"message": f"{stop.by} ended training after {end}", "stopped": asdict(stop)}
         found = generalisation_of(values)
         return values | {"generalisation": None if found is None else asdict(found)}
 

@@ -60,7 +60,7 @@ from optrun.task.data_check import data_check
 from optrun.training.device import pick_device
 from optrun.training.display import Display
 from optrun.training.signals import SignalHandler, Stopped
-from optrun.training.state import restore_random_states, seed_random_states
+from optrun.training.state import RandomStates, seed_random_states
 from optrun.training.trackers import require_tracker
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         _begin(session, prepared, assembled, resume)
     loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, display))
     if snapshot is not None:
-        restore_random_states(snapshot.metadata.random, device)
+        RandomStates.unpack(snapshot.metadata.random, device).restore()
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
         seed_random_states(config.seed, device)

@@ -12,8 +12,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from optrun.artifacts.objective import Objective
-from optrun.artifacts.outcome import stand_in
+from optrun.artifacts.objective import Objective, stand_in
 from optrun.artifacts.provenance import identity
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, count
 
-from optrun.artifacts.outcome import stand_in
+from optrun.artifacts.objective import stand_in
 from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import OptunaConfig, Pruner, SweeperConfig
 from optrun.sweeper.driver import Driver, Goal

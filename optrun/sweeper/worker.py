@@ -275,7 +275,7 @@ def _stopped_with_sweep(stop: Path) -> Iterator[None]:
 
 
 def _log(run: RunDir, text: str) -> None:
-    with contextlib.suppress(OSError, OptrunError), recorded(run.log), run.log.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
 

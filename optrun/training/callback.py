@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,50 +27,34 @@ class StopRequest:
     step: int
     """Optimizer steps after which training ends."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Invert `to_dict`."""
-        return cls(**values)
-
-
+@dataclass(eq=False)
 class TrainingContext:
-    """What a hook sees of the training under way, and what it may ask for.
+    """What a hook sees of the training under way, and what it may ask for."""
 
-    Args:
-        setup: What is trained.
-        run: The run directory.
-        note: Tells the user one line.
-        command: Tells the command line that has these overrides, and the plugins of the run; `mended=True`: also where
-            their code has changed meanwhile.
-        stop: A request that a checkpoint holds, of an earlier start of the run.
-    """
+    setup: TrainingSetup
+    """What is trained."""
+    run: RunDir
+    note: Callable[[str], None]
+    """Tells the user one line."""
+    command: Callable[..., str]
+    """Makes the command line that goes on with the run, from overrides, and the plugins of the run; `mended=True`: also
+    where their code has changed meanwhile."""
+    stop: StopRequest | None = None
+    """The request that counts; at first that of a checkpoint, of an earlier start of the run."""
+    save_requested: bool = False
+    caller: str = ""
+    """Configuration key of the component whose hook is running."""
+    final: bool = False
+    """The evaluation and line under way belong to the end alone: without it they would not be due."""
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        run: RunDir,
-        note: Callable[[str], None],
-        command: Callable[..., str],
-        stop: StopRequest | None = None,
-    ) -> None:
-        self.setup = setup
-        self.command = command
-        self.run_dir = run.path
+    def __post_init__(self) -> None:
+        """Name the folders, and see whether a step is under way."""
+        self.run_dir = self.run.path
         """To read from: what stands there is sealed, and a file of somebody else's counts as damage."""
-        self.extra_dir = run.extra
+        self.extra_dir = self.run.extra
         """To write into; made before the first hook."""
-        self.note = note
-        self.stop = stop
-        self.save_requested = False
-        self.caller = ""
-        """Configuration key of the component whose hook is running."""
-        self.final = False
-        """The evaluation and line under way belong to the end alone: without it they would not be due."""
-        self.step_finished = not setup.state.unfinished
+        self.step_finished = not self.setup.state.unfinished
         """The metrics line of the present step is written: a request to stop is for the next one."""
 
     @property

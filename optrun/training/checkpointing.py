@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,55 +28,46 @@ _LONGEST_WAIT = 1024
 """Steps between two tries, at most."""
 
 
+@dataclass(eq=False, kw_only=True)
 class CheckpointManager:
     """Saves checkpoints, and says what came of it.
 
     One checkpoint is written at a time. When the next is due before the last is written, training waits: nothing queues
     up, and no checkpoint that was due is left out.
-
-    Args:
-        manifest: Of the run; its lock is held. On a rank that does not write it, the run directory.
-        config: When to save and what to keep.
-        setup: What is saved, and which checkpoint is best.
-        snapshot: Copies everything, with these random states; what it returns is not used again before the next call.
-        sync: Flushes the metrics; called beside training before a checkpoint commits.
-        note: Tells the user one line.
-        saving: Ranks that write a sharded checkpoint together; each does the same as the others at the same step.
-        clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        *,
-        manifest: RunManifest | RunDir,
-        config: CheckpointConfig,
-        setup: TrainingSetup,
-        snapshot: Callable[[RandomStates], Snapshot],
-        sync: Callable[[], None],
-        note: Callable[[str], None],
-        saving: ProcessGroup | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.run = manifest if isinstance(manifest, RunDir) else manifest.run
-        self.config = config
-        self.ranking = setup.ranking
-        self.state = setup.state
-        self.device = setup.train_step.device
-        self.snapshot = snapshot
-        self.sync = sync
-        self.note = note
-        self.clock = clock
-        self.on_save: Callable[[Path], None] | None = None
-        """Called with each checkpoint that is on the disk."""
-        self.keep_scheduled = setup.config.on_nonfinite is OnNonfinite.rollback
+    manifest: RunManifest | RunDir
+    """Of the run; its lock is held. On a rank that does not write it, the run directory."""
+    config: CheckpointConfig
+    """When to save and what to keep."""
+    setup: TrainingSetup
+    """What is saved, and which checkpoint is best."""
+    snapshot: Callable[[RandomStates], Snapshot]
+    """Copies everything, with these random states; what it returns is not used again before the next call."""
+    sync: Callable[[], None]
+    """Flushes the metrics; called beside training before a checkpoint commits."""
+    note: Callable[[str], None]
+    """Tells the user one line."""
+    saving: ProcessGroup | None = None
+    """Ranks that write a sharded checkpoint together; each does the same as the others at the same step."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
+    on_save: Callable[[Path], None] = lambda checkpoint: None  # noqa: ARG005
+    """Called with each checkpoint that is on the disk."""
+    _stall: float = 0.0
+    _write_seconds: float | None = None
+    _refused: Order | None = None
+    _failures: int = 0
+    _retry_at: int = 0
+    _submitted: int | None = None
+
+    def __post_init__(self) -> None:
+        """Make what writes beside training."""
+        self.run = self.manifest if isinstance(self.manifest, RunDir) else self.manifest.run
+        self.state, self.ranking = self.setup.state, self.setup.ranking
+        self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept."""
-        self._stall = 0.0
-        self._write_seconds: float | None = None
-        self._writer = AsyncWriter(manifest, config.keep_last, saving, config.checksum.value)
-        self._refused: Order | None = None
-        self._failures = 0
-        self._retry_at = 0
-        self._submitted: int | None = None
+        self._writer = AsyncWriter(self.manifest, self.config.keep_last, self.saving, self.config.checksum.value)
 
     @property
     def enabled(self) -> bool:
@@ -106,6 +98,7 @@ class CheckpointManager:
         """
         self.wait()
         begun = self.clock()
+        random = random or RandomStates(self.setup.train_step.device)
         if self._refused is not None:
             self.note(
                 f"{step_name(self._refused.snapshot.global_step)} was never saved; "
@@ -113,7 +106,7 @@ class CheckpointManager:
             )
             self._refused = None
         self._submitted = self.state.global_step
-        self._writer.start(self._order(self.snapshot(random or RandomStates(self.device))))
+        self._writer.start(self._order(self.snapshot(random)))
         self._stall += self.clock() - begun
 
     def _order(self, snapshot: Snapshot) -> Order:
@@ -146,14 +139,11 @@ class CheckpointManager:
         elif self._refused is not None:
             self._writer.start(self._refused)
             self._refused = None
-        begun = self.clock()
-        result = self._writer.result(wait=True)
-        self._stall += self.clock() - begun
-        if result is None:
-            return
-        if result.error is not None and result.folder is None:
+        result = self._ended()
+        if result is not None and result.error is not None and result.folder is None:
             raise result.error
-        self._follow_up(result)
+        if result is not None:
+            self._follow_up(result)
 
     def poll(self, *, together: bool = False) -> None:
         """Look whether a save has ended; try a refused one again when it is time.
@@ -180,11 +170,16 @@ class CheckpointManager:
         Raises:
             StorageError: As `poll`.
         """
+        result = self._ended()
+        if result is not None:
+            self._follow_up(result)
+
+    def _ended(self) -> Result | None:
+        """Wait for the save under way; training stands still meanwhile."""
         begun = self.clock()
         result = self._writer.result(wait=True)
         self._stall += self.clock() - begun
-        if result is not None:
-            self._follow_up(result)
+        return result
 
     def close(self) -> None:
         """Wait for the last save when the run ends for another reason; what went wrong with it is told."""
@@ -199,7 +194,7 @@ class CheckpointManager:
             self._failures = 0
             self._write_seconds = result.seconds
             log.info("saved %s in %.3f s", result.folder, result.seconds)
-            if self.on_save is not None and result.folder is not None:
+            if result.folder is not None:
                 self.on_save(result.folder)
             return
         if isinstance(error, StorageError) and result.folder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,7 @@ class Contrast(Protocol):
         ...
 
 
+@dataclass(eq=False, kw_only=True)
 class ContrastStep(TrainStep):
     """A step that is one batch for its loss, however it is cut into micro-batches and spread over ranks.
 
@@ -33,16 +35,10 @@ class ContrastStep(TrainStep):
     micro-batch runs once.
 
     Source: Gao, Zhang, Han & Callan 2021, arXiv:2101.06983, section 3.2: dL/dw = sum_i dL/dv_i dv_i/dw.
-
-    Args:
-        *args: As of `TrainStep`.
-        contrast: The vectors and the loss.
-        **options: As of `TrainStep`.
     """
 
-    def __init__(self, *args: Any, contrast: Contrast, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.contrast = contrast
+    contrast: Contrast
+    """The vectors and the loss."""
 
     def _shares(
         self, runs: list[Numbered], step: GlobalStep, position: int, squares: list[torch.Tensor]

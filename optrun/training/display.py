@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -35,47 +35,47 @@ _WIDTH = 100
 """Characters of a plain line, before the time that is left."""
 
 
-class Display(Protocol):
-    """Shows progress, and one-line notes."""
+class Display(Callback):
+    """Shows progress, from the begin of training to its end, and one-line notes; this one shows nothing."""
 
-    def start(self, step: int, total: int) -> None: ...
-    def step(self, step: int, values: Mapping[str, float]) -> None: ...
-    def evaluating(self, done: int, total: int) -> None: ...
-    def record(self, record: Mapping[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def stop(self) -> None: ...
+    def start(self, step: int, total: int) -> None:
+        """Show that training begins after `step` of `total` steps."""
 
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the figures of a step."""
 
-class DisplayCallback(Callback):
-    """Drives a display.
+    def evaluating(self, done: int, total: int) -> None:
+        """Show how many batches of an evaluation are done; of no batches it has ended."""
 
-    Args:
-        display: On the screen from the begin of training to its end.
-    """
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Show what was logged at a step."""
 
-    def __init__(self, display: Display) -> None:
-        self.display = display
+    def note(self, text: str) -> None:
+        """Show one line."""
+
+    def stop(self) -> None:
+        """Take it away."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
         """Show it."""
-        self.display.start(training.global_step, training.total_steps)
+        self.start(training.global_step, training.total_steps)
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
         """Show the step's figures."""
         figures = {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **training.setup.state.lrs}
-        self.display.step(training.global_step, figures)
+        self.step(training.global_step, figures)
 
     def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:
         """Show the line."""
-        self.display.step(training.global_step, record)
-        self.display.record(record)
+        self.step(training.global_step, record)
+        self.record(record)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
         """Take it away."""
-        self.display.stop()
+        self.stop()
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """One line per record: for pipes, files and logs.
 
     Args:
@@ -89,14 +89,8 @@ class PlainDisplay:
         self.first = 0
 
     def start(self, step: int, total: int) -> None:
-        """Show that training begins after `step` of `total` steps."""
+        """Take the time from here on."""
         self.total, self.first, self.begun = total, step, time.monotonic()
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Show nothing at each step."""
-
-    def evaluating(self, done: int, total: int) -> None:
-        """Show nothing at each batch."""
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show one line with everything that was logged at a step."""
@@ -107,18 +101,12 @@ class PlainDisplay:
         elif record["step"] < self.total:
             left = (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
             line += f"  left {duration(left)}"
-        self._say(line)
+        self.note(line)
 
     def note(self, text: str) -> None:
         """Print one line."""
-        self._say(text)
-
-    def stop(self) -> None:
-        """Put nothing away."""
-
-    def _say(self, line: str) -> None:
-        log.info(line)
-        console, line = self.console, printable(line)
+        log.info(text)
+        console, line = self.console, printable(text)
         if console.quiet or console.record or console.is_terminal or console.is_jupyter:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
@@ -157,7 +145,7 @@ def plain_line(record: Mapping[str, Any], total: int, width: int | None = None) 
     return "  ".join(shown)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A progress bar and the figures that matter, drawn in place.
 
     Args:
@@ -171,11 +159,7 @@ class LiveDisplay:
         self.values: dict[str, float] = {}
         self.evaluated: dict[str, float] = {}
         self.total = 0
-        self.progress = Progress(
-            *_columns(),
-            console=console,
-            expand=True,
-        )
+        self.progress = Progress(*_columns(), console=console, expand=True)
         self.task = self.progress.add_task("step", total=None)
         self.evaluation = self.progress.add_task("evaluation", total=None, visible=False)
         self.live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import NonFiniteError, StorageError
@@ -16,30 +17,20 @@ from optrun.training.state import RandomStates, TrainState
 from optrun.training.step import StepResult
 
 
+@dataclass(eq=False)
 class Divergence:
-    """Judges each step.
+    """Judges each step."""
 
-    Args:
-        setup: What took it.
-        run: Where a report goes.
-        checkpoints: Saves the last good state before an end.
-        restore: Puts model, optimizer, random states and callbacks back to a step, and returns the counters from there.
-        note: Tells the user one line.
-    """
-
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        run: RunDir,
-        checkpoints: CheckpointManager,
-        restore: Callable[[int], TrainState],
-        note: Callable[[str], None],
-    ) -> None:
-        self.setup = setup
-        self.run = run
-        self.checkpoints = checkpoints
-        self.restore = restore
-        self.note = note
+    setup: TrainingSetup
+    """What took it."""
+    run: RunDir
+    """Where a report goes."""
+    checkpoints: CheckpointManager
+    """Saves the last good state before an end."""
+    restore: Callable[[int], TrainState]
+    """Puts model, optimizer, random states and callbacks back to a step, and returns the counters from there."""
+    note: Callable[[str], None]
+    """Tells the user one line."""
 
     def judge(
         self, result: StepResult, micro_batches: list[Batch], before: RandomStates | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,46 +17,7 @@ from optrun.training.failures import of_memory_in_evaluation, waiting_for_worker
 from optrun.training.setup import Metrics, TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates
-from optrun.training.step import plain_forward
-
-
-def evaluate(
-    model: torch.nn.Module,
-    batches: Iterable[Batch],
-    metrics: Metrics,
-    *,
-    to_device: Callable[[Batch], Batch],
-    autocast: Callable[[], AbstractContextManager[object]],
-    counted: int | None = None,
-    forward: Callable[[Any, Batch], Any] = plain_forward,
-) -> None:
-    """Run a model over all batches; its mode is put back.
-
-    Args:
-        model: Called with a batch's tensors by name.
-        batches: The evaluation split.
-        metrics: Takes each batch in.
-        to_device: Moves a batch to the model.
-        autocast: The precision of the forward pass.
-        counted: How many batches count; the model runs over those after them because other ranks do. None: all.
-        forward: Runs the model over a batch.
-
-    Raises:
-        OptrunError: Memory does not suffice.
-    """
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for number, batch in enumerate(batches):
-                with of_memory_in_evaluation(batch):
-                    moved = to_device(batch)
-                    with autocast():
-                        outputs = forward(model, moved)
-                    if counted is None or number < counted:
-                        metrics.update(outputs, moved)
-    finally:
-        model.train(training)
+from optrun.training.step import Precision, plain_forward
 
 
 def evaluate_sets(
@@ -66,13 +27,12 @@ def evaluate_sets(
     metrics: Callable[[], Metrics],
     watch: Callable[[Iterator[Batch], int, int], Iterable[Batch]],
     *,
-    to_device: Callable[[Batch], Batch],
-    autocast: Callable[[], AbstractContextManager[object]],
+    precision: Precision,
     world: World = ALONE,
     keep: Callable[[str, Any], object] | None = None,
     forward: Callable[[Any, Batch], Any] = plain_forward,
 ) -> dict[str, float]:
-    """Run a model over every evaluation set.
+    """Run a model over every evaluation set; its mode is put back.
 
     Several ranks share the batches of a set, each example counted once. Where the metrics of a task cannot be merged,
     every rank runs over all of them.
@@ -84,32 +44,46 @@ def evaluate_sets(
         metrics: Makes empty metrics.
         watch: Stands between the batches of a set and the model; told how many batches there were before, and how many
             there are in all.
-        to_device: Moves a batch to the model.
-        autocast: The precision of the forward pass.
+        precision: Of the forward pass, and where the model is.
         world: The ranks.
         keep: Told the name of each set and the metrics of it, which know more than their values; None: nobody asks.
         forward: Runs the model over a batch.
 
     Returns:
         `eval/METRIC`, or `eval/SET/METRIC`, to values.
+
+    Raises:
+        OptrunError: Memory does not suffice, or a metric is no number.
     """
     rank, ranks = (world.rank, world.size) if getattr(metrics(), "mergeable", False) else (0, 1)
     shares = {name: share_of(-(-len(loader.examples) // batch_size), rank, ranks) for name, loader in loaders.items()}
     total = sum(map(len, shares.values()))
     values: dict[str, float] = {}
     before = 0
-    for name, loader in loaders.items():
-        batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
-        found, count = metrics(), -(-len(loader.examples) // batch_size)
-        counted = sum(number < count for number in shares[name])
-        evaluate(model, batches, found, to_device=to_device, autocast=autocast, counted=counted, forward=forward)
-        if ranks > 1:
-            found.merge(world.gather_objects(found.partial()))
-        prefix = f"eval/{name}/" if name else "eval/"
-        values |= {f"{prefix}{metric}": value for metric, value in _numbers(found.compute(), prefix).items()}
-        if keep is not None:
-            keep(name, found)
-        before += len(shares[name])
+    training = model.training
+    model.eval()
+    try:
+        for name, loader in loaders.items():
+            found, count = metrics(), -(-len(loader.examples) // batch_size)
+            counted = sum(number < count for number in shares[name])  # those after them run because other ranks do
+            batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
+            with torch.no_grad():
+                for number, batch in enumerate(batches):
+                    with of_memory_in_evaluation(batch):
+                        moved = precision.to_device(batch)
+                        with precision.autocast():
+                            outputs = forward(model, moved)
+                        if number < counted:
+                            found.update(outputs, moved)
+            if ranks > 1:
+                found.merge(world.gather_objects(found.partial()))
+            prefix = f"eval/{name}/" if name else "eval/"
+            values |= {f"{prefix}{metric}": value for metric, value in _numbers(found.compute(), prefix).items()}
+            if keep is not None:
+                keep(name, found)
+            before += len(shares[name])
+    finally:
+        model.train(training)
     return values
 
 
@@ -125,28 +99,18 @@ def _numbers(values: Mapping[str, Any], prefix: str) -> Mapping[str, float]:
     return values
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Evaluates the model as it stands.
+    """Evaluates the model as it stands."""
 
-    Args:
-        setup: Model and evaluation split.
-        signal_handler: Requests by signal.
-        progress: Told how many batches of how many are done.
-        keep: As for `evaluate_sets`.
-    """
-
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        signal_handler: SignalHandler,
-        progress: Callable[[int, int], None],
-        keep: Callable[[str, Any], object] | None = None,
-    ) -> None:
-        self.setup = setup
-        self.keep = keep
-        self.signal_handler = signal_handler
-        self.progress = progress
-        self.batch_size = setup.config.per_device_eval_batch_size
+    setup: TrainingSetup
+    """Model and evaluation split."""
+    signal_handler: SignalHandler
+    """Requests by signal."""
+    progress: Callable[[int, int], None]
+    """Told how many batches of how many are done."""
+    keep: Callable[[str, Any], object] | None = None
+    """As for `evaluate_sets`."""
 
     def due(self) -> bool:
         """Tell whether an evaluation is due after this step: every `training.eval_steps`, or at an epoch's end."""
@@ -180,11 +144,10 @@ class Evaluator:
                 values = evaluate_sets(
                     model if trained else getattr(model, "_orig_mod", model),
                     setup.eval_loaders,
-                    self.batch_size,
+                    setup.config.per_device_eval_batch_size,
                     setup.task.evaluation,
                     self._until_stopped,
-                    to_device=train_step.to_device,
-                    autocast=train_step.autocast,
+                    precision=train_step,
                     world=train_step.world,
                     keep=self.keep if trained else None,
                     forward=setup.task.forward,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.base.errors import OptrunError
-from optrun.training.callback import Callback, StopRequest, TrainingContext
+from optrun.training.callback import HOOKS, Callback, StopRequest, TrainingContext
 from optrun.training.state import RandomStates
 from optrun.training.step import StepResult
 
@@ -44,8 +43,10 @@ class Hooks:
         self.may_request = bool(callbacks) if may_request is None else may_request
         self.failure: BaseException | None = None
         """The first that one of them raised in a step: the others hear of the step, and it ends with the run saved."""
-        self._final_state: dict[str, Any] | None = None
-        self._own_with: dict[str, Sequence[Callback]] = {}
+        self._final_state: dict[str, object] | None = None
+        every = [*((own.key, own) for own in components), *callbacks.items()]
+        self._stateful: list[tuple[str, Any]] = [(key, one) for key, one in every if hasattr(one, "state_dict")]
+        self._having = {hook: [(key, one) for key, one in every if _has(one, hook)] for hook in HOOKS}
 
     def on_train_begin(self) -> None:
         """Call the hooks before the first step of this start."""
@@ -71,11 +72,7 @@ class Hooks:
             due: What callbacks hear of it: without what the end of the run alone has added to it.
         """
         self.training.step_finished = True
-        for component in self._having("on_log"):
-            self._deferring(partial(self._own, component, "on_log"), record)
-        for key, callback in self.callbacks.items():
-            if _has(callback, "on_log"):
-                self._deferring(partial(self._guarded, key, callback, "on_log"), due)
+        self._call("on_log", record, of_callbacks=due, deferred=True)
 
     def on_save(self, checkpoint: Path) -> None:
         """Call the hooks after each checkpoint."""
@@ -93,9 +90,9 @@ class Hooks:
             Exception: The first, where the run ended well; else it is told, and what ended the run is what counts.
         """
         ended_well, errors = status == "finished", list[Exception]()
-        for component in self._called("on_train_end"):
+        for key, component in self._having["on_train_end"]:
             try:
-                component("failed" if ended_well and errors else status)
+                self._one(key, component, "on_train_end", "failed" if ended_well and errors else status)
             except Exception as error:  # of a user's class, or of a disk
                 errors.append(error)
         if ended_well and errors:
@@ -111,7 +108,7 @@ class Hooks:
 
     # State --------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the states of components that have one, by configuration key, as JSON can hold them.
 
         Raises:
@@ -120,72 +117,55 @@ class Hooks:
         if self._final_state is not None:
             return self._final_state
         states = {}
-        for key, component in self._stateful():
+        for key, component in self._stateful:
             with self._as(key, "state_dict"):
                 state = component.state_dict()
                 _refuse_other_than_json(state)
                 states[key] = to_json(state, where="state_dict")
         return states
 
-    def load_state_dict(self, states: Mapping[str, Any], stop: StopRequest | None) -> None:
+    def load_state_dict(self, states: Mapping[str, object], stop: StopRequest | None) -> None:
         """Put the states of a checkpoint back; a component without one there keeps its own."""
         self.training.stop = stop
-        for key, component in self._stateful():
+        for key, component in self._stateful:
             if key in states:
                 with self._as(key, "load_state_dict"):
                     component.load_state_dict(states[key])
 
-    def _stateful(self) -> Iterator[tuple[str, Any]]:
-        for key, component in [*((own.key, own) for own in self.components), *self.callbacks.items()]:
-            if hasattr(component, "state_dict"):
-                yield key, component
-
     # Calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, hook: str, *args: Any, deferred: bool = False) -> None:
-        for component in self._called(hook):
-            self._deferring(component, *args) if deferred else component(*args)
+    def _call(self, hook: str, *args: object, of_callbacks: object = None, deferred: bool = False) -> None:
+        """Call a hook of each component that has one of its own.
 
-    def _deferring(self, component: partial[None], *args: Any) -> None:
-        """Call a hook; an error of others' code waits until the step is done. What a disk or a number ends, ends now.
+        Args:
+            hook: Its name.
+            *args: What the components are given.
+            of_callbacks: What the user's are given instead; None: the same.
+            deferred: An error of others' code waits until the step is done. What a disk or a number ends, ends now.
 
         Raises:
-            OptrunError: Of optrun's own components.
+            OptrunError: Of optrun's own components; without `deferred` also of the user's.
         """
-        try:
-            component(*args)
-        except Exception as error:
-            if component.func == self._own and isinstance(error, OptrunError | OSError):
-                raise
-            self.failure = self.failure or error
+        for key, component in self._having[hook]:
+            own = key not in self.callbacks
+            try:
+                self._one(key, component, hook, *(args if own or of_callbacks is None else (of_callbacks,)))
+            except Exception as error:
+                if not deferred or (own and isinstance(error, OptrunError | OSError)):
+                    raise
+                self.failure = self.failure or error
 
-    def _called(self, hook: str) -> Iterator[partial[None]]:
-        """Yield the hook of each component that has one of its own."""
-        for component in self._having(hook):
-            yield partial(self._own, component, hook)
-        for key, callback in self.callbacks.items():
-            if _has(callback, hook):
-                yield partial(self._guarded, key, callback, hook)
-
-    def _having(self, hook: str) -> Sequence[Callback]:
-        if hook not in self._own_with:
-            self._own_with[hook] = [component for component in self.components if _has(component, hook)]
-        return self._own_with[hook]
-
-    def _own(self, component: Callback, hook: str, *args: Any) -> None:
-        self.training.caller = component.key
-        try:
+    def _one(self, key: str, component: object, hook: str, *args: object) -> None:
+        with self._watching() if key in self.callbacks else nullcontext(), self._as(key, hook):
             getattr(component, hook)(self.training, *args)
-        finally:
-            self.training.caller = ""
 
-    def _guarded(self, key: str, callback: object, hook: str, *args: Any) -> None:
-        """Call one hook of a user's callback: it watches, and changes nothing of what the run computes."""
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Let a user's callback watch: it changes nothing of what the run computes."""
         model = self.training.model
         states, mode = RandomStates(self.training.setup.train_step.device), model.training
         try:
-            with self._as(key, hook):
-                getattr(callback, hook)(self.training, *args)
+            yield
         finally:  # also where it raises: the step is saved then
             states.restore()
             if model.training != mode:
@@ -220,7 +200,7 @@ def _has(component: object, hook: str) -> bool:
     return found is not None and getattr(found, "__func__", None) is not getattr(Callback, hook)
 
 
-def _refuse_other_than_json(value: Any, where: str = "its result") -> None:
+def _refuse_other_than_json(value: object, where: str = "its result") -> None:
     """Refuse what JSON would hand back as something else.
 
     Raises:

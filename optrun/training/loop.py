@@ -1,88 +1,67 @@
-"""When to step, evaluate, log, save and stop."""
+"""The order of events of training: step, evaluate, log, save, stop."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from optrun.base.errors import NonFiniteError, StoppedEarly, StorageError
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.training import failures
+from optrun.training.batches import Batches
 from optrun.training.checkpointing import CheckpointManager
-from optrun.training.device import peak_memory_bytes
 from optrun.training.divergence import Divergence
 from optrun.training.evaluate import Evaluator
-from optrun.training.exchange import GlobalStep, Requests
 from optrun.training.hooks import Hooks
-from optrun.training.noise_scale import averaged, noise_scale
 from optrun.training.nonfinite import NonfiniteStep
+from optrun.training.progress import Progress, learning_rates
 from optrun.training.ranking import remember_best
-from optrun.training.rates import learning_rates, source_metrics
-from optrun.training.replicas import refuse_parted
+from optrun.training.saving import Saving
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
-from optrun.training.state import RandomStates, digest_of_batches, empty_window
-from optrun.training.step import StepResult
-from optrun.training.throughput import Throughput
+from optrun.training.state import RandomStates, empty_window
 
 
+@dataclass(eq=False)
 class Loop:
     """Trains from where the state stands to the last step.
 
     What is done with a step, a line of metrics, an evaluation or a checkpoint is up to the hooks.
-
-    Args:
-        setup: What is trained, and how far.
-        hooks: Metrics log, display, trackers, summary, early stopping, the user's callbacks.
-        evaluator: Evaluates the model as it stands.
-        checkpoints: Saves.
-        divergence: Judges each step's numbers.
-        signal_handler: Requests by signal.
-        stop_at: Pause after this many optimizer steps, evaluated and saved; None: go to the end.
-        clock: Seconds, monotonic.
-        samples_at_peak: Samples per second of devices that are never idle, for `perf/mfu`; None: not known.
-        started: When the run was started, on that clock; None: now. The time budget counts from there.
     """
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        hooks: Hooks,
-        evaluator: Evaluator,
-        checkpoints: CheckpointManager,
-        divergence: Divergence,
-        signal_handler: SignalHandler,
-        *,
-        stop_at: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        started: float | None = None,
-        samples_at_peak: float | None = None,
-    ) -> None:
-        self.setup = setup
-        self.state = setup.state
-        self.hooks = hooks
-        self.training = hooks.training
-        self.evaluator = evaluator
-        self.checkpoints = checkpoints
-        self.divergence = divergence
-        self.signal_handler = signal_handler
-        self.planned_end = setup.total_steps if stop_at is None else min(setup.total_steps, stop_at)
-        self.clock = clock
-        self.device = setup.train_step.device
-        self.world = setup.train_step.world
-        self.throughput = Throughput(clock, samples_at_peak)
-        self._started = clock() if started is None else started
-        self._begun = clock()
-        self._seconds_before = self.state.seconds
-        self._first_step = self.state.global_step
-        self._steps: Generator[list[Batch]] | None = None
-        checkpoints.on_save = hooks.on_save
+    setup: TrainingSetup
+    """What is trained, and how far."""
+    hooks: Hooks
+    """Metrics log, display, trackers, summary, early stopping, the user's callbacks."""
+    evaluator: Evaluator
+    checkpoints: CheckpointManager
+    divergence: Divergence
+    """Judges each step's numbers."""
+    signal_handler: SignalHandler
+    """Requests by signal."""
+    stop_at: int | None = None
+    """Pause after this many optimizer steps, evaluated and saved; None: go to the end."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
+    started: float | None = None
+    """When the run was started, on that clock; None: now. The time budget counts from there."""
+    samples_at_peak: float | None = None
+    """As for `Progress`."""
+
+    def __post_init__(self) -> None:
+        """Make the parts that fetch, count and save."""
+        setup, self.state, self.training = self.setup, self.setup.state, self.hooks.training
+        self.planned_end = setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
+        self.progress = Progress(setup, self.clock, self.samples_at_peak)
+        started = self.clock() if self.started is None else self.started
+        self.saving = Saving(setup, self.training, self.checkpoints, self.signal_handler, self.progress, started)
+        self.batches = Batches(setup, self.signal_handler, self._before_fork)
+        self.checkpoints.on_save = self.hooks.on_save
 
     @property
     def end(self) -> int:
@@ -100,20 +79,18 @@ class Loop:
             StorageError: A checkpoint could not be saved.
             OptrunError: A callback raised.
         """
-        self._begun = self.clock()
-        self.throughput.reset()
-        self._seconds_before = self.state.seconds
+        self.progress.begin()
         status = "failed"
         try:
-            with contextlib.closing(self.checkpoints), self._naming_workers(), contextlib.ExitStack() as stack:
+            with contextlib.closing(self.checkpoints), self.batches.naming_workers(), contextlib.ExitStack() as stack:
                 stack.callback(failures.kill_workers)  # one that is stuck would be waited for when Python ends
-                stack.callback(self._close_data)
+                stack.callback(self.batches.close)
                 try:
                     self._train()
                 except (StoppedEarly, NonFiniteError, StorageError):
                     raise
                 except (Exception, SystemExit):
-                    self._save_what_is_done()
+                    self.saving.save_what_is_done()
                     raise
             status = "finished"
         except StoppedEarly:
@@ -121,21 +98,6 @@ class Loop:
             raise
         finally:
             self.hooks.on_train_end(status)
-
-    def _save_what_is_done(self) -> None:
-        """Save the steps of this start before it ends with an error, which is what counts whatever becomes of this."""
-        step, done = self.state.global_step, self.state.global_step > self._first_step
-        if not done or not self.checkpoints.enabled or self.setup.train_step.updating or self.world.size > 1:
-            return  # other ranks would have to take part, and do not know
-        try:
-            self.checkpoints.save_now()
-        except (Exception, SystemExit) as error:
-            self.training.note(f"warning: step {step} could not be saved: {type(error).__name__}: {error}")
-        else:
-            self.training.note(f"step {step} is saved, before the run ends with an error")
-
-    def _naming_workers(self) -> AbstractContextManager[None]:
-        return failures.of_workers(lambda: self.state.global_step, self._next_examples)
 
     def _train(self) -> None:
         state = self.state
@@ -149,9 +111,10 @@ class Loop:
         if state.unfinished:
             self._finish_step()
         while state.global_step < self.end:
-            self._stop_if_asked(before_step=True)
+            self.saving.stop_if_asked(before_step=True)
             self._step()
-            self._stop_if_asked()
+            if state.global_step < self.end:
+                self.saving.stop_if_asked()
         if self.checkpoints.enabled:
             self.checkpoints.save_now()
         stopped = self.training.stop is not None and state.global_step >= self.training.stop.step
@@ -167,8 +130,7 @@ class Loop:
         `on_log` hears of it, `on_evaluate` does not.
         """
         metrics = self._evaluated(trained=False)
-        self._begun = self.clock()
-        self.throughput.reset()
+        self.progress.begin()
         if metrics:
             self.state.before_training = metrics
             self._log(metrics, [])
@@ -177,10 +139,15 @@ class Loop:
 
     def _step(self) -> None:
         state, train_step = self.state, self.setup.train_step
+        several = train_step.world.size > 1
         micro_batches = self._fetch()
-        step = self._exchange(micro_batches)
+        count = self.setup.plan.micro_batches(state.position)
+        step = train_step.exchange(micro_batches, self.saving.requests(), count)
+        self.training.save_requested |= step.requests.save
+        if step.requests.stop:
+            self.saving.stop(step.requests.stop)
         # Forward passes that are seeded one by one begin with the same numbers whatever the generators held before.
-        before = RandomStates(self.device) if train_step.seed is None else None
+        before = RandomStates(train_step.device) if train_step.seed is None else None
         # Those of this step: the scheduler moves them on.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         beat(Phase.training)
@@ -190,103 +157,43 @@ class Loop:
         if nonfinite is not None:
             self._roll_back(nonfinite)
             return
-        self._count(result, step)
+        self.progress.count(result, step.facts)
         train_step.updating = False
         state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
         self._finish_step()
         if self.checkpoints.enabled and step.requests.written:
-            self.checkpoints.poll(together=self.world.size > 1)
+            self.checkpoints.poll(together=several)
 
-    def _exchange(self, micro_batches: list[Batch]) -> GlobalStep:
-        """Tell the other ranks of this one's part of the step and of what it was asked for, and hear of theirs.
-
-        Raises:
-            StoppedEarly: One of them was asked to stop.
-        """
-        train_step, handler = self.setup.train_step, self.signal_handler
-        requests = Requests()
-        if self.world.size > 1:
-            spent = self.world.is_main and self._time_is_spent() and self.state.global_step > self._first_step
-            stop = handler.stop_signal or (-1 if spent else 0)
-            requests = Requests(stop, handler.take_save_request(), written=not self.checkpoints.writing)
-        step = train_step.exchange(micro_batches, requests, self.setup.plan.micro_batches(self.state.position))
-        self.training.save_requested |= step.requests.save
-        if step.requests.stop:
-            self._stop(step.requests.stop)
-        return step
+    def _fetch(self) -> list[Batch]:
+        try:
+            return self.batches.fetch()
+        except (Stopped, RuntimeError):
+            # A signal to the whole group may end a worker that was just born before it sets such signals aside.
+            self.saving.stop_if_asked(before_step=True)
+            raise
 
     def _agree_on_requests(self) -> None:
         """Let every rank know what the callbacks, which only one rank has, ask for."""
-        if self.world.size > 1 and self.hooks.may_request:
-            stop, save = self.world.broadcast((self.training.stop, self.training.save_requested))
+        world = self.setup.train_step.world
+        if world.size > 1 and self.hooks.may_request:
+            stop, save = world.broadcast((self.training.stop, self.training.save_requested))
             self.training.stop, self.training.save_requested = stop, save
-
-    def _fetch(self) -> list[Batch]:
-        """Wait for the next step's batches; nothing is lost where a request to stop ends the wait."""
-        loader = self.setup.train_loader
-        beat(Phase.loading, self.state.global_step)
-        try:
-            # Of several ranks none leaves alone: they agree before the forward passes.
-            with self.signal_handler.immediate() if self.world.size == 1 else contextlib.nullcontext():
-                if self._steps is None:
-                    self._before_fork()
-                    world = self.world
-                    self._steps = loader.training(self.setup.plan, self.state.position, world.rank, world.size)
-                with failures.waiting_for_workers(loader.workers, self.setup.config.dataloader_timeout):
-                    return next(self._steps)
-        except Stopped:
-            self._stop_if_asked(before_step=True)
-            raise AssertionError("unreachable") from None
-        except RuntimeError:
-            # A signal to the whole group may end a worker that was just born before it sets such signals aside.
-            self._stop_if_asked(before_step=True)
-            raise
-
-    def _next_examples(self) -> str:
-        indices = [index for keys in next(self.setup.plan.steps(self.state.position)) for _, index in keys]
-        return f"{', '.join(map(str, indices[:16]))}{', ...' if len(indices) > 16 else ''}"
 
     def _before_fork(self) -> None:
         """Prepare to fork loader workers: no other thread may hold a lock at that moment."""
         if self.setup.train_loader.workers and self.checkpoints.enabled:
             self.checkpoints.wait()
 
-    def _close_data(self) -> None:
-        if self._steps is not None:
-            self._steps.close()  # ends the loader's workers
-            self._steps = None
-
-    def _count(self, result: StepResult, step: GlobalStep) -> None:
-        state = self.state
-        state.global_step += 1
-        state.batches_digest = digest_of_batches(state.batches_digest, (fact.digest for fact in step.facts))
-        for fact in step.facts:
-            state.tokens += fact.tokens
-            state.samples += fact.samples
-            self.throughput.add(fact.tokens, fact.samples)
-        if result.finite:
-            state.window_loss += result.loss * result.weight
-            state.window_weight += result.weight
-            state.grad_norm = result.grad_norm
-            state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
-            state.noise = state.noise if result.noise is None else averaged(state.noise, result.noise)
-            for name, sums in zip(self.setup.task.sources, result.by_source or (), strict=False):
-                before = state.window_sources.get(name, [0.0, 0.0, 0.0])
-                state.window_sources[name] = [one + other for one, other in zip(before, sums, strict=True)]
-            for name, total in zip(self.setup.task.measured, result.measures or (), strict=False):
-                state.window_measures[name] = state.window_measures.get(name, 0.0) + total
-        state.seconds = self._seconds_before + self.clock() - self._begun
-
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
         self.checkpoints.wait()
-        self.world.barrier()  # the rank that writes has written what all go back to
-        self._close_data()
+        self.setup.train_step.world.barrier()  # the rank that writes has written what all go back to
+        self.batches.close()
         message = self.divergence.roll_back(nonfinite)
         self.hooks.on_rollback()
         self.checkpoints.save()  # in place of that one: a run that is stopped now does not go back there again
-        self.throughput.reset()
+        self.progress.reset()
         self.training.note(message)
 
     # What follows a step ----------------------------------------------------------------------------------------
@@ -300,14 +207,13 @@ class Loop:
         state, config = self.state, self.setup.config
         evaluation_due, line_due = self.evaluator.due(), state.global_step % config.logging_steps == 0
         evaluate = evaluation_due or self._is_last()
-        kept = ("last",) if evaluation_due else ("last", "best", "ranking", "ranking_losses")
-        before = {name: dict(getattr(state, name)) for name in kept} if evaluate else {}
+        before = state.before_evaluation(due=evaluation_due)
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = self._is_last()  # a hook may have asked for it
-        record: dict[str, Any] = {}
+        record: dict[str, float] = {}
         unscheduled = []
         if (line_due or last) and state.window_weight:
-            record.update(self._training_metrics())
+            record = {**self.progress.metrics(), **self.checkpoints.metrics()}
             if not line_due:
                 unscheduled += ["train/", "lr/", "perf/"]
         record.update(metrics)
@@ -316,17 +222,17 @@ class Loop:
         window = {name: getattr(state, name) for name in empty_window()}
         if line_due or last:
             vars(state).update(empty_window())
-            self.throughput.reset()
+            self.progress.reset()
         self._log(record, unscheduled)
         if unscheduled:
-            scheduled = {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
-            state.without_end = {**before, "last": {**before["last"], **scheduled}}
+            before["last"] |= {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
+            state.without_end = before
         if last and not line_due:
             vars(state).update(window)
         state.unfinished = False
         if self.hooks.failure is not None:
             raise self.hooks.failure
-        self._save_if_due(last=last, evaluated=evaluate)
+        self.saving.save_if_due(last=last, evaluated=evaluate)
 
     def _is_last(self) -> bool:
         return self.state.global_step >= self.end
@@ -340,9 +246,9 @@ class Loop:
         Raises:
             StoppedEarly: There was a request to stop before the end.
         """
-        begun = self.clock()
+        begun = self.progress.clock()
         metrics = self._evaluated()
-        self.throughput.leave_out(self.clock() - begun)
+        self.progress.leave_out(self.progress.clock() - begun)
         if not metrics:
             return {}
         remember_best(self.state, self.setup.ranking, metrics)
@@ -368,31 +274,11 @@ class Loop:
         try:
             return self.evaluator(trained=trained)
         except Stopped as stopped:
-            self._stop(stopped.signal or self.signal_handler.stop_signal or -1)
+            self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
-    def _training_metrics(self) -> dict[str, Any]:
+    def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
         state = self.state
-        values: dict[str, Any] = {
-            "train/loss": state.window_loss / state.window_weight,
-            "train/grad_norm": state.grad_norm,
-            "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
-            **{f"train/{name}": total / state.window_weight for name, total in state.window_measures.items()},
-            **source_metrics(state.window_sources),
-            **state.lrs,
-        }
-        if state.skipped_steps:
-            values["train/skipped_steps"] = state.skipped_steps
-        if state.rollbacks:
-            values["train/rollbacks"] = state.rollbacks
-        values.update(self.throughput.rates())
-        values.update(noise_scale(state.noise) if self.setup.config.noise_scale else {})
-        values["perf/peak_memory_bytes"] = peak_memory_bytes(self.device)
-        values.update(self.checkpoints.metrics())
-        return values
-
-    def _log(self, metrics: Mapping[str, Any], unscheduled: list[str]) -> None:
-        state = self.state
-        record = {
+        record: dict[str, Any] = {
             "step": state.global_step,
             "epoch": round(self.training.epoch, 6),
             "time": round(state.seconds, 3),
@@ -409,67 +295,3 @@ class Loop:
             self.hooks.on_log(record, {name: value for name, value in due.items() if name != "unscheduled"})
             self._agree_on_requests()
         self.training.step_finished = True
-
-    # Saving and stopping ----------------------------------------------------------------------------------------
-
-    def _save_if_due(self, *, last: bool, evaluated: bool) -> None:
-        if self.world.size == 1:  # several ranks agreed on it before the step
-            self.training.save_requested |= self.signal_handler.take_save_request()
-        asked, self.training.save_requested = self.training.save_requested, False
-        checkpoints = self.checkpoints
-        if not checkpoints.enabled:
-            return
-        due = last or asked or checkpoints.scheduled(self.state.global_step)
-        if due or (evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())):
-            begun = self.clock()
-            beat(Phase.saving, self.state.global_step)
-            refuse_parted(self.setup.model, self.world, self.state.global_step)
-            checkpoints.save()
-            self.throughput.leave_out(self.clock() - begun)
-
-    def _stop_if_asked(self, *, before_step: bool = False) -> None:
-        """End here where a signal or the time budget says so.
-
-        Args:
-            before_step: Only a signal counts: each start of a run makes at least one step of progress.
-        """
-        if self.state.global_step >= self.end or self.world.size > 1:
-            return  # several ranks agree on it before the next step's forward passes
-        received = self.signal_handler.stop_signal
-        if received is not None or (self._time_is_spent() and not before_step):
-            self._stop(received or -1)
-
-    def _time_is_spent(self) -> bool:
-        budget = self.setup.config.max_seconds
-        return budget is not None and self.clock() - self._started >= budget
-
-    def _stop(self, request: int) -> NoReturn:
-        """Save and end.
-
-        Args:
-            request: Number of the signal; -1: the time budget is spent.
-
-        Raises:
-            StoppedEarly: Always.
-            StorageError: The save was refused.
-        """
-        step, total, run_dir = self.state.global_step, self.setup.total_steps, self.training.run_dir
-        again = self.training.command(f"resume={run_dir}")
-        why = (
-            f"{signal.Signals(request).name} received"
-            if request > 0
-            else f"the time budget is spent (training.max_seconds={self.setup.config.max_seconds:g})"
-        )
-        if not self.checkpoints.enabled:
-            raise StoppedEarly(
-                f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step 0 with: "
-                + self.training.command("resume=auto", f"hydra.run.dir={run_dir}")
-            )
-        if step == 0:
-            raise StoppedEarly(
-                f"{why} before the first step: there is nothing to save yet. Start again with: {again} (or the same "
-                "command with resume=auto)"
-            )
-        refuse_parted(self.setup.model, self.world, step)
-        self.checkpoints.save_now()
-        raise StoppedEarly(f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: {again}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from optrun.artifacts.objective import loss_beside, rank_steps
 from optrun.config.schema.metric import metric_mode
-from optrun.training.state import TrainState
+from optrun.training.state import Best, TrainState
 
 
 @dataclass
@@ -51,25 +51,28 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
     step = state.global_step
     for name, value in values.items():
         beside = loss_beside(name)
-        found = {"value": value, "step": step, "tied": 1} | ({"loss": values[beside]} if beside in values else {})
+        found: Best = {"value": value, "step": step, "tied": 1}
+        if beside in values:
+            found["loss"] = values[beside]
         state.best[name] = _better_of(state.best.get(name), found, best_mode(name, ranking))
     state.ranking[str(step)] = values[ranking.metric]
     if (loss := values.get(loss_beside(ranking.metric))) is not None:
         state.ranking_losses[str(step)] = loss
 
 
-def _better_of(held: dict[str, float] | None, found: dict[str, float], mode: str) -> dict[str, float]:
+def _better_of(held: Best | None, found: Best, mode: str) -> Best:
     """Choose the better of two evaluations, with how many had its value."""
     if held is None or math.isnan(held["value"]):
         return found
-    both = {int(one["step"]): one for one in (held, found)}
-    values, losses = ({step: one.get(key, math.nan) for step, one in both.items()} for key in ("value", "loss"))
-    better = both[rank_steps(values, losses, mode)[0]]
-    if held["value"] != found["value"]:
-        return better
-    if "tied" not in held:  # of an older optrun, which did not count them
-        return {key: value for key, value in better.items() if key != "tied"}
-    return {**better, "tied": held["tied"] + 1}
+    both = {held["step"]: held, found["step"]: found}
+    values = {step: one["value"] for step, one in both.items()}
+    losses = {step: one.get("loss", math.nan) for step, one in both.items()}
+    better = both[rank_steps(values, losses, mode)[0]].copy()
+    if held["value"] == found["value"]:
+        better["tied"] = held.get("tied", 0) + 1
+        if "tied" not in held:  # of an older optrun, which did not count them
+            del better["tied"]
+    return better
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:

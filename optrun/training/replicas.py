@@ -39,7 +39,7 @@ def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
         first = next(at for at, other in enumerate(every) if other[0] == theirs[0])
         if theirs == every[first]:
             continue
-        told = world.gather_objects((socket.gethostname(), sums if world.rank in (first, rank) else None))
+        told = world.gather_objects((socket.gethostname(), sums if world.rank in (first, rank) else []))
         (_, ours), (host, others) = told[first], told[rank]
         name = next((name for name, *pair in zip(params, ours, others, strict=True) if pair[0] != pair[1]), "names")
         raise OptrunError(

@@ -5,30 +5,53 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Any
+from typing import Annotated, Any, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
+
+Count = Annotated[int, 0]
+"""A whole number, 0 or more."""
+
+
+class Best(TypedDict):
+    """The best value of a metric after training began."""
+
+    value: float
+    step: Count
+    tied: NotRequired[Count]
+    """How many evaluations had that value; missing where an older optrun began."""
+    loss: NotRequired[float]
+    """Of that evaluation."""
+
+
+class Ended(TypedDict, total=False):
+    """What the end of a run has changed, as it was before."""
+
+    best: dict[str, Best]
+    last: dict[str, float]
+    ranking: dict[str, float]
+    ranking_losses: dict[str, float]
 
 
 @dataclass
 class TrainState:
     """Counters; plain values, so that a checkpoint can hold them."""
 
-    global_step: int = 0
+    global_step: Count = 0
     """Optimizer steps done."""
-    tokens: int = 0
+    tokens: Count = 0
     """Tokens trained on, padding left out."""
-    samples: int = 0
+    samples: Count = 0
     """Examples trained on."""
     seconds: float = 0.0
     """Wall time of training, over all resumes."""
-    skipped_steps: int = 0
+    skipped_steps: Count = 0
     """Updates left out because of non-finite numbers."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Count = 0
     window_loss: float = 0.0
     """Sum of losses times weights since the last log line."""
     window_weight: float = 0.0
@@ -41,9 +64,8 @@ class TrainState:
     """Of each thing that the task measures since the last log line: its sum over the examples."""
     noise: list[float] = field(default_factory=list)
     """Moving averages of the variance of an example's gradient and of the squared gradient; empty: not measured."""
-    best: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metric name to its best `value` after training began and its `step`, how many evaluations had that value
-    (`tied`; missing where an older optrun began), and the `loss` of that evaluation."""
+    best: dict[str, Best] = field(default_factory=dict)
+    """By metric name."""
     before_training: dict[str, float] = field(default_factory=dict)
     """Metric name to its value before the first step."""
     last: dict[str, float] = field(default_factory=dict)
@@ -60,13 +82,13 @@ class TrainState:
     """Learning rates of the last step, by metric name."""
     data_shift: int = 0
     """How many steps of data the position is ahead of `global_step`, since the plan of the data was changed."""
-    passed_steps: int = 0
+    passed_steps: Count = 0
     """Steps of data that were passed over when training went back."""
-    rollbacks: int = 0
+    rollbacks: Count = 0
     """How often training went back to a checkpoint because of non-finite numbers."""
     unfinished: bool = False
     """The last step was done, but it was stopped before its evaluation and its metrics line."""
-    without_end: dict[str, Any] = field(default_factory=dict)
+    without_end: Ended = field(default_factory=Ended)
     """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty: as they stand."""
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
@@ -80,6 +102,17 @@ class TrainState:
     def untouched(self) -> bool:
         """Whether the run stands before its first step, and has not been evaluated there."""
         return self.position == 0 and not self.before_training
+
+    def before_evaluation(self, *, due: bool) -> Ended:
+        """Copy what an evaluation is about to change and would not have, had the run not ended here."""
+        if due:
+            return {"last": dict(self.last)}
+        return {
+            "last": dict(self.last),
+            "best": dict(self.best),
+            "ranking": dict(self.ranking),
+            "ranking_losses": dict(self.ranking_losses),
+        }
 
     def go_on(self) -> None:
         """Forget what only the end of the run asked for: it is prolonged, and goes on as if it had not ended there."""
@@ -154,30 +187,56 @@ class RandomStates:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
+        self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
         self._torch = {"torch": torch.get_rng_state()}
         if device.type == "cuda":
             self._torch["cuda"] = torch.cuda.get_rng_state(device)
         if device.type == "mps":
             self._torch["mps"] = torch.mps.get_rng_state()
 
+    @classmethod
+    def unpack(cls, states: Mapping[str, Any], device: torch.device) -> Self:
+        """Read what was packed, tried on generators of their own; no global one is changed.
+
+        Raises:
+            Exception: Whatever a generator raises at what is no state of it.
+        """
+        made = cls(device)
+        version, key, gauss_next = states["python"]
+        made._python = (version, tuple(key), gauss_next)
+        random.Random().setstate(made._python)
+        legacy = states["numpy"]
+        made._numpy = {
+            "bit_generator": legacy["bit_generator"],
+            "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
+            "has_gauss": legacy["has_gauss"],
+            "gauss": legacy["gauss"],
+        }
+        if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
+            raise TypeError(f"python: {gauss_next!r} is no number that comes next")
+        if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
+            raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
+        np.random.RandomState().set_state(made._numpy)
+        made._torch |= {name: _unpack(states[name]) for name in ("torch", "cuda", "mps") if name in states}
+        torch.Generator().set_state(_unpack(states["torch"]))
+        return made
+
     def restore(self) -> None:
         """Put all global generators back."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch["torch"])
-        if "cuda" in self._torch:
+        if self._device.type == "cuda":
             torch.cuda.set_rng_state(self._torch["cuda"], self._device)
-        if "mps" in self._torch:
+        if self._device.type == "mps":
             torch.mps.set_rng_state(self._torch["mps"])
 
     def packed(self) -> dict[str, Any]:
         """Pack as JSON can hold them."""
-        legacy = self._numpy
-        assert isinstance(legacy, dict)
         version, key, position = self._python
+        legacy = self._numpy
         return {
-            **{name: _pack(state) for name, state in self._torch.items()},
+            **{name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in self._torch.items()},
             "python": [version, list(key), position],
             "numpy": {
                 "bit_generator": legacy["bit_generator"],
@@ -187,6 +246,10 @@ class RandomStates:
                 "gauss": float(legacy["gauss"]),
             },
         }
+
+
+def _unpack(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
 def seed_random_states(seed: int, device: torch.device) -> None:
@@ -221,51 +284,3 @@ def seed_of_micro_batch(seed: int, position: int, number: int) -> int:
     """
     text = f"{seed}/{position}/{number}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
-
-
-def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put all global generators back."""
-    python, of_numpy, of_torch = read_random_states(states)
-    torch.set_rng_state(of_torch)
-    random.setstate(python)
-    np.random.set_state(of_numpy)
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(_unpack(states["cuda"]), device)
-    if device.type == "mps" and "mps" in states:
-        torch.mps.set_rng_state(_unpack(states["mps"]))
-
-
-def read_random_states(states: dict[str, Any]) -> tuple[Any, dict[str, Any], torch.Tensor]:
-    """Read the states of Python, numpy and torch's CPU on generators of their own; no global one is changed.
-
-    Raises:
-        Exception: Whatever a generator raises at what is no state of it.
-    """
-    version, key, gauss_next = states["python"]
-    python = (version, tuple(key), gauss_next)
-    random.Random().setstate(python)
-    legacy = states["numpy"]
-    of_numpy = {
-        "bit_generator": legacy["bit_generator"],
-        "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
-        "has_gauss": legacy["has_gauss"],
-        "gauss": legacy["gauss"],
-    }
-    if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
-        raise TypeError(f"python: {gauss_next!r} is no number that comes next")
-    if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
-        raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
-    np.random.RandomState().set_state(of_numpy)
-    of_torch = _unpack(states["torch"])
-    torch.Generator().set_state(of_torch)
-    for name in states.keys() & {"cuda", "mps"}:
-        _unpack(states[name])
-    return python, of_numpy, of_torch
-
-
-def _pack(state: torch.Tensor) -> str:
-    return base64.b64encode(state.cpu().numpy().tobytes()).decode()
-
-
-def _unpack(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -51,17 +51,14 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
+@dataclass(eq=False)
 class Precision:
-    """Autocast dtype and device of a model's forward passes.
+    """Autocast dtype and device of a model's forward passes."""
 
-    Args:
-        device: Where the model is.
-        precision: `fp32`, `bf16` or `fp16`.
-    """
-
-    def __init__(self, device: torch.device, precision: str) -> None:
-        self.device = device
-        self.precision = precision
+    device: torch.device
+    """Where the model is."""
+    precision: str
+    """`fp32`, `bf16` or `fp16`."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return `torch.autocast`, or nothing for fp32."""
@@ -92,16 +89,16 @@ def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
     return found
 
 
-def _trainable(loss: Any) -> torch.Tensor:
+def _trainable(loss: object) -> torch.Tensor:
     """Check that there is something to learn from a loss.
 
     Raises:
         OptrunError: It is no single number, or no parameter has a part in it.
     """
-    if torch.is_tensor(loss) and loss.dim() == 0 and loss.requires_grad:
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
         return loss
-    found = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else f"{type(loss).__name__}"
-    if torch.is_tensor(loss) and loss.dim() == 0:
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         found = "a number that no parameter has a part in (requires_grad is False)"
     raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
 
@@ -136,18 +133,15 @@ class Sums:
         return [math.fsum(values) for values in zip(*ranks, strict=True)]
 
 
+@dataclass(eq=False)
 class BySource:
-    """Adds up what the examples of each source of a mixture lose.
+    """Adds up what the examples of each source of a mixture lose."""
 
-    Args:
-        losses: What the model returned, and the batch, to each example's sum of losses and number of targets.
-        sources: How many there are.
-    """
-
-    def __init__(self, losses: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]], sources: int) -> None:
-        self.losses = losses
-        self.sources = sources
-        self.sums = Sums()
+    losses: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
+    """What the model returned, and the batch, to each example's sum of losses and number of targets."""
+    sources: int
+    """How many there are."""
+    sums: Sums = field(default_factory=Sums)
 
     def add(self, outputs: Any, batch: Batch, sources: torch.Tensor) -> None:
         """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
@@ -162,70 +156,49 @@ class BySource:
         return [total[at : at + 3] for at in range(0, len(total), 3)]
 
 
+@dataclass(eq=False, kw_only=True)
 class TrainStep(Precision):
-    """One optimizer step: micro-batches forward and backward, clip, check, update, schedule.
+    """One optimizer step: micro-batches forward and backward, clip, check, update, schedule."""
 
-    Args:
-        model: What is trained; called with a batch's tensors by name, returns `loss` and `logits`.
-        optimizer: Over its parameters.
-        clip: Clips all gradients, returns their global norm from before; shape ().
-        scheduler: Stepped once after each update.
-        weight: Tokens or examples that the mean loss of a batch is over, or the sum of their class weights.
-        device: Where the model is.
-        precision: `fp32`, `bf16` or `fp16`.
-        loss: What the model returned, and the batch, to the mean loss; shape ().
-        seed: Of dropout; None: the generators are taken as they stand.
-        sizes: Tokens and examples of a batch.
-        world: The ranks that share each step.
-        gradient_sync: Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced
-            over ranks there only.
-        by_source: Adds up the losses of each source of a mixture; None: there is one source.
-        forward: Runs the model over a batch.
-        measure: What the model returned, and the batch, to sums over its examples; None: nothing is measured.
-        measured: How many sums those are.
-        noise_scale: Measures the gradient of each micro-batch; None: nobody asked.
-    """
+    model: torch.nn.Module
+    """What is trained; called with a batch's tensors by name, returns `loss` and `logits`."""
+    optimizer: torch.optim.Optimizer
+    """Over its parameters."""
+    clip: Callable[[torch.optim.Optimizer], torch.Tensor]
+    """Clips all gradients, returns their global norm from before; shape ()."""
+    scheduler: Scheduler
+    """Stepped once after each update."""
+    weight: Callable[[Batch], float]
+    """Tokens or examples that the mean loss of a batch is over, or the sum of their class weights."""
+    loss: Callable[[Any, Batch], torch.Tensor] = own_loss
+    """What the model returned, and the batch, to the mean loss; shape ()."""
+    seed: int | None = 0
+    """Of dropout; None: the generators are taken as they stand."""
+    sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0)  # noqa: ARG005
+    """Tokens and examples of a batch."""
+    world: World = ALONE
+    """The ranks that share each step."""
+    gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext()  # noqa: ARG005
+    """Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced over ranks there
+    only."""
+    by_source: BySource | None = None
+    """Adds up the losses of each source of a mixture; None: there is one source."""
+    forward: Callable[[Any, Batch], Any] = plain_forward
+    """Runs the model over a batch."""
+    measure: Callable[[Any, Batch], torch.Tensor] | None = None
+    """What the model returned, and the batch, to sums over its examples; None: nothing is measured."""
+    measured: int = 0
+    """How many sums those are."""
+    noise_scale: NoiseScale | None = None
+    """Measures the gradient of each micro-batch; None: nobody asked."""
+    updating: bool = field(default=False, init=False)
+    """An update is done that is not counted yet: what is saved meanwhile would fit no step."""
+    scaler: torch.amp.GradScaler = field(init=False)
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        clip: Callable[[torch.optim.Optimizer], torch.Tensor],
-        scheduler: Scheduler,
-        weight: Callable[[Batch], float],
-        device: torch.device,
-        precision: str,
-        loss: Callable[[Any, Batch], torch.Tensor] = own_loss,
-        *,
-        seed: int | None = 0,
-        sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0),  # noqa: ARG005
-        world: World = ALONE,
-        gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext(),  # noqa: ARG005
-        by_source: BySource | None = None,
-        forward: Callable[[Any, Batch], Any] = plain_forward,
-        measure: Callable[[Any, Batch], torch.Tensor] | None = None,
-        measured: int = 0,
-        noise_scale: NoiseScale | None = None,
-    ) -> None:
-        super().__init__(device, precision)
-        self.model = model
-        self.optimizer = optimizer
-        self.clip = clip
-        self.scheduler = scheduler
-        self.weight = weight
-        self.loss = loss
-        self.seed = seed
-        self.sizes = sizes
-        self.world = world
-        self.gradient_sync = gradient_sync
-        self.by_source = by_source
-        self.forward = forward
-        self.measure = measure
-        self.measured = measured
+    def __post_init__(self) -> None:
+        """Make what scales the losses of fp16."""
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._measures = Sums()
-        self.noise_scale = noise_scale
-        self.updating = False
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0) -> StepResult:
         """Do one step.
@@ -269,7 +242,7 @@ class TrainStep(Precision):
             result.noise = self._noise(step, [number for _, number in runs], squares, result.grad_norm)
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
-            self.updating = True  # until it is counted: what is saved in between would fit no step
+            self.updating = True
             self.scaler.step(self.optimizer, *([lambda: result.loss] if follows_loss else []))
             self.scaler.update()
             self.scheduler.step()

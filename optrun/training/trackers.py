@@ -35,7 +35,7 @@ class TrackedRun:
     run_dir: Path
     name: str | None
     """For people; None: the user gave none."""
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """The resolved configuration, flat, with dotted names."""
     start: int
     """Optimizer steps done before; what an earlier process logged after them is void."""
@@ -229,7 +229,7 @@ def build_tracker(
     config: TrackingConfig,
     run_dir: Path,
     run_name: str | None,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     *,
     start: int = 0,
     note: Callable[[str], None] | None = None,
@@ -273,7 +273,7 @@ def _not_installed(package: str) -> ConfigError:
     return ConfigError(f"tracking={package}: the package {package} is not installed. pip install 'optrun[{package}]'")
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def scalars(record: Mapping[str, object]) -> dict[str, float]:
     """Select the numbers of a record, as trackers take them: without `step` and `time`."""
     return {
         name: float(value)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from optrun.artifacts import manifest as manifest_of
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint, slices_of
+from optrun.artifacts.checksum import Entry
 from optrun.artifacts.manifest import foreign_files, problems, read_manifest
 from optrun.artifacts.run_dir import RunDir
 from tests.distributed.shards import (
@@ -109,16 +110,16 @@ def test_torch_reads_the_shards(tmp_path: Path) -> None:
 def shares_its_files(folder: Path, rank: int) -> None:
     hashed, original = [], manifest_of.file_problem
 
-    def noted(path: Path, size: int, checksum: str) -> str | None:
+    def noted(path: Path, entry: Entry) -> str | None:
         hashed.append(path.relative_to(folder).as_posix())
-        return original(path, size, checksum)
+        return original(path, entry)
 
     manifest_of.file_problem = noted
     load_checkpoint(folder, group=group(), lazy=True)
     every: list[list[str]] = [[], []]
     dist.all_gather_object(every, hashed)
     assert min(map(len, every)) == 2
-    assert sorted(name for part in every for name in part) == sorted(read_manifest(folder)["listed"])
+    assert sorted(name for part in every for name in part) == sorted(read_manifest(folder).files)
 
 
 def test_each_rank_hashes_a_share(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_tensors_are_checked_again_in_memory(run: RunDir) -> None:
 
 def test_damaged_tensors_are_named(run: RunDir) -> None:
     path = run.checkpoint(3) / "model.safetensors"
-    expected = read_manifest(run.checkpoint(3))["tensors"]["model.safetensors"]
+    expected = read_manifest(run.checkpoint(3)).tensors["model.safetensors"]
     content = bytearray(path.read_bytes())
     content[-1] ^= 1  # the mask: one byte each, last in the file
     path.write_bytes(content)
@@ -277,6 +277,6 @@ def test_sizes_that_cannot_be(run: RunDir) -> None:
     content = bytearray(path.read_bytes())
     content[:8] = (2**62).to_bytes(8, "little")
     path.write_bytes(content)
-    expected = read_manifest(run.checkpoint(1))["tensors"]["model.safetensors"]
+    expected = read_manifest(run.checkpoint(1)).tensors["model.safetensors"]
     assert "no tensor can be found" in damaged_tensors(path, expected)[0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024

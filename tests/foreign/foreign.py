@@ -29,7 +29,7 @@ from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.foreign import FLAGS, TAKES_LOSS
 from optrun.optimizer.restore import is_helper
 from optrun.runner.resume.restore import restore_state
-from optrun.training.state import RandomStates, restore_random_states, seed_random_states
+from optrun.training.state import RandomStates, seed_random_states
 from tests.faults.checkpoints import make_run
 from tests.resume.test_registry import CPU, Half
 
@@ -185,7 +185,7 @@ def prove(config: RunConfig) -> float:
     assert all(torch.equal(judged[key], snapshot.model[key]) for key in judged), "the checkpoint holds other weights"
     assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
-    restore_random_states(snapshot.metadata.random, CPU)
+    RandomStates.unpack(snapshot.metadata.random, CPU).restore()
     again.steps(WHOLE)
     assert first.digests() == ended, "saving or evaluating changed it"
     assert again.digests() == ended, "it does not come back"

@@ -25,7 +25,7 @@ from optrun.param_groups import build_param_groups
 from optrun.runner.resume.restore import restore_state
 from optrun.runner.snapshot import Snapshots
 from optrun.scheduler import build_scheduler
-from optrun.training.state import RandomStates, TrainState, restore_random_states
+from optrun.training.state import RandomStates, TrainState
 from optrun.training.step import TrainStep
 from tests.faults.checkpoints import make_run
 
@@ -84,7 +84,13 @@ class Half:
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
         clip = build_clip(config.clip)
         self.train_step = TrainStep(
-            self.model, optimizer, clip, scheduler, lambda batch: len(batch["ids"]), CPU, "fp32"
+            CPU,
+            "fp32",
+            model=self.model,
+            optimizer=optimizer,
+            clip=clip,
+            scheduler=scheduler,
+            weight=lambda batch: len(batch["ids"]),
         )
         self.state = TrainState()
         self.take = Snapshots(
@@ -131,7 +137,7 @@ def test_goes_on_as_if_nothing_had_been(optimizer: str, scheduler: str, memory_p
     again, snapshot = Half(config), load_checkpoint(place)
     assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
-    restore_random_states(snapshot.metadata.random, CPU)
+    RandomStates.unpack(snapshot.metadata.random, CPU).restore()
     again.steps(WHOLE)
     assert again.digests() == straight.digests() == first.digests()
     assert [group["lr"] for group in again.train_step.optimizer.param_groups] == rates

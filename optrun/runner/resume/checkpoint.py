@@ -15,10 +15,8 @@ from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_check import check_run, refuse_damaged
 from optrun.artifacts.run_dir import (
     BEST,
-    CURVES,
     HYDRA,
     LAST,
-    LOG,
     MANIFEST,
     METRICS,
     MODEL,
@@ -121,7 +119,7 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
         CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is written behind them.
     """
     refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
-    wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES, SAMPLES)).wrong
+    wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", SAMPLES)).wrong
     for name, fault in wrong.items():
         note(f"warning: {fault} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
     return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong

@@ -25,7 +25,7 @@ from optrun.runner.resume.state_file import refuse_garbage
 from optrun.training.callback import StopRequest
 from optrun.training.ranking import rank_by
 from optrun.training.setup import TrainingSetup
-from optrun.training.state import TrainState, restore_random_states
+from optrun.training.state import RandomStates, TrainState
 from optrun.training.step import TrainStep
 
 _COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
@@ -47,7 +47,7 @@ def stop_request(metadata: CheckpointMetadata, changes: Changes) -> StopRequest 
     """Read the request to end training early, as long as nothing was changed that it may depend on."""
     if metadata.stop is None or not all(map(is_harmless, changes)):
         return None
-    return StopRequest.from_dict(metadata.stop)
+    return StopRequest(**metadata.stop)
 
 
 def restore_state(
@@ -267,7 +267,7 @@ def go_back(
         )
     setup.train_step.optimizer.zero_grad(set_to_none=True)
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
-    restore_random_states(snapshot.metadata.random, setup.train_step.device)
+    RandomStates.unpack(snapshot.metadata.random, setup.train_step.device).restore()
     world.barrier()  # every rank has read it
     for later in checkpoint_folders(run) if world.is_main else ():
         if step_of(later) > snapshot.global_step:

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import read_state
+from optrun.artifacts.checksum import file_problem
 from optrun.artifacts.identity import run_id_of
-from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_other_format
+from optrun.artifacts.manifest import read_manifest, refuse_foreign, refuse_other_format
 from optrun.artifacts.metrics import from_json, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, OtherFormatError
@@ -116,8 +117,8 @@ def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
     for folder in folders:
         try:
             refuse_foreign(folder, run_id)
-            size, checksum = read_manifest(folder)["listed"][names.CHECKPOINT_STATE]
-            if file_problem(folder / names.CHECKPOINT_STATE, size, checksum) is None:
+            entry = read_manifest(folder).files[names.CHECKPOINT_STATE]
+            if file_problem(folder / names.CHECKPOINT_STATE, entry) is None:
                 return folder, from_json(read_state(folder)["config"])
         except OtherFormatError:
             raise

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
-from optrun.artifacts.checksum import ALGORITHMS, checksum_in, digest_of_file
+from optrun.artifacts.checksum import ALGORITHMS, Entry, digest_of
 from optrun.artifacts.manifest import problems, read_manifest
 from optrun.base.errors import CheckpointError
 from tests.faults.checkpoints import edit_manifest, make_run, snapshot
@@ -20,15 +20,16 @@ CONTENT = bytes(range(256)) * 40_000
 
 
 def test_they_are_those_of_the_libraries() -> None:
-    assert digest_of_file(io.BytesIO(CONTENT), "xxh3") == xxhash.xxh3_128_hexdigest(CONTENT)
-    assert digest_of_file(io.BytesIO(CONTENT), "sha256") == hashlib.sha256(CONTENT).hexdigest()
+    assert digest_of(io.BytesIO(CONTENT), "xxh3").hexdigest() == xxhash.xxh3_128_hexdigest(CONTENT)
+    assert digest_of(io.BytesIO(CONTENT)).hexdigest() == hashlib.sha256(CONTENT).hexdigest()
+    for size in (0, 7, 5_000_000, len(CONTENT)):
+        assert digest_of(io.BytesIO(CONTENT), size=size).hexdigest() == hashlib.sha256(CONTENT[:size]).hexdigest()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_checkpoint_says_which_it_has_and_is_held_to_it(tmp_path: Path, algorithm: str) -> None:
     folder = save_checkpoint(make_run(tmp_path / "run"), snapshot(1), None, None, algorithm)
-    listed = read_manifest(folder)["listed"]
-    assert {name: checksum.algorithm for name, (_, checksum) in listed.items()} == {
+    assert {name: entry.algorithm for name, entry in read_manifest(folder).files.items()} == {
         "model.safetensors": algorithm,
         "optimizer.safetensors": algorithm,
         "state.json": "sha256",
@@ -45,7 +46,7 @@ def test_a_checkpoint_says_which_it_has_and_is_held_to_it(tmp_path: Path, algori
 @pytest.mark.parametrize("entry", [{"size": 1}, {"size": 1, "xxh3": "0", "sha256": "0"}, {"size": 1, "md5": "0"}])
 def test_none_two_or_an_unknown_one_is_damage(tmp_path: Path, entry: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="unpack"):
-        checksum_in(entry)
+        Entry.read(entry)
     folder = make_run(tmp_path / "run", (1,)).checkpoint(1)
     edit_manifest(folder, lambda manifest: manifest["files"].__setitem__(0, {"name": "model.safetensors", **entry}))
     with pytest.raises(CheckpointError, match=r"manifest.json: damaged"):

@@ -94,14 +94,14 @@ def test_accumulation_is_weighted_by_the_weights_of_the_targets(
         return torch.tensor(1.0)
 
     step = TrainStep(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.0),
-        clip,
-        SimpleNamespace(step=lambda: None),  # type: ignore[arg-type,unused-ignore]
-        task.weight,
         torch.device("cpu"),
         "fp32",
-        task.loss,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        clip=clip,
+        scheduler=SimpleNamespace(step=lambda: None),  # type: ignore[arg-type,unused-ignore]
+        weight=task.weight,
+        loss=task.loss,
     )
     parts = zip(x.split(cuts), labels.split(cuts), strict=True)
     result = step([{"x": features, "labels": targets} for features, targets in parts])

@@ -54,14 +54,14 @@ def test_the_gradient_is_that_of_one_batch(cuts: list[int], dropout: float) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     nothing: Any = SimpleNamespace(step=lambda: None, metric=None)
     step = ContrastStep(
-        model,
-        optimizer,
-        lambda given: torch.tensor(0.0),
-        nothing,
-        lambda batch: len(batch[TEXTS]),
         CPU,
         "fp32",
-        lambda outputs, batch: rows.compare(rows.represent(outputs, batch), batch),
+        model=model,
+        optimizer=optimizer,
+        clip=lambda given: torch.tensor(0.0),
+        scheduler=nothing,
+        weight=lambda batch: len(batch[TEXTS]),
+        loss=lambda outputs, batch: rows.compare(rows.represent(outputs, batch), batch),
         contrast=rows,
         forward=lambda model, batch: model(batch["x"]),
         seed=3,

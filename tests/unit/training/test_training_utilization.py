@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from optrun.model.flops import step_flops
-from optrun.training.throughput import Throughput
+from optrun.training.progress import Throughput
 from optrun.training.utilization import PEAKS, peak_flops
 
 

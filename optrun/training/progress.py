@@ -1,0 +1,137 @@
+"""What training has seen and how fast it went, counted at each step, and as the metrics of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from optrun.training.device import peak_memory_bytes
+from optrun.training.exchange import MicroBatchFacts
+from optrun.training.noise_scale import averaged, noise_scale
+from optrun.training.setup import TrainingSetup
+from optrun.training.state import digest_of_batches
+from optrun.training.step import StepResult
+
+
+class Throughput:
+    """Counts what was trained on since the last metrics line, and for how long, of training alone.
+
+    Args:
+        clock: Seconds, monotonic.
+        samples_at_peak: Samples per second of devices that are never idle, for `perf/mfu`; None: not known.
+    """
+
+    def __init__(self, clock: Callable[[], float], samples_at_peak: float | None = None) -> None:
+        self.clock = clock
+        self.samples_at_peak = samples_at_peak
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new interval."""
+        self.begun, self.tokens, self.samples = self.clock(), 0, 0
+
+    def add(self, tokens: int, samples: int) -> None:
+        """Count a micro-batch."""
+        self.tokens += tokens
+        self.samples += samples
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out time that something else took: an evaluation, the copy for a checkpoint."""
+        self.begun += seconds
+
+    def rates(self) -> dict[str, float]:
+        """Compute tokens and samples per second, and model FLOPs utilization; nothing if there were none."""
+        elapsed = max(self.clock() - self.begun, 1e-9)
+        counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
+        found = {name: count / elapsed for name, count in counted.items() if count}
+        if self.samples and self.samples_at_peak:
+            found["perf/mfu"] = self.samples / elapsed / self.samples_at_peak
+        return found
+
+
+class Progress(Throughput):
+    """Counts steps into the state of the run.
+
+    Args:
+        setup: What is trained.
+        clock: As for `Throughput`.
+        samples_at_peak: As for `Throughput`.
+    """
+
+    def __init__(self, setup: TrainingSetup, clock: Callable[[], float], samples_at_peak: float | None) -> None:
+        super().__init__(clock, samples_at_peak)
+        self.setup = setup
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to count time: from here on it is that of training."""
+        self.reset()
+        self._training_begun, self._seconds_before = self.begun, self.setup.state.seconds
+
+    def count(self, result: StepResult, facts: Sequence[MicroBatchFacts]) -> None:
+        """Count a step, with the micro-batches of all ranks."""
+        state, task = self.setup.state, self.setup.task
+        state.global_step += 1
+        state.batches_digest = digest_of_batches(state.batches_digest, (fact.digest for fact in facts))
+        for fact in facts:
+            state.tokens += fact.tokens
+            state.samples += fact.samples
+            self.add(fact.tokens, fact.samples)
+        if result.finite:
+            state.window_loss += result.loss * result.weight
+            state.window_weight += result.weight
+            state.grad_norm = result.grad_norm
+            state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
+            state.noise = state.noise if result.noise is None else averaged(state.noise, result.noise)
+            for name, sums in zip(task.sources, result.by_source or (), strict=False):
+                before = state.window_sources.get(name, [0.0, 0.0, 0.0])
+                state.window_sources[name] = [one + other for one, other in zip(before, sums, strict=True)]
+            for name, total in zip(task.measured, result.measures or (), strict=False):
+                state.window_measures[name] = state.window_measures.get(name, 0.0) + total
+        state.seconds = self._seconds_before + self.clock() - self._training_begun
+
+    def metrics(self) -> dict[str, float]:
+        """Compute the metrics of training since the last line."""
+        state = self.setup.state
+        values = {
+            "train/loss": state.window_loss / state.window_weight,
+            "train/grad_norm": state.grad_norm,
+            "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
+            **{f"train/{name}": total / state.window_weight for name, total in state.window_measures.items()},
+            **source_metrics(state.window_sources),
+            **state.lrs,
+        }
+        if state.skipped_steps:
+            values["train/skipped_steps"] = state.skipped_steps
+        if state.rollbacks:
+            values["train/rollbacks"] = state.rollbacks
+        values |= self.rates()
+        values |= noise_scale(state.noise) if self.setup.config.noise_scale else {}
+        return {**values, "perf/peak_memory_bytes": peak_memory_bytes(self.setup.train_step.device)}
+
+
+def learning_rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return `train/lr`, the largest of all groups, and `lr/<layer>` if layers have different ones.
+
+    Args:
+        groups: Parameter groups, with `lr` and, where they were divided by layer, `layer`.
+
+    Example:
+        >>> learning_rates([{"lr": 0.1, "layer": "head"}, {"lr": 0.05, "layer": "block 3"}])
+        {'train/lr': 0.1, 'lr/head': 0.1, 'lr/block_03': 0.05}
+    """
+    layers: dict[str, float] = {}
+    for group in groups:
+        if group.get("layer"):
+            pieces = str(group["layer"]).split()
+            name = "lr/" + "_".join(f"{int(piece):02d}" if piece.isdecimal() else piece for piece in pieces)
+            layers[name] = max(layers.get(name, 0.0), float(group["lr"]))
+    peak = {"train/lr": max(float(group["lr"]) for group in groups)}
+    return {**peak, **layers} if len(set(layers.values())) > 1 else peak
+
+
+def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:
+    """Compute the loss of each source of a mixture, and its share of the examples."""
+    examples = sum(count for _, _, count in window.values())
+    losses = {f"train/loss/{name}": loss / targets for name, (loss, targets, _) in window.items() if targets}
+    return {**losses, **{f"train/share/{name}": count / examples for name, (_, _, count) in window.items()}}
