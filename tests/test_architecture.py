@@ -189,7 +189,7 @@ OTHER_DOORS = {
     "data/stdlib_lines.py": "the standard library",
     "optimizer/kernels/build.py": "optrun's own source",
     # Arrays whose files the cache checked, or that `resolve` looked at, are mapped and not read.
-    "data/shards.py": "maps; reads by place what `refuse_changed` looked at",
+    "data/local_file.py": "reads by place what `refuse_changed` looked at",
     "data/tokens.py": "maps",
     "data/examples.py": "maps",
     "data/encoded.py": "maps",

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
-from optrun.data.cache import digest_of
+from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
 from optrun.data.encoding import UTF8, NotDecodableError, of_one_byte, recoded, wide
-from optrun.data.known_files import content_of
 from optrun.data.reader import quiet, reason
 from optrun.data.reading import Reading
 

@@ -9,9 +9,9 @@ from optrun.base.errors import ConfigError, OptrunError
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest
+from optrun.data.formats import one_format, streamed_format
 from optrun.data.hub_file import HubFile
 from optrun.data.reader import kept_rows, quiet, reason
-from optrun.data.shards import kind_of_stream
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 
@@ -109,7 +109,7 @@ def _whole(split: str, files: list[HubFile]) -> Any:
     """Fetch the rows of an evaluation split, and keep them like those of files."""
     import datasets
 
-    kind = {kind_of_stream(_KEY, file) for file in files}.pop()
+    kind = one_format(_KEY, (streamed_format(_KEY, file) for file in files)).name
     urls = [str(file) for file in files]
 
     def read(cache_dir: str) -> Any:

@@ -8,13 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.base.errors import ConfigError
-from optrun.data.content import refuse_bomb
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import open_file
+from optrun.data.content import begin_of, refuse_bomb
+from optrun.data.encoding import UTF8
 from optrun.data.reader import reason
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+def check_workbook(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
+    """Refuse a file that begins as no workbook does.
+
+    Raises:
+        UnreadableFileError: With what is there instead.
+    """
+    with open_file(path, follow=True) as file:
+        raw = file.read(64)
+    if not raw.startswith(b"PK\x03\x04"):
+        raise UnreadableFileError(f"cannot be read as xlsx: it begins with {begin_of(raw)}, and is no workbook.")
+    return UTF8, ""
 
 
 def read_spreadsheet(asked: Reading) -> Dataset:

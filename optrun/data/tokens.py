@@ -22,8 +22,8 @@ import xxhash
 from optrun.base.errors import ConfigError
 from optrun.base.reading import open_file
 from optrun.config.schema.data import TokensConfig, eval_key
+from optrun.data.cache import known_by
 from optrun.data.files import resolve
-from optrun.data.known_files import remembered
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 
@@ -113,7 +113,7 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
         said = f"{count:,} tokens, {count * item + begin:,} bytes" if count is not None else f"tokens of {item} bytes"
         raise ConfigError(f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to.")
     ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin)) if size > begin else np.zeros(0, dtype)
-    found = remembered(path, f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin))
+    found = known_by(f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin), path)
     return TokenFile(path, ids, *found)
 
 

@@ -347,8 +347,7 @@ def test_each_ending_has_one_format() -> None:
 def test_json_lines_keep_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in the cache of an earlier version are found: their key is of bytes and format alone."""
     from optrun.data import reader
-    from optrun.data.cache import digest
-    from optrun.data.known_files import content_of
+    from optrun.data.cache import content_of, digest
 
     keys: list[str] = []
     kept = reader.kept_rows
