@@ -185,8 +185,6 @@ OTHER_DOORS = {
     "sweeper/devices.py": "what a process that it started printed",
     # Files that came with Python or with optrun.
     "data/stdlib.py": "the standard library",
-    "data/stdlib_chat.py": "the standard library",
-    "data/stdlib_lines.py": "the standard library",
     "optimizer/kernels/build.py": "optrun's own source",
     # Arrays whose files the cache checked, or that `resolve` looked at, are mapped and not read.
     "data/local_file.py": "reads by place what `refuse_changed` looked at",
