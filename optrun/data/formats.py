@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError, OptrunError, UnreadableFileError, did_you_mean
+from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
 from optrun.base.reading import open_file
 from optrun.data.cache import known_by
 from optrun.data.content import (
@@ -27,7 +27,7 @@ from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes, read_saved
 from optrun.data.long_text import LONG, long_text
-from optrun.data.reader import kept_rows, reason
+from optrun.data.reader import kept_rows, reason, understood
 from optrun.data.reading import Reading
 from optrun.data.shapes import refuse_one_object
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
@@ -50,23 +50,23 @@ class Format:
     Attributes:
         name: As `data.format` says it.
         endings: Of the files; none for folders.
-        magic: First bytes of every such file, by which one that is called otherwise is known; empty: it has none.
         check: From a file, this name and the encoding that was said, to its encoding and a sample; raises an
             `UnreadableFileError` that says what the file is instead.
         read: Reads all rows.
         options: What may be said of such files: the keys of `ReadOptions` that mean something to them.
+        magic: First bytes of every such file, by which one that is called otherwise is known; empty: it has none.
         stream: Opens a file whose rows are read in the middle (`data.streaming=true`); None: nothing does.
-        streamed: Endings of files that can be read so.
+        whole: Endings of files that can only be read as a whole all the same.
     """
 
     name: str
     endings: tuple[str, ...]
-    magic: bytes
     check: Callable[[Path, str, str | None], tuple[str, str]]
     read: Callable[[Reading], Dataset | TextRows]
     options: tuple[str, ...] = ()
+    magic: bytes = b""
     stream: Callable[[str, File, Opening], Shard] | None = None
-    streamed: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
 
 def _by_library(kind: str, asked: Reading) -> Dataset:
@@ -87,15 +87,13 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
                 refuse_broken_row(f"{asked.key}={path}", text)
             raise
 
-    try:
+    def why(error: Exception) -> str:
+        none = "corresponds to no data" in str(error)
+        return "no rows in it." if none else f"cannot be read as {kind}: {reason(error)}"
+
+    named = ", ".join(str(path) for path in asked.files[:3]) + (", ..." if len(asked.files) > 3 else "")
+    with understood(f"{asked.key}={named}", why):
         return kept_rows("files", asked.address(kind, str(options)), read)["train"]
-    except OptrunError:
-        raise
-    except Exception as error:  # whatever the reader says, the file and its words are what the user needs
-        if "corresponds to no data" in str(error):
-            raise ConfigError(f"{asked.key}={asked.files[0]}: no rows in it.") from error
-        names = ", ".join(str(path) for path in asked.files[:3]) + (", ..." if len(asked.files) > 3 else "")
-        raise ConfigError(f"{asked.key}={names}: cannot be read as {kind}: {reason(error)}") from error
 
 
 def _json(asked: Reading) -> Dataset:
@@ -112,38 +110,21 @@ def _text(asked: Reading) -> Dataset | TextRows:
     return _by_library("text", asked)
 
 
+_TEXT = ("encoding",)
 _TABLE = ("delimiter", "column_names", "encoding")
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        Format("csv", (".csv",), b"", check_text, partial(read_delimited, kind="csv"), _TABLE),
-        Format("tsv", (".tsv", ".tab"), b"", check_text, partial(read_delimited, kind="tsv"), _TABLE),
-        Format(
-            "json",
-            (".json", ".jsonl", ".ndjson"),
-            b"",
-            check_text,
-            _json,
-            ("encoding",),
-            Lines.open,
-            (".jsonl", ".ndjson"),
-        ),
-        Format(
-            "parquet",
-            (".parquet",),
-            b"PAR1",
-            check_parquet,
-            partial(_by_library, "parquet"),
-            (),
-            Groups.open,
-            (".parquet",),
-        ),
-        Format("arrow", (".arrow", ".feather"), b"ARROW1", _any_content, partial(_by_library, "arrow")),
-        Format("xlsx", (".xlsx",), b"", check_workbook, read_spreadsheet, ("column_names",)),
-        Format("text", (".txt", ".text", ".py", ".md"), b"", check_text, _text, ("encoding",)),
-        Format("conll", (".conll", ".iob", ".iob2", ".bio"), b"", check_text, read_tagged, ("encoding",)),
-        Format("saved", (), b"", _any_content, read_saved),
-        Format("classes", (), b"", _any_content, read_classes, ("encoding",)),
+        Format("csv", (".csv",), check_text, partial(read_delimited, kind="csv"), _TABLE),
+        Format("tsv", (".tsv", ".tab"), check_text, partial(read_delimited, kind="tsv"), _TABLE),
+        Format("json", (".json", ".jsonl", ".ndjson"), check_text, _json, _TEXT, stream=Lines.open, whole=(".json",)),
+        Format("parquet", (".parquet",), check_parquet, partial(_by_library, "parquet"), (), b"PAR1", Groups.open),
+        Format("arrow", (".arrow", ".feather"), _any_content, partial(_by_library, "arrow"), magic=b"ARROW1"),
+        Format("xlsx", (".xlsx",), check_workbook, read_spreadsheet, ("column_names",)),
+        Format("text", (".txt", ".text", ".py", ".md"), check_text, _text, _TEXT),
+        Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
+        Format("saved", (), _any_content, read_saved),
+        Format("classes", (), _any_content, read_classes, _TEXT),
     )
 }
 """Name to format; everything else that knows of formats asks here."""
@@ -205,7 +186,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
             f"{key}={file}: data.streaming=true cannot begin in the middle of a compressed file. Unpack it, or write "
             "it as parquet, which is compressed inside."
         )
-    streamed = {ending: row for row in FORMATS.values() for ending in row.streamed}
+    streamed = {ending: row for ending, row in by_ending().items() if row.stream and ending not in row.whole}
     if ending not in streamed:
         raise ConfigError(
             f"{key}={file}: data.streaming=true reads {', '.join(streamed)}. Write its rows as one of these, or take "
@@ -235,27 +216,24 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
 
     def look() -> tuple[str, str]:
         try:
-            _refuse_magic(path, kind)
+            with open_file(path, follow=True) as file:
+                raw = file.read(64)
+            if raw.startswith(b"version https://git-lfs"):
+                raise UnreadableFileError(
+                    "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
+                )
+            found = next((row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind)
+            if found.name != kind.name:
+                instead = called(path, found.endings[0])
+                raise UnreadableFileError(
+                    f"cannot be read as {kind.name}: its bytes are {found.name}. Call it {instead}."
+                )
             return kind.check(path, kind.name, encoding)
         except UnreadableFileError as error:
             raise ConfigError(f"{key}={path}: {error}") from error
 
     name, shown = known_by(f"content-4 {kind.name} {encoding} {path.name}", look, path)
     return name, shown
-
-
-def _refuse_magic(path: Path, kind: Format) -> None:
-    """Refuse a file by first bytes that are the same in every file of another kind."""
-    with open_file(path, follow=True) as file:
-        raw = file.read(64)
-    if raw.startswith(b"version https://git-lfs"):
-        raise UnreadableFileError(
-            "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
-        )
-    found = next((row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind)
-    if found.name != kind.name:
-        instead = called(path, found.endings[0])
-        raise UnreadableFileError(f"cannot be read as {kind.name}: its bytes are {found.name}. Call it {instead}.")
 
 
 def refuse_other_content(key: str, path: Path, kind: Format) -> None:
