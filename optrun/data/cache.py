@@ -132,8 +132,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
             return aside
         sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(aside.iterdir())}
         (aside / _SEAL).write_text(_seal_of(aside, key, sums), encoding="utf-8")
-        for file in aside.iterdir():
-            _flush(file)
+        for path in aside.iterdir():
+            with open_file(path) as file:
+                os.fsync(file.fileno())
         try:
             aside.rename(folder)
         except OSError:
@@ -156,8 +157,8 @@ def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None)
     """Find out once what costs time.
 
     Args:
-        key: Digest of everything the finding depends on, with the `versions` of packages that decide it. Of a file: what
-            is found out, and how. None: nobody knows it, and it is found out anew.
+        key: Digest of everything the finding depends on, with the `versions` of packages that decide it. With `of`:
+            what is found out, and how. None: nobody knows it, and it is found out anew.
         find: Finds it out; what it returns can be written as JSON, and is the same after that. What it raises is
             raised, and nothing is kept: a later optrun may read what this one refuses.
         of: The file that `find` reads, whose finding holds as long as the file is the same one. It is while its place,
@@ -259,7 +260,7 @@ def _damage(folder: Path, key: str) -> str | None:
         if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
             return "its files are not those that were made"
         states = {name: file_state(folder / name) for name in sealed}
-        doubtful = [name for name, state in states.items() if seal["states"].get(name) != state]
+        doubtful = [name for name, state in states.items() if seal.get("states", {}).get(name) != state]
         for name in doubtful:
             if checksum(chunks_of_file(folder / name)) != sealed[name]:
                 return f"{name} has changed since it was made"
@@ -302,11 +303,3 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
         except OSError:
             continue  # gone meanwhile
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

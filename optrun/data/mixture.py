@@ -7,7 +7,7 @@ block. That is the same distribution as one draw after another, and any place of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -225,18 +225,11 @@ class MixedOrder:
         found = np.empty(len(sources), dtype=np.int64)
         for source in np.unique(sources).tolist():
             own = np.flatnonzero(sources == source)
-            taken = [self._order(source, turn)[part] for turn, part in self._slices(source, numbers[own])]
+            size, begin, end = int(self._mixing.draws.sizes[source]), int(numbers[own[0]]), int(numbers[own[-1]]) + 1
+            passes = spans(range(size, end + size, size), begin, end)  # numbers of a source follow one another
+            taken = [self._order(source, turn)[first:last] for turn, first, last in passes]
             found[own] = self._mixing.begins[source] + np.concatenate(taken)
         return found
-
-    def _slices(self, source: int, numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
-        """Yield numbers that follow one another as slices of the passes over their source."""
-        size, at, end = int(self._mixing.draws.sizes[source]), int(numbers[0]), int(numbers[-1]) + 1
-        while at < end:
-            turn, place = divmod(at, size)
-            last = min(end - turn * size, size)
-            yield turn, slice(place, last)
-            at += last - place
 
     def _order(self, source: int, turn: int) -> Order:
         if (source, turn) not in self._orders:

@@ -9,7 +9,7 @@ training split, and returns one of two things from `read`: `StreamedRows`, an ex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -116,7 +116,7 @@ class StreamRows:
         """Return the same rows, of which only these columns are read."""
         return StreamRows(self.key, self.shards, self.window, list(names), self._whole or self)
 
-    def select(self, indices: Any) -> Dataset:
+    def select(self, indices: Iterable[int]) -> Dataset:
         """Return some rows, in memory."""
         rows = [self.row(int(index)) for index in indices]
         if not rows:

@@ -42,12 +42,12 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
     Raises:
         ConfigError: No such file, one that is cut short or of another format, too few tokens for a block.
     """
-    train = _files("data.train", config.train, config)
+    train = [_open("data.train", path, config) for path in resolve("data.train", config.train)]
     total = sum(len(file.ids) for file in train)
     sets = {}
     for name, paths in config.eval_files():
         key = eval_key(name)
-        files = _files(key, paths, config)
+        files = [_open(key, path, config) for path in resolve(key, paths)]
         sets[name] = _split(files, config, key, 0, sum(len(file.ids) for file in files))
     notes: list[str] = []
     border = total
@@ -78,10 +78,6 @@ def _split(
             "more, or take shorter blocks."
         )
     return Split(blocks, key)
-
-
-def _files(key: str, paths: Any, config: TokensConfig) -> list[TokenFile]:
-    return [_open(key, path, config) for path in resolve(key, paths)]
 
 
 def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
