@@ -161,7 +161,6 @@ OTHER_DOORS = {
     "sweeper/pool.py": "locks",
     "sweeper/storage.py": "cuts the journal that it holds the lock of",
     "sweeper/search.py": "a study of Optuna's",
-    "data/cache.py": "flushes",
     "data/images.py": "an image in memory",
     "training/signals.py": "the null device",
     "cli/dispatch.py": "the null device",
@@ -185,13 +184,10 @@ OTHER_DOORS = {
     "sweeper/devices.py": "what a process that it started printed",
     # Files that came with Python or with optrun.
     "data/stdlib.py": "the standard library",
-    "data/stdlib_chat.py": "the standard library",
-    "data/stdlib_lines.py": "the standard library",
     "optimizer/kernels/build.py": "optrun's own source",
     # Arrays whose files the cache checked, or that `resolve` looked at, are mapped and not read.
-    "data/shards.py": "maps; reads by place what `refuse_changed` looked at",
+    "data/local_file.py": "reads by place what `refuse_changed` looked at",
     "data/tokens.py": "maps",
-    "data/examples.py": "maps",
     "data/encoded.py": "maps",
     "task/stream_labels.py": "maps",
     "data/content.py": "unpacks, counted",

@@ -17,7 +17,7 @@ from optrun.base.errors import ConfigError, StorageError
 from optrun.base.reading import read_json
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.saved import flat, read_config
-from optrun.data.known_files import content_of
+from optrun.data.cache import content_of
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 

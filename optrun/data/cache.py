@@ -1,8 +1,10 @@
-"""What is costly to make and a pure function of its input, kept between runs under a hash of that input.
+"""The memory of the data: what is costly to make and a function of its input, kept between runs.
 
-Each entry is sealed with the checksums of its files, and with their state: size, times, place on the disk. Where the
-state is another one the files are read and compared; what another program did to them is discarded, made anew, and
-told. A disk that turns a bit without a word is not noticed.
+Whole folders are kept by `cached`, under a digest of their input and sealed with the checksums of their files and with
+their state: size, times, place on the disk. If the state is another one the files are read and compared; what another
+program did to them is discarded, made anew, and told. Small findings are kept by `known_by`, under such a digest, too,
+or as long as the file that they were found in is the same one. optrun cannot detect a disk that silently returns wrong
+bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import xxhash
 
 from optrun.base.errors import StorageError
 from optrun.base.reading import open_file, read_json
 
+Found = TypeVar("Found")
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
 _SEAL = "seal.json"
@@ -63,17 +66,32 @@ def versions(*packages: str) -> str:
     return " ".join(f"{package} {version(package)}" for package in packages)
 
 
+def chunks_of_file(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file as they are, a few at a time."""
+    with open_file(path, follow=True) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
 def digest_files(paths: Iterable[Path]) -> str:
     """Compute a hexadecimal sha256 over the content of files, in order, with their borders; read in pieces."""
     total = hashlib.sha256()
     for path in paths:
         size = 0
-        with open_file(path, follow=True) as file:
-            while chunk := file.read(_CHUNK):
-                total.update(chunk)
-                size += len(chunk)
+        for chunk in chunks_of_file(path):
+            total.update(chunk)
+            size += len(chunk)
         total.update(size.to_bytes(8, "big"))
     return total.hexdigest()
+
+
+def checksum(chunks: Iterable[bytes]) -> str:
+    """Compute size and xxh3-128 of a file that is read in pieces."""
+    total, size = xxhash.xxh3_128(), 0
+    for chunk in chunks:
+        total.update(chunk)
+        size += len(chunk)
+    return f"{size} {total.hexdigest()}"
 
 
 def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
@@ -112,9 +130,11 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         make(aside)
         if not lasting:
             return aside
-        _seal(aside, key)
-        for file in aside.iterdir():
-            _flush(file)
+        sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(aside.iterdir())}
+        (aside / _SEAL).write_text(_seal_of(aside, key, sums), encoding="utf-8")
+        for path in aside.iterdir():
+            with open_file(path) as file:
+                os.fsync(file.fileno())
         try:
             aside.rename(folder)
         except OSError:
@@ -133,25 +153,47 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def known_by(key: str, find: Callable[[], Any]) -> Any:
-    """Find out once what costs time and is a pure function of what the key is a digest of.
+def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
+    """Find out once what costs time.
 
     Args:
-        key: As `digest` makes it; with the `versions` of packages that decide what is found.
+        key: Digest of everything the finding depends on, with the `versions` of packages that decide it. With `of`:
+            what is found out, and how. None: nobody knows it, and it is found out anew.
         find: Finds it out; what it returns can be written as JSON, and is the same after that. What it raises is
-            raised, and nothing is kept.
+            raised, and nothing is kept: a later optrun may read what this one refuses.
+        of: The file that `find` reads, whose finding holds as long as the file is the same one. It is while its place,
+            device, inode, size and both of its times are: no program can set back the time of their last change.
+
+    Raises:
+        OSError: There is no such file.
     """
-    memory = cache_dir() / "known" / f"{key[:32]}.json"
+    if key is None:
+        return find()
+    name, state = key, list[int]()
+    seal: dict[str, object] = {"key": key}
+    if of is not None:
+        of = of.resolve()
+        name, state = digest(str(of), key), file_state(of)
+        seal = {"file": str(of), "state": state}
+    memory = cache_dir() / "known" / f"{name[:32]}.json"
     try:
         known = read_json(memory)
-        if known["key"] == key:
-            return known["found"]
+        if known == known | seal:
+            found: Found = known["found"]
+            return found
     except (OSError, ValueError, KeyError, TypeError):
         pass
+    begun = time.time()
     found = find()
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
-        write_whole(memory, json.dumps({"key": key, "found": found}) + "\n")
+    if of is None or (file_state(of) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS):
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
+            write_whole(memory, json.dumps({**seal, "found": found}) + "\n")
     return found
+
+
+def content_of(path: Path) -> str:
+    """Compute a hexadecimal digest of a file's bytes; the file is read as long as that is not known."""
+    return known_by("sha256-1", lambda: digest_files([path]), path)
 
 
 def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
@@ -189,13 +231,14 @@ def discarded() -> list[str]:
     return told
 
 
-def _seal(folder: Path, key: str) -> None:
-    """Write down what the folder holds, for `_damage`."""
-    files = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
-    (folder / _SEAL).write_text(_seal_of(folder, key, files), encoding="utf-8")
-
-
 def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
+    """Write down what the folder holds, for `_damage`.
+
+    Args:
+        folder: The folder.
+        key: Its key.
+        files: Name of each file to its checksum.
+    """
     states = {name: file_state(folder / name) for name in files}
     return json.dumps({"key": key, "files": files, "states": states}, indent=1) + "\n"
 
@@ -212,37 +255,24 @@ def file_state(path: Path) -> list[int]:
 def _damage(folder: Path, key: str) -> str | None:
     """Describe what is not as it was when the folder was sealed; None: nothing."""
     try:
-        seal: Any = read_json(folder / _SEAL)
+        seal = read_json(folder / _SEAL)
         sealed: dict[str, str] = seal["files"]
         if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
             return "its files are not those that were made"
-        known: dict[str, list[int]] = seal.get("states", {})
-        doubtful = [name for name in sealed if known.get(name) != file_state(folder / name)]
-        changed = next((name for name in doubtful if _checksum(folder / name) != sealed[name]), None)
-        if doubtful and changed is None:  # it was copied here, or sealed by an older version
-            _reseal(folder, key, sealed)
+        states = {name: file_state(folder / name) for name in sealed}
+        doubtful = [name for name, state in states.items() if seal.get("states", {}).get(name) != state]
+        for name in doubtful:
+            if checksum(chunks_of_file(folder / name)) != sealed[name]:
+                return f"{name} has changed since it was made"
+        # It was copied here. Its state is remembered, but of files that may change again within a clock's tick.
+        if doubtful and time.time() - max(state[-1] for state in states.values()) / 1e9 > YOUNG_SECONDS:
+            with contextlib.suppress(OSError):
+                write_whole(folder / _SEAL, _seal_of(folder, key, sealed), folder.parent)
     except FileNotFoundError:
         return "it has no checksums"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it cannot be read"
-    return None if changed is None else f"{changed} has changed since it was made"
-
-
-def _reseal(folder: Path, key: str, files: Mapping[str, str]) -> None:
-    """Remember the state in which files were found whole, but of those that may change again within a clock's tick."""
-    if time.time() - max(file_state(folder / name)[-1] for name in files) / 1e9 > YOUNG_SECONDS:
-        with contextlib.suppress(OSError):
-            write_whole(folder / _SEAL, _seal_of(folder, key, files), folder.parent)
-
-
-def _checksum(path: Path) -> str:
-    """Compute size and xxh3-128 of a file, read in pieces."""
-    total, size = xxhash.xxh3_128(), 0
-    with open_file(path, follow=True) as file:
-        while chunk := file.read(_CHUNK):
-            total.update(chunk)
-            size += len(chunk)
-    return f"{size} {total.hexdigest()}"
+    return None
 
 
 def _discard(folder: Path, damage: str) -> bool:
@@ -273,11 +303,3 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
         except OSError:
             continue  # gone meanwhile
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

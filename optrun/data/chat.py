@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.reading import parse_json
 from optrun.config.schema.task import ChatLayout
-from optrun.data.columns import named
-from optrun.data.shapes import columns_in_words
+from optrun.data.columns import named, named_text
+from optrun.data.shapes import columns_in_words, short
 
 if TYPE_CHECKING:
     from optrun.data.source import Source, Split
 
 Message = dict[str, Any]
 """`role`, `content`, and whatever else a template reads, such as `tool_calls`."""
+Cells = Mapping[str, object]
+"""The values of a row by column."""
+Read = TypeVar("Read")
 
 ASSISTANT = "assistant"
 ROLES = frozenset({"system", "developer", "user", ASSISTANT, "tool", "function"})
@@ -42,7 +45,7 @@ class Chat:
     turns: list[Message]
     given: int | None
     """How many turns are the prompt; None: the row does not say."""
-    tools: list[dict[str, Any]] | None
+    tools: list[Message] | None
     row: int | None = field(repr=False)
     """Where it stands in its split, no part of what it is; None: of a stream, which says itself where it is."""
     last_alone: bool = False
@@ -75,6 +78,11 @@ class ChatColumns:
     more: tuple[str, ...]
     """Of those that it takes in where they are there."""
 
+    @property
+    def all(self) -> list[str]:
+        """Names of all columns that are read."""
+        return [*self.names, *self.more]
+
 
 def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
     """Find the columns of chats: as named, else by the names that are usual.
@@ -92,8 +100,7 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
-    text = named(source.columns, "eval_text_column", split) if split is not source.train else None
-    text = text or named(source.columns, "text_column", split)
+    text = named_text(source, split)
     target = named(source.columns, "target_column", split)
     turns = named(source.columns, "messages_column", split)
     there = split.rows.column_names
@@ -142,8 +149,7 @@ def _refuse_beside_turns(source: Source) -> None:
 
 
 def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> None:
-    if wanted not in (None, found):
-        assert wanted is not None
+    if wanted is not None and wanted is not found:
         raise ConfigError(f"task.layout={wanted.value}: {key} names a column of the layout {found.value}.")
 
 
@@ -164,14 +170,28 @@ def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> 
         ConfigError: With the first row that has no assistant's turn, an unknown role, an empty completion, or cells of
             another kind.
     """
-    for row, cells in enumerate(cells_of(split, [*columns.names, *columns.more])):
+    return read_rows(split, columns.all, lambda cells, row: chat_of(cells, columns, roles, row))
+
+
+def read_rows(split: Split, names: Sequence[str], read: Callable[[Cells, int], Read]) -> Iterator[Read]:
+    """Yield what is read of each row.
+
+    Args:
+        split: The rows.
+        names: Columns that are read.
+        read: From the values by column, and where they stand.
+
+    Raises:
+        ConfigError: With the first row that is `Unreadable`.
+    """
+    for row, cells in enumerate(cells_of(split, names)):
         try:
-            yield chat_of(cells, columns, roles, row)
+            yield read(cells, row)
         except Unreadable as error:
             raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
 
 
-def cells_of(split: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
     """Yield the values of each row by column, of these columns alone."""
     names = list(names)
     for batch in split.rows.select_columns(names).iter(batch_size=1000):
@@ -215,14 +235,10 @@ def questions(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES)
     Raises:
         ConfigError: With the first row that cannot be read.
     """
-    for row, cells in enumerate(cells_of(split, [*columns.names, *columns.more])):
-        try:
-            yield _question(cells, columns, roles, row)
-        except Unreadable as error:
-            raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+    return read_rows(split, columns.all, lambda cells, row: _question(cells, columns, roles, row))
 
 
-def _question(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int) -> Chat | str:
+def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int) -> Chat | str:
     asked = cells.get(columns.names[0])
     if columns.layout is ChatLayout.alpaca:
         whole = _alpaca((asked, "-"), cells, _tools(cells.get(_TOOLS)), row)
@@ -257,7 +273,7 @@ def strings(source: Source, split: Split) -> Iterator[str]:
                 yield from leaves(value)
 
 
-def leaves(value: Any) -> Iterator[str]:
+def leaves(value: object) -> Iterator[str]:
     """Yield every text inside a cell."""
     if isinstance(value, str):
         yield value
@@ -270,7 +286,7 @@ class Unreadable(Exception):
     """What is wrong with a row, as the end of a sentence that begins with its number."""
 
 
-def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int | None) -> Chat | Plain:
+def chat_of(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int | None) -> Chat | Plain:
     """Read one row as a conversation, or as two texts.
 
     Args:
@@ -282,9 +298,9 @@ def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str
     Raises:
         Unreadable: It is none.
     """
-    layout, more = columns.layout, cells
+    layout = columns.layout
     values = tuple(cells.get(name) for name in columns.names)
-    tools = _tools(more.get(_TOOLS))
+    tools = _tools(cells.get(_TOOLS))
     if layout is ChatLayout.prompt_completion:
         prompt, completion = values
         if isinstance(prompt, str) or isinstance(completion, str):
@@ -295,7 +311,7 @@ def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str
         _expect_answers(answer, "completion")
         return Chat([*turns, *answer], len(turns), tools, row)
     if layout is ChatLayout.alpaca:
-        return _alpaca(values, more, tools, row)
+        return _alpaca(values, cells, tools, row)
     turns = _turns(values[0], roles, "chat")
     if not turns:
         raise Unreadable("has no turns at all. Leave such rows out.")
@@ -303,75 +319,71 @@ def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str
     return Chat(turns, None, tools, row)
 
 
-def _plain(prompt: Any, completion: Any, row: int | None) -> Plain:
+def _plain(prompt: object, completion: object, row: int | None) -> Plain:
+    texts = []
     for name, value in (("prompt", prompt), ("completion", completion)):
-        if value is not None and not isinstance(value, str):
-            raise Unreadable(f"has a text and a list of turns: its {name} is {_short(value)}. Write both alike.")
-    if not completion or completion.isspace():
+        if not isinstance(value, str | None):
+            raise Unreadable(f"has a text and a list of turns: its {name} is {short(value)}. Write both alike.")
+        texts.append(value or "")
+    if not texts[1].strip():
         raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
-    return Plain(prompt or "", completion, row)
+    return Plain(texts[0], texts[1], row)
 
 
-def _alpaca(values: tuple[Any, ...], more: Mapping[str, Any], tools: Any, row: int | None) -> Chat:
+def _alpaca(values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None) -> Chat:
     instruction, output = values
-    if not isinstance(instruction, str) or not isinstance(output or "", str):
-        raise Unreadable(f"has {_short(values)} as instruction and output, where texts are expected.")
-    if not output or output.isspace():
+    if not isinstance(instruction, str) or not isinstance(output, str | None):
+        raise Unreadable(f"has {short(values)} as instruction and output, where texts are expected.")
+    if not (output or "").strip():
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
     if more.get("input"):
-        question = {
-            "role": "user",
-            "content": f"{instruction}\n\n{more['input']}",
-            "instruction": instruction,
-            "input": more["input"],
-        }
+        whole = f"{instruction}\n\n{more['input']}"
+        question |= {"content": whole, "instruction": instruction, "input": more["input"]}
     system = [{"role": "system", "content": more["system"]}] if more.get("system") else []
     return Chat([*system, question, {"role": ASSISTANT, "content": output}], len(system) + 1, tools, row)
 
 
-def _turns(value: Any, roles: frozenset[str], what: str) -> list[Message]:
+def _turns(value: object, roles: frozenset[str], what: str) -> list[Message]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | type(None)):
-        raise Unreadable(f"has {_short(value)} as its {what}, where a list of turns is expected.")
+        raise Unreadable(f"has {short(value)} as its {what}, where a list of turns is expected.")
     return [_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
 
 
-def _turn(value: Any, number: int, roles: frozenset[str]) -> Message:
+def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
-        raise Unreadable(f'has no turn {number} as {{"role": ..., "content": ...}}: {_short(value)}.')
-    turn: dict[str, Any] = _without_nulls(value)
+        raise Unreadable(f'has no turn {number} as {{"role": ..., "content": ...}}: {short(value)}.')
+    turn: Message = _without_nulls(value)
     if "role" in turn:
         role = turn.pop("role")
     else:
         said = str(turn.pop("from", None))
         role = _SHAREGPT.get(said, said if said in roles else None)
         if role is None:
-            raise Unreadable(f"has an unknown speaker in turn {number}: {_known(said, [*_SHAREGPT, *roles])}")
+            raise Unreadable(
+                f"has an unknown speaker in turn {number}: {said!r}. {did_you_mean(said, [*_SHAREGPT, *roles])}"
+            )
         turn["content"] = turn.pop("value", "")
     if role not in roles:
-        raise Unreadable(f"has an unknown role in turn {number}: {_known(str(role), roles)}")
+        raise Unreadable(f"has an unknown role in turn {number}: {str(role)!r}. {did_you_mean(str(role), roles)}")
     content = _text(turn.pop("content", ""), number)
     if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
         raise Unreadable(f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out.")
     return {"role": role, "content": content, **turn}
 
 
-def _known(name: str, names: Any) -> str:
-    return f"{name!r}. {did_you_mean(name, sorted(set(names)))}"
-
-
-def _text(content: Any, number: int) -> str:
+def _text(content: object, number: int) -> str:
     """Return the text of a turn; of one in parts, their texts joined."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
         if len(texts) < len(parts):
-            raise Unreadable(f"has something else than text in turn {number}: {_short(content)}.")
+            raise Unreadable(f"has something else than text in turn {number}: {short(content)}.")
         return "".join(texts)
     if not isinstance(content, str):
-        raise Unreadable(f"has {_short(content)} as the content of turn {number}, where a text is expected.")
+        raise Unreadable(f"has {short(content)} as the content of turn {number}, where a text is expected.")
     return content
 
 
@@ -381,16 +393,16 @@ def _expect_answers(turns: list[Message], what: str) -> None:
         raise Unreadable(f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out.")
 
 
-def _tools(value: Any) -> list[dict[str, Any]] | None:
+def _tools(value: object) -> list[Message] | None:
     if isinstance(value, str):
         try:
             value = parse_json(value.encode(), "tools") if value.strip() else None
         except ValueError:
-            raise Unreadable(f"has tools that are no JSON: {_short(value)}.") from None
+            raise Unreadable(f"has tools that are no JSON: {short(value)}.") from None
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise Unreadable(f"has {_short(value)} as tools, where a list of JSON schemas is expected.")
+        raise Unreadable(f"has {short(value)} as tools, where a list of JSON schemas is expected.")
     return [_without_nulls(tool) for tool in value]
 
 
@@ -399,8 +411,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"

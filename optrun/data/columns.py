@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.folders import IMAGES
 from optrun.data.long_text import LongText
-from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
+from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested, short
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,35 +84,43 @@ def usual_columns(names: Iterable[str], there: Sequence[str]) -> list[str]:
     return [found for name in names if (found := same_column(name, there)) is not None]
 
 
-def _refuse_plain_text(source: Source, split: Split, wanted: str) -> None:
+def _named_or_usual(
+    source: Source, split: Split, key: str, usual: Sequence[str], hint: Callable[[Split], str] = lambda _: ""
+) -> str:
+    """Find a column: as a key names it, else the only one with a usual name.
+
+    Args:
+        source: Carries the names.
+        split: Where the column must be.
+        key: Of the data.
+        usual: What such a column is called.
+        hint: What else to say where there is none.
+
+    Raises:
+        ConfigError: There is none, or several.
+    """
+    name = named(source.columns, key, split)
+    if name is not None:
+        return name
     if source.columns is None:
+        wanted = f"{key.removesuffix('_column').removesuffix('s')}s"
         raise ConfigError(f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or data=hub.")
+    found = usual_columns(usual, split.rows.column_names)
+    if len(found) == 1:
+        return found[0]
+    raise ConfigError(
+        f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
+        f"{columns_in_words(split.rows)}{hint(split)}"
+    )
 
 
 def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUAL_LABELS) -> str:
     """Find the label column: as named, else the one with a usual name.
 
-    Args:
-        source: Carries the names.
-        split: Where the column must be.
-        usual_names: What such a column is called.
-
     Raises:
         ConfigError: There is none, or both.
     """
-    name = named(source.columns, "label_column", split)
-    if name is not None:
-        return name
-    there = split.rows.column_names
-    _refuse_plain_text(source, split, "labels")
-    usual_names = tuple(usual_names)
-    usual = usual_columns(usual_names, there)
-    if len(usual) == 1:
-        return usual[0]
-    raise ConfigError(
-        f"data.label_column is needed: {split.key} has no single column called {' or '.join(usual_names)}. "
-        f"{columns_in_words(split.rows)}{_headless(split)}"
-    )
+    return _named_or_usual(source, split, "label_column", tuple(usual_names), _headless)
 
 
 def is_headless(split: Split) -> bool:
@@ -189,6 +197,12 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     raise ConfigError(f"{key} is needed: {split.key} has {found}. {columns_in_words(split.rows)}")
 
 
+def named_text(source: Source, split: Split) -> str | None:
+    """Find the column that `data.text_column` names, or `data.eval_text_column` of rows to evaluate on."""
+    own = named(source.columns, "eval_text_column", split) if split is not source.train else None
+    return own or named(source.columns, "text_column", split)
+
+
 def words_column(source: Source, split: Split, labels: str) -> str:
     """Find the column of word lists: as named, else the only one, else the one called `tokens` or `words`.
 
@@ -200,9 +214,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     Raises:
         ConfigError: No such column, or it holds no lists of texts.
     """
-    name = (named(source.columns, "eval_text_column", split) if split is not source.train else None) or named(
-        source.columns, "text_column", split
-    )
+    name = named_text(source, split)
     candidates = [name for name, feature in split.rows.features.items() if _holds_words(feature) and name != labels]
     if name is None:
         usual = usual_columns(USUAL_WORDS, candidates)
@@ -228,7 +240,7 @@ def _no_lists(split: Split) -> str:
     return "" if lists else " Lists are read from json, jsonl and parquet, and from data=hub."
 
 
-def _holds_words(feature: Any) -> bool:
+def _holds_words(feature: object) -> bool:
     return getattr(getattr(feature, "feature", None), "dtype", None) in ("string", "large_string")
 
 
@@ -238,16 +250,7 @@ def target_column(source: Source, split: Split) -> str:
     Raises:
         ConfigError: There is none.
     """
-    name = named(source.columns, "target_column", split)
-    if name is not None:
-        return name
-    _refuse_plain_text(source, split, "targets")
-    usual = usual_columns(["target"], split.rows.column_names)
-    if usual:
-        return usual[0]
-    raise ConfigError(
-        f"data.target_column is needed: {split.key} has no column called target. {columns_in_words(split.rows)}"
-    )
+    return _named_or_usual(source, split, "target_column", ("target",))
 
 
 def choices_column(source: Source, split: Split) -> str:
@@ -256,16 +259,7 @@ def choices_column(source: Source, split: Split) -> str:
     Raises:
         ConfigError: There is none, both, or it holds no lists of texts.
     """
-    name = named(source.columns, "choices_column", split)
-    if name is None:
-        _refuse_plain_text(source, split, "choices")
-        usual = usual_columns(USUAL_CHOICES, split.rows.column_names)
-        if len(usual) != 1:
-            raise ConfigError(
-                f"data.choices_column is needed: {split.key} has no single column called {' or '.join(USUAL_CHOICES)}. "
-                f"{columns_in_words(split.rows)}{_no_lists(split)}"
-            )
-        name = usual[0]
+    name = _named_or_usual(source, split, "choices_column", USUAL_CHOICES, _no_lists)
     if not _holds_words(split.rows.features[name]):
         refuse_mixed(split, name)
         raise ConfigError(
@@ -340,7 +334,7 @@ def refuse_mixed(split: Split, column: str) -> None:
             if here and kind and here != kind:
                 raise ConfigError(
                     f"{split.key}: column {column} mixes kinds of values: row {split.number(where)} has "
-                    f"{_short(first)}, row {split.number(row)} has {_short(value)}. Write all of them alike."
+                    f"{short(first)}, row {split.number(row)} has {short(value)}. Write all of them alike."
                 )
             kind, where, first = (kind, where, first) if kind else (here, row, value)
     if kind in ("a number", "true or false"):
@@ -367,13 +361,13 @@ def texts(split: Split, column: str) -> Iterator[str]:
         text = text_of(value)
         if text is None:
             raise ConfigError(
-                f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
+                f"{split.key}: row {split.number(row)} has {short(value)} in column {column}, where a text is "
                 f"expected. {columns_in_words(split.rows)}"
             )
         yield text
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: object) -> str | None:
     """Return the text of a cell: empty if there is none, the digits of a number; None: it is no text."""
     if isinstance(value, str | LongText):
         return value  # type: ignore[return-value]  # it is cut and measured as a string is
@@ -382,7 +376,7 @@ def text_of(value: Any) -> str | None:
     return str(value) if isinstance(value, int | float) else None
 
 
-def cell_text(row: Mapping[str, Any], column: str) -> str:
+def cell_text(row: Mapping[str, object], column: str) -> str:
     """Return the text of one row's cell.
 
     Raises:
@@ -390,11 +384,11 @@ def cell_text(row: Mapping[str, Any], column: str) -> str:
     """
     text = text_of(row.get(column))
     if text is None:
-        raise ConfigError(f"it has {_short(row[column])} in column {column}, where a text is expected.")
+        raise ConfigError(f"it has {short(row[column])} in column {column}, where a text is expected.")
     return text
 
 
-def cell_list(row: Mapping[str, Any], column: str) -> list[str]:
+def cell_list(row: Mapping[str, object], column: str) -> list[str]:
     """Return the texts of one row's list.
 
     Raises:
@@ -402,10 +396,5 @@ def cell_list(row: Mapping[str, Any], column: str) -> list[str]:
     """
     found = row.get(column)
     if not isinstance(found, list) or any(not isinstance(text, str) for text in found):
-        raise ConfigError(f"it has {_short(found)} in column {column}, where a list of texts is expected.")
+        raise ConfigError(f"it has {short(found)} in column {column}, where a list of texts is expected.")
     return found
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import open_file
@@ -53,7 +53,7 @@ ELSEWHERE = {
 """Ending to what such a file is, and what to do: kinds that people do hand over and that are not read."""
 
 
-def open_bytes(path: Path) -> Any:
+def open_bytes(path: Path) -> IO[bytes]:
     """Open the bytes of a file, unpacked if its ending or its first bytes say that they are compressed."""
     import pyarrow as pa
 
@@ -62,7 +62,8 @@ def open_bytes(path: Path) -> Any:
         return lzma.open(path)
     if compression == "zip":
         return zipfile.ZipFile(path).open(member_of(path))
-    return pa.input_stream(str(path), compression=compression)
+    stream: IO[bytes] = pa.input_stream(str(path), compression=compression)
+    return stream
 
 
 def member_of(path: Path) -> str:
@@ -103,8 +104,16 @@ def chunks_of(path: Path) -> Iterator[bytes]:
     Raises:
         UnreadableFileError: It unpacks to more than any text is packed to.
     """
+    held, unpacked = path.stat().st_size, 0
     with open_bytes(path) as stream:
-        yield from _bounded(iter(lambda: stream.read(_CHUNK), b""), path)
+        while chunk := stream.read(_CHUNK):
+            unpacked += len(chunk)
+            if unpacked > max(_UNPACKED, held * _RATIO):
+                raise UnreadableFileError(
+                    f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text, which packs to a tenth. "
+                    "Unpack it yourself, and give what is in it."
+                )
+            yield chunk
 
 
 def as_utf8(path: Path, encoding: str, folder: Path) -> Path:
@@ -195,23 +204,6 @@ def _fault(path: Path, kind: str, encoding: str) -> str | None:
         line += chunk.count(b"\n")
         blank = blank and not chunk.decode(UTF8, "replace").strip()
     return "cannot be read: no rows in it: nothing but white space." if blank and kind in ("text", "json") else None
-
-
-def _bounded(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """Yield what is unpacked of a file.
-
-    Raises:
-        UnreadableFileError: It is more than any text is packed to.
-    """
-    held, unpacked = path.stat().st_size, 0
-    for chunk in chunks:
-        unpacked += len(chunk)
-        if unpacked > max(_UNPACKED, held * _RATIO):
-            raise UnreadableFileError(
-                f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text, which packs to a tenth. "
-                "Unpack it yourself, and give what is in it."
-            )
-        yield chunk
 
 
 def refuse_bomb(named: str, path: Path) -> None:

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.data.cache import cached, versions
@@ -23,6 +23,7 @@ from optrun.data.encoding import recoded
 from optrun.data.reading import Reading, ReadOptions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 _BLOCK = 32 << 20
@@ -174,7 +175,7 @@ def _understood(key: str, path: Path, dialect: Dialect) -> Iterator[None]:
         raise ConfigError(f"{key}={path}: cannot be read as {kind}: {_reason(str(error), dialect)}") from error
 
 
-def _options(dialect: Dialect, **reading: Any) -> dict[str, Any]:
+def _options(dialect: Dialect, **reading: object) -> dict[str, object]:
     import pyarrow.csv as reader
 
     quotes = {"quote_char": '"', "double_quote": True, "newlines_in_values": True}
@@ -205,7 +206,7 @@ def _header(asked: Reading, path: Path, text: Path, dialect: Dialect) -> list[st
     return names
 
 
-def _batches(path: Path, dialect: Dialect, names: list[str], *, named: bool) -> Iterator[Any]:
+def _batches(path: Path, dialect: Dialect, names: list[str], *, named: bool) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.csv as reader
 

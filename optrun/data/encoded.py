@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -20,10 +20,8 @@ _CHARACTERS = 1 << 21
 MAKERS = ("tokenizers", "transformers", "jinja2")
 """Packages that decide which ids a text or a chat has."""
 
-Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
-"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
 
-
+@runtime_checkable
 class LongRow(Protocol):
     """The ids of a text that are not in memory together."""
 
@@ -37,13 +35,17 @@ class LongRow(Protocol):
         ...
 
 
-def size_of(text: Any) -> int:
+Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
+"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
+
+
+def size_of(text: object) -> int:
     """Count the characters of a text, or of several."""
-    return sum(map(size_of, text)) if isinstance(text, list | tuple) else len(text) if hasattr(text, "__len__") else 0
+    return sum(map(size_of, text)) if isinstance(text, list | tuple) else len(text) if isinstance(text, Sized) else 0
 
 
-def _batches(texts: Iterator[Any]) -> Iterator[list[Any]]:
-    batch: list[Any] = []
+def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
+    batch: list[object] = []
     characters = 0
     for text in texts:
         size = size_of(text)
@@ -57,7 +59,7 @@ def _batches(texts: Iterator[Any]) -> Iterator[list[Any]]:
 
 
 def write_ids(
-    texts: Iterator[Any], encoder: Encoder, longest: int | None, folder: Path, dtype: str, characters: int
+    texts: Iterator[object], encoder: Encoder, longest: int | None, folder: Path, dtype: str, characters: int
 ) -> None:
     """Write ids batch by batch to the disk: the corpus is never in memory as a whole."""
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
@@ -81,7 +83,7 @@ def write_ids(
     np.save(folder / "hashes.npy", np.concatenate(hashes))
 
 
-def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) -> np.ndarray:
+def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, shown: Progress | None) -> np.ndarray:
     """Write ids of texts to a file.
 
     Returns:
@@ -92,7 +94,7 @@ def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) 
     short: list[np.ndarray] = []
     before = 0  # characters of the long texts that are done
     for number, row in enumerate(rows):
-        if not hasattr(row, "pieces"):
+        if not isinstance(row, LongRow):
             short.append(np.asarray(row, dtype=dtype))
             sizes[number] = len(short[-1])
             continue
@@ -119,7 +121,7 @@ def _join(rows: list[np.ndarray], dtype: str) -> np.ndarray:
     return np.concatenate(rows) if rows else np.zeros(0, dtype=dtype)
 
 
-def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
+def _lost(batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
     """Count the tokens that each text of a batch lost; shape (texts,), int64."""
     lost = np.zeros(len(batch), dtype=np.int64)
     full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()

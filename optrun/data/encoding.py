@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from optrun.base.errors import UnreadableFileError
 
@@ -39,13 +40,10 @@ class NotDecodableError(UnreadableFileError):
 
 def wide(head: bytes) -> str | None:
     """Name the encoding of a text of two or four bytes a letter by its first bytes; None: it is none."""
-    marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
-    return marked or _every_other_zero(head)
-
-
-def _every_other_zero(head: bytes) -> str | None:
-    """Guess the order of a UTF-16 text without a mark of it: Latin letters have a zero byte each."""
-    for at, name in ((0, "utf-16be"), (1, "utf-16le")):
+    for mark, name in _MARKS.items():
+        if head.startswith(mark):
+            return name
+    for at, name in ((0, "utf-16be"), (1, "utf-16le")):  # without a mark: Latin letters have a zero byte each
         zeros, letters = head[at:_HEAD:2], head[1 - at : _HEAD : 2]
         shown = sum(byte in _LATIN for byte in letters)  # other bytes are of a file that is no text
         if len(zeros) > 4 and zeros.count(0) > 0.4 * len(zeros) and shown > 0.4 * len(zeros) > 4 * letters.count(0):
@@ -61,9 +59,9 @@ def recoded(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == UTF8 else encoding)()
     line, first = 1, True
-    for chunk, final in _with_last(chunks):
+    for chunk in chain(chunks, [b""]):
         try:
-            text = decoder.decode(chunk, final)
+            text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             raw, at = error.object, error.start
             raise NotDecodableError(
@@ -75,11 +73,6 @@ def recoded(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
         elif text:
             yield text.encode(UTF8, "surrogatepass")
         first = False
-
-
-def _with_last(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    yield from ((chunk, False) for chunk in chunks)
-    yield b"", True
 
 
 def of_one_byte(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from optrun.data.cache import cached, digest, digest_of, known_by, versions
 from optrun.data.encoded import MAKERS, Encoder, mapped, size_of, write_ids
+from optrun.data.kept import mapped_arrays
 from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
@@ -84,8 +85,7 @@ class Examples:
         if self.origin is None:
             return self._fingerprint()
         scalars = (piece for name in sorted(self.scalars) for piece in (name, self.scalars[name].tobytes()))
-        found: str = known_by(digest("examples-1", self.origin, *scalars), self._fingerprint)
-        return found
+        return known_by(digest("examples-1", self.origin, *scalars), self._fingerprint)
 
     def _fingerprint(self) -> str:
         total = hashlib.sha256()
@@ -172,7 +172,7 @@ class InMemory:
         )
 
 
-def _pieces(name: str, value: Any) -> Iterator[str | bytes]:
+def _pieces(name: str, value: object) -> Iterator[str | bytes]:
     parts = value if isinstance(value, list) else [value]
     yield f"{name} {len(parts)}"
     for array in map(np.asarray, parts):
@@ -241,7 +241,7 @@ def limited(examples: SomeExamples, limit: int | None, *, seed: int | None) -> S
 
 
 def encode(
-    texts: Callable[[], Iterator[Any]],
+    texts: Callable[[], Iterator[object]],
     encoder: Encoder,
     key: str,
     *,
@@ -265,7 +265,7 @@ def encode(
         One example per text, mapped from the cache.
     """
 
-    def look_through() -> list[Any]:
+    def look_through() -> tuple[str, int]:
         characters = 0
 
         def said() -> Iterator[str]:
@@ -274,19 +274,17 @@ def encode(
                 characters += size_of(text)
                 yield repr(text)
 
-        return [digest_of(said()), characters]
+        return digest_of(said()), characters
 
-    total, characters = look_through() if content is None else known_by(digest("texts-1", content), look_through)
+    total, characters = known_by(None if content is None else digest("texts-1", content), look_through)
     small = ids_below is not None and ids_below <= _FEW
     dtype = "uint16" if small else "int32"
     name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
     folder = cached("tokens", name, lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters))
-    offsets, lost, hashes = (
-        np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
-        for name in ("offsets", "lost", "hashes")
-    )
+    known = mapped_arrays(folder)
     arrays = {path.stem: mapped(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
-    return Examples(offsets, arrays, lost=None if longest is None else lost, hashes=hashes, origin=name)
+    lost = None if longest is None else known["lost"]
+    return Examples(known["offsets"], arrays, lost=lost, hashes=known["hashes"], origin=name)
 
 
 def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
-from optrun.data.cache import digest, versions
+from optrun.data.cache import content_of, digest, versions
 from optrun.data.encoding import UTF8
 from optrun.data.folders import content_of_folder, files_of, is_read, why_not
-from optrun.data.formats import ENDINGS, check, format_of
-from optrun.data.known_files import content_of
+from optrun.data.formats import FORMATS, by_ending, check, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
@@ -24,12 +23,8 @@ from optrun.data.text_rows import TextRows
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_MEANT_FOR = {
-    "delimiter": ("csv", "tsv"),
-    "column_names": ("csv", "tsv", "xlsx"),
-    "encoding": ("csv", "tsv", "json", "text", "conll", "classes"),
-}
-"""What is said of files, and the formats that it means something to."""
+Paths = str | Path | Sequence[str | Path]
+"""A path or a glob, or several."""
 
 
 def load_files(config: FilesConfig, *, documents: bool) -> Source:
@@ -40,28 +35,31 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     """
     notes: list[str] = []
     options = ReadOptions(config.format, config.delimiter, config.encoding, config.column_names)
-    _refuse_idle(config, options)
+    train_files = resolve("data.train", config.train)
+    held = {name: (eval_key(name), resolve(eval_key(name), paths)) for name, paths in config.eval_files()}
+    _refuse_idle(config, options, held if config.streaming else {"train": ("data.train", train_files), **held})
     if config.streaming:
-        rows: Any = open_stream("data.train", resolve("data.train", config.train), config.shuffle_window, notes)
+        rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
     else:
-        train = _split("data.train", config.train, options, notes, documents=documents)
-    sets = {}
-    for name, paths in config.eval_files():
-        key = eval_key(name)
-        sets[name] = _split(key, paths, options, notes, documents=documents)
-    return Source(train, sets, config, notes=[*notes, *_common_files(config)])
+        train = _split("data.train", train_files, options, notes, documents=documents)
+    sets = {name: _split(key, files, options, notes, documents=documents) for name, (key, files) in held.items()}
+    whole = {path.resolve() for path in train_files}
+    for key, files in held.values():
+        both = [str(path) for path in files if path.resolve() in whole]
+        if both:
+            notes.append(f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows")
+    return Source(train, sets, config, notes=notes)
 
 
-def _refuse_idle(config: FilesConfig, options: ReadOptions) -> None:
+def _refuse_idle(config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]) -> None:
     """Refuse what is said of files and means nothing to any of them."""
     if config.streaming and config.format is not None:
         raise ConfigError(f"data.format={config.format}: a stream is read by its endings. Leave it out.")
-    named = [] if config.streaming else [("data.train", config.train)]
-    named += [(eval_key(name), paths) for name, paths in config.eval_files()]
-    kinds = {format_of(key, path, options.format).name for key, paths in named for path in resolve(key, paths)}
-    for name, formats in _MEANT_FOR.items():
+    kinds = {format_of(key, path, options.format).name for key, paths in files.values() for path in paths}
+    for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
+        formats = [row.name for row in FORMATS.values() if name in row.options]
         if value is not None and not kinds & set(formats):
             raise ConfigError(
                 f"data.{name}={value}: has no effect on {' and '.join(sorted(kinds)) or 'a stream'}; it is read for "
@@ -69,11 +67,10 @@ def _refuse_idle(config: FilesConfig, options: ReadOptions) -> None:
             )
 
 
-def _split(key: str, paths: Any, options: ReadOptions, notes: list[str], *, documents: bool) -> Split:
+def _split(key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool) -> Split:
     """Read rows of files, with a digest of what decides them, by which later findings are remembered."""
-    rows = read_files(key, paths, options, notes, documents=documents)
-    files = resolve(key, paths)
-    contents = map(_content, files)
+    rows, asked = _read(key, files, options, notes, documents=documents)
+    contents = (f"{path.suffixes} {content}" for path, content in zip(files, asked.contents, strict=True))
     said = () if options == ReadOptions() else (repr(options),)
     content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents, *said)
     return Split(rows, key, content=content, folder=files[0].parent)
@@ -84,27 +81,9 @@ def every_file(paths: list[Path]) -> list[Path]:
     return [file for path in paths for file in (files_of(path) if path.is_dir() else [path])]
 
 
-def _content(path: Path) -> str:
-    """Digest a file's bytes with its format."""
-    return f"{path.suffixes} {digest_of_path(path)}"
-
-
-def digest_of_path(path: Path) -> str:
-    """Digest the bytes of a file, or of the files of a folder with their names."""
-    return content_of_folder(path) if path.is_dir() else content_of(path)
-
-
-def _common_files(config: FilesConfig) -> Iterator[str]:
-    train = {path.resolve() for path in resolve("data.train", config.train)}
-    for name, paths in config.eval_files():
-        both = [str(path) for path in resolve(eval_key(name), paths) if path.resolve() in train]
-        if both:
-            yield f"{', '.join(both)}: in data.train and in {eval_key(name)}; evaluation sees training rows"
-
-
 def read_files(
     key: str,
-    paths: Any,
+    paths: Paths,
     options: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
     notes: list[str] | None = None,
     *,
@@ -128,12 +107,14 @@ def read_files(
     Raises:
         ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be read.
     """
-    files = resolve(key, paths)
-    kinds = {(row := format_of(key, path, options.format)).name: row for path in files}
-    if len(kinds) > 1:
-        raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
-    kind = next(iter(kinds.values()))
     told = [] if notes is None else notes
+    return _read(key, resolve(key, paths), options, told, documents=documents)[0]
+
+
+def _read(
+    key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool
+) -> tuple[Dataset | TextRows, Reading]:
+    kind = one_format(key, (format_of(key, path, options.format) for path in files))
     encodings = []
     for path in files:
         if path.is_file() and path.stat().st_size == 0:
@@ -141,16 +122,16 @@ def read_files(
         encoding, shown = check(key, path, kind, options.encoding)
         encodings.append(encoding)
         if encoding != UTF8 and options.encoding is None:
-            told.append(f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)")
-    contents = [digest_of_path(path) for path in files]
-    asked = Reading(key, files, encodings, contents, documents, options, told)
+            notes.append(f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)")
+    contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
+    asked = Reading(key, files, encodings, contents, documents, options, notes)
     rows = kind.read(asked)
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
-    return rows
+    return rows, asked
 
 
-def resolve(key: str, paths: Any) -> list[Path]:
+def resolve(key: str, paths: Paths) -> list[Path]:
     """List the files that paths and globs name, in order, without repeats.
 
     Raises:
@@ -158,7 +139,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
             read.
     """
     found: dict[Path, None] = {}
-    for pattern in paths if isinstance(paths, list | tuple) else [paths]:
+    for pattern in [paths] if isinstance(paths, str | Path) else paths:
         name = str(Path(pattern).expanduser())
         if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
             matches = [name]
@@ -178,7 +159,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
 def _why_nothing(name: str) -> str:
     path = Path(name)
     if path.is_dir():
-        return why_not(path, ENDINGS)
+        return why_not(path, by_ending())
     if path.exists():
         return f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once. Write it to one."
     if glob.has_magic(name):

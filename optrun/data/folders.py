@@ -5,15 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
-from optrun.data.cache import digest_of
+from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
 from optrun.data.encoding import UTF8, NotDecodableError, of_one_byte, recoded, wide
-from optrun.data.known_files import content_of
-from optrun.data.reader import quiet, reason
+from optrun.data.reader import quiet, understood
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
@@ -90,13 +89,8 @@ def read_saved(asked: Reading) -> Dataset:
 
     parts = []
     for folder in asked.files:
-        try:
-            with quiet():
-                parts.append(datasets.load_from_disk(str(folder)))
-        except Exception as error:  # the reader's own, of many kinds
-            raise ConfigError(
-                f"{asked.key}={folder}: cannot be read as save_to_disk wrote it: {reason(error)}"
-            ) from error
+        with understood(f"{asked.key}={folder}: cannot be read as save_to_disk wrote it"), quiet():
+            parts.append(datasets.load_from_disk(str(folder)))
     return datasets.concatenate_datasets(parts)
 
 
@@ -124,7 +118,7 @@ def read_classes(asked: Reading) -> Dataset:
 
 
 def _text(asked: Reading, path: Path, others: dict[str, str]) -> str:
-    said: Any = asked.options.encoding
+    said = asked.options.encoding
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
         name = said or wide(raw) or UTF8

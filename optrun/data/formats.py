@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import glob
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError, OptrunError, UnreadableFileError, did_you_mean
+from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
 from optrun.base.reading import open_file
+from optrun.data.cache import known_by
 from optrun.data.content import (
     COMPRESSED,
     ELSEWHERE,
-    begin_of,
     called,
     check_parquet,
     check_text,
@@ -26,17 +26,17 @@ from optrun.data.content import (
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes, read_saved
-from optrun.data.known_files import remembered
 from optrun.data.long_text import LONG, long_text
-from optrun.data.reader import kept_rows, reason
+from optrun.data.reader import kept_rows, reason, understood
 from optrun.data.reading import Reading
 from optrun.data.shapes import refuse_one_object
-from optrun.data.spreadsheet import read_spreadsheet
+from optrun.data.shards import File, Groups, Lines, Opening, Shard
+from optrun.data.spreadsheet import check_workbook, read_spreadsheet
 from optrun.data.tagged import read_tagged
 from optrun.data.text_rows import TextRows
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, DatasetDict
 
 
 def _any_content(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
@@ -50,19 +50,23 @@ class Format:
     Attributes:
         name: As `data.format` says it.
         endings: Of the files; none for folders.
-        magic: First bytes of every such file, by which one that is called otherwise is known; empty: it has none.
         check: From a file, this name and the encoding that was said, to its encoding and a sample; raises an
             `UnreadableFileError` that says what the file is instead.
         read: Reads all rows.
-        streams: Whether rows can be read in the middle (`data.streaming=true`).
+        options: What may be said of such files: the keys of `ReadOptions` that mean something to them.
+        magic: First bytes of every such file, by which one that is called otherwise is known; empty: it has none.
+        stream: Opens a file whose rows are read in the middle (`data.streaming=true`); None: nothing does.
+        whole: Endings of files that can only be read as a whole all the same.
     """
 
     name: str
     endings: tuple[str, ...]
-    magic: bytes
     check: Callable[[Path, str, str | None], tuple[str, str]]
     read: Callable[[Reading], Dataset | TextRows]
-    streams: bool = False
+    options: tuple[str, ...] = ()
+    magic: bytes = b""
+    stream: Callable[[str, File, Opening], Shard] | None = None
+    whole: tuple[str, ...] = ()
 
 
 def _by_library(kind: str, asked: Reading) -> Dataset:
@@ -73,7 +77,7 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
     options = {"sample_by": by, "encoding": "utf-8-sig"} if kind == "text" else {}
     plain: list[Path] = []
 
-    def read(cache_dir: str) -> Any:
+    def read(cache_dir: str) -> DatasetDict:
         plain[:] = asked.in_utf8(Path(cache_dir) / "utf8")
         names = [glob.escape(str(path.resolve())) for path in plain]
         try:
@@ -83,15 +87,13 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
                 refuse_broken_row(f"{asked.key}={path}", text)
             raise
 
-    try:
+    def why(error: Exception) -> str:
+        none = "corresponds to no data" in str(error)
+        return "no rows in it." if none else f"cannot be read as {kind}: {reason(error)}"
+
+    named = ", ".join(str(path) for path in asked.files[:3]) + (", ..." if len(asked.files) > 3 else "")
+    with understood(f"{asked.key}={named}", why):
         return kept_rows("files", asked.address(kind, str(options)), read)["train"]
-    except OptrunError:
-        raise
-    except Exception as error:  # whatever the reader says, the file and its words are what the user needs
-        if "corresponds to no data" in str(error):
-            raise ConfigError(f"{asked.key}={asked.files[0]}: no rows in it.") from error
-        names = ", ".join(str(path) for path in asked.files[:3]) + (", ..." if len(asked.files) > 3 else "")
-        raise ConfigError(f"{asked.key}={names}: cannot be read as {kind}: {reason(error)}") from error
 
 
 def _json(asked: Reading) -> Dataset:
@@ -108,25 +110,29 @@ def _text(asked: Reading) -> Dataset | TextRows:
     return _by_library("text", asked)
 
 
+_TEXT = ("encoding",)
+_TABLE = ("delimiter", "column_names", "encoding")
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        Format("csv", (".csv",), b"", check_text, partial(read_delimited, kind="csv")),
-        Format("tsv", (".tsv", ".tab"), b"", check_text, partial(read_delimited, kind="tsv")),
-        Format("json", (".json", ".jsonl", ".ndjson"), b"", check_text, _json, streams=True),
-        Format("parquet", (".parquet",), b"PAR1", check_parquet, partial(_by_library, "parquet"), streams=True),
-        Format("arrow", (".arrow", ".feather"), b"ARROW1", _any_content, partial(_by_library, "arrow")),
-        Format("xlsx", (".xlsx",), b"", _any_content, read_spreadsheet),
-        Format("text", (".txt", ".text", ".py", ".md"), b"", check_text, _text),
-        Format("conll", (".conll", ".iob", ".iob2", ".bio"), b"", check_text, read_tagged),
-        Format("saved", (), b"", _any_content, read_saved),
-        Format("classes", (), b"", _any_content, read_classes),
+        Format("csv", (".csv",), check_text, partial(read_delimited, kind="csv"), _TABLE),
+        Format("tsv", (".tsv", ".tab"), check_text, partial(read_delimited, kind="tsv"), _TABLE),
+        Format("json", (".json", ".jsonl", ".ndjson"), check_text, _json, _TEXT, stream=Lines.open, whole=(".json",)),
+        Format("parquet", (".parquet",), check_parquet, partial(_by_library, "parquet"), (), b"PAR1", Groups.open),
+        Format("arrow", (".arrow", ".feather"), _any_content, partial(_by_library, "arrow"), magic=b"ARROW1"),
+        Format("xlsx", (".xlsx",), check_workbook, read_spreadsheet, ("column_names",)),
+        Format("text", (".txt", ".text", ".py", ".md"), check_text, _text, _TEXT),
+        Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
+        Format("saved", (), _any_content, read_saved),
+        Format("classes", (), _any_content, read_classes, _TEXT),
     )
 }
-"""Name to format."""
-ENDINGS = {ending: row for row in FORMATS.values() for ending in row.endings}
-STREAMED = [ending for ending, row in ENDINGS.items() if row.streams and ending != ".json"]
-"""Endings of what can be read in the middle without reading what stands before."""
+"""Name to format; everything else that knows of formats asks here."""
+
+
+def by_ending() -> dict[str, Format]:
+    """Map each ending to its format."""
+    return {ending: row for row in FORMATS.values() for ending in row.endings}
 
 
 def format_of(key: str, path: Path, said: str | None) -> Format:
@@ -138,21 +144,55 @@ def format_of(key: str, path: Path, said: str | None) -> Format:
     if path.is_dir():
         return FORMATS["saved" if (path / "state.json").is_file() else "classes"]
     if said is not None:
-        known = [name for name, row in FORMATS.items() if row.endings]
-        if said not in known:
-            raise ConfigError(f"data.format={said}: no such format. {did_you_mean(said, known)}")
+        names = [name for name, row in FORMATS.items() if row.endings]
+        if said not in names:
+            raise ConfigError(f"data.format={said}: no such format. {did_you_mean(said, names)}")
         return FORMATS[said]
     try:
         ending = Path(name_inside(path)).suffix.lower()
     except UnreadableFileError as error:
         raise ConfigError(f"{key}={path}: {error}") from error
-    if ending not in ENDINGS:
+    known = by_ending()
+    if ending not in known:
         what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
         raise ConfigError(
-            f"{key}={path}: {what}. Known endings: {', '.join(ENDINGS)} (also with {', '.join(COMPRESSED)}); "
+            f"{key}={path}: {what}. Known endings: {', '.join(known)} (also with {', '.join(COMPRESSED)}); "
             f"data.format=NAME says what a file with another one holds."
         )
-    return ENDINGS[ending]
+    return known[ending]
+
+
+def one_format(key: str, found: Iterable[Format]) -> Format:
+    """Return the format that all files have.
+
+    Raises:
+        ConfigError: They have several.
+    """
+    kinds = {row.name: row for row in found}
+    if len(kinds) > 1:
+        raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
+    return next(iter(kinds.values()))
+
+
+def streamed_format(key: str, file: Path | File) -> Format:
+    """Name the format of a file whose rows are read in the middle, by its ending.
+
+    Raises:
+        ConfigError: They cannot be.
+    """
+    ending = Path(str(file)).suffix.lower()
+    if ending in COMPRESSED:
+        raise ConfigError(
+            f"{key}={file}: data.streaming=true cannot begin in the middle of a compressed file. Unpack it, or write "
+            "it as parquet, which is compressed inside."
+        )
+    streamed = {ending: row for ending, row in by_ending().items() if row.stream and ending not in row.whole}
+    if ending not in streamed:
+        raise ConfigError(
+            f"{key}={file}: data.streaming=true reads {', '.join(streamed)}. Write its rows as one of these, or take "
+            "data.streaming=false."
+        )
+    return streamed[ending]
 
 
 def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tuple[str, str]:
@@ -174,40 +214,35 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
     if path.is_dir():
         return UTF8, ""
 
-    def look() -> Sequence[str]:
+    def look() -> tuple[str, str]:
         try:
-            _refuse_magic(path, kind)
+            with open_file(path, follow=True) as file:
+                raw = file.read(64)
+            if raw.startswith(b"version https://git-lfs"):
+                raise UnreadableFileError(
+                    "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
+                )
+            found = next((row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind)
+            if found.name != kind.name:
+                instead = called(path, found.endings[0])
+                raise UnreadableFileError(
+                    f"cannot be read as {kind.name}: its bytes are {found.name}. Call it {instead}."
+                )
             return kind.check(path, kind.name, encoding)
         except UnreadableFileError as error:
             raise ConfigError(f"{key}={path}: {error}") from error
 
-    name, shown = remembered(path, f"content-4 {kind.name} {encoding} {path.name}", look)
+    name, shown = known_by(f"content-4 {kind.name} {encoding} {path.name}", look, path)
     return name, shown
 
 
-def _refuse_magic(path: Path, kind: Format) -> None:
-    """Refuse a file by first bytes that are the same in every file of another kind."""
-    with open_file(path, follow=True) as file:
-        raw = file.read(64)
-    if raw.startswith(b"version https://git-lfs"):
-        raise UnreadableFileError(
-            "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
-        )
-    found = next((row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), None)
-    if kind.name == "xlsx" and not raw.startswith(b"PK\x03\x04"):
-        raise UnreadableFileError(f"cannot be read as xlsx: it begins with {begin_of(raw)}, and is no workbook.")
-    if found is not None and found.name != kind.name:
-        instead = called(path, found.endings[0])
-        raise UnreadableFileError(f"cannot be read as {kind.name}: its bytes are {found.name}. Call it {instead}.")
-
-
-def refuse_other_content(key: str, path: Path, kind: str) -> None:
+def refuse_other_content(key: str, path: Path, kind: Format) -> None:
     """Refuse what `check` refuses, and a text that is no UTF-8: it is to be read where it lies.
 
     Raises:
         ConfigError: With the file, and what it is.
     """
-    encoding, _ = check(key, path, FORMATS[kind])
+    encoding, _ = check(key, path, kind)
     if encoding != UTF8:
         new = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
         raise ConfigError(

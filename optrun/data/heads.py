@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -16,7 +16,7 @@ _ALPACA, _MORE, _TOOLS = frozenset({"instruction", "output"}), frozenset({"input
 """Columns of chats that are taken in where they are there (`optrun.data.chat`): of Alpaca's rows, and of any chat."""
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Dataset:
+def table(rows: Sequence[Mapping[str, object]]) -> Dataset:
     """Make a table with all columns that any row has; `Dataset.from_list` knows those of the first one alone.
 
     A column that the first row lacks and that has values of several types is there as JSON: it may be one that nobody
@@ -41,7 +41,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Dataset:
     return Dataset.from_dict(values, features=Features(features))
 
 
-def widened(first: Dataset, count: int, features: Mapping[str, Any]) -> Dataset:
+def widened(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
     """Add further columns to the first rows, which are empty there.
 
     Args:
@@ -56,7 +56,7 @@ def widened(first: Dataset, count: int, features: Mapping[str, Any]) -> Dataset:
     return concatenate_datasets([first.select_columns(there), empty], axis=1) if there else empty
 
 
-def unread(columns: Collection[str], first: Mapping[str, Any], known: Collection[str]) -> frozenset[str]:
+def unread(columns: Collection[str], first: Mapping[str, object], known: Collection[str]) -> frozenset[str]:
     """List names that would be among the columns to read, had the first rows of a file had them.
 
     Args:

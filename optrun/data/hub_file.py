@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import OptrunError
+from optrun.data.cache import Found, digest, known_by
+from optrun.data.parts import Recent, spans
+
+if TYPE_CHECKING:
+    import numpy as np
+    from huggingface_hub import HfFileSystem
+    from typing_extensions import Buffer
 
 BLOCK = 4 << 20
 """Bytes that are fetched together, where fewer are asked for."""
 _KEPT = 32
 """Blocks that stay in the memory of a process."""
-_blocks: OrderedDict[tuple[HubFile, int], bytes] = OrderedDict()
+_blocks: Recent[tuple[HubFile, int], bytes] = Recent(_KEPT)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,21 @@ class HubFile:
         """What another file has not: size and digest."""
         return f"{self.size} {self.digest}"
 
+    def identified(self, read: Callable[[], str]) -> str:  # noqa: ARG002
+        """Return `content`: nothing is read for it."""
+        return self.content
+
+    def refuse_changed(self) -> None:
+        """Do nothing: what a commit holds never changes."""
+
+    def part_of(self, places: np.ndarray) -> np.ndarray:
+        """Number the block in which each byte lies; shape (places,), int64."""
+        return places // BLOCK
+
+    def known(self, key: str, find: Callable[[], Found]) -> Found:
+        """Find out of it once what `known_by` keeps; the hub's digest says which file it is."""
+        return known_by(digest(key, self.content), find)
+
     def read(self, begin: int, size: int) -> bytes:
         """Read some of its bytes: of a few the blocks they are in, which stay a while.
 
@@ -55,20 +76,12 @@ class HubFile:
         end = min(begin + size, self.size)
         if end - begin >= BLOCK:
             return self._fetched(begin, end)
-        found = b""
-        for number in range(begin // BLOCK, -(-end // BLOCK)):
-            first = number * BLOCK
-            found += self._block(number)[max(begin - first, 0) : end - first]
-        return found
+        ends = range(BLOCK, self.size + BLOCK, BLOCK)
+        return b"".join(self._block(number)[first:last] for number, first, last in spans(ends, begin, end))
 
     def _block(self, number: int) -> bytes:
-        place = (self, number)
-        if place not in _blocks:
-            _blocks[place] = self._fetched(number * BLOCK, min((number + 1) * BLOCK, self.size))
-            while len(_blocks) > _KEPT:
-                _blocks.popitem(last=False)
-        _blocks.move_to_end(place)
-        return _blocks[place]
+        fetch = partial(self._fetched, number * BLOCK, min((number + 1) * BLOCK, self.size))
+        return _blocks.read((self, number), fetch)
 
     def _fetched(self, begin: int, end: int) -> bytes:
         try:
@@ -89,7 +102,7 @@ class HubFile:
         return found
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield all of it, from the beginning; at the end it is compared with its digest.
+        """Yield all of it, from the beginning, as no parts stay; at the end it is compared with its digest.
 
         Raises:
             OptrunError: The hub does not give it, or gives other bytes.
@@ -135,16 +148,17 @@ class _Opened(io.RawIOBase):
         self._at = offset + (0, self._at, self._file.size)[whence]
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Buffer) -> int:
         """Read as much as there is room for."""
-        found = self._file.read(self._at, len(buffer))
-        buffer[: len(found)] = found
+        room = memoryview(buffer).cast("B")
+        found = self._file.read(self._at, len(room))
+        room[: len(found)] = found
         self._at += len(found)
         return len(found)
 
 
 @cache
-def _file_system() -> Any:
+def _file_system() -> HfFileSystem:
     from huggingface_hub import HfFileSystem
 
     return HfFileSystem()

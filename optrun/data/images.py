@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import digest, digest_of
 from optrun.data.source import Split
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _LARGEST = 2**28
 """Bytes of a file."""
@@ -41,7 +44,7 @@ class Encoded:
     where: str
     """For messages: split, row, and file where there is one."""
 
-    def decoded(self) -> Any:
+    def decoded(self) -> Image:
         """Decode to a PIL image, turned as its camera says.
 
         Raises:
@@ -53,7 +56,7 @@ class Encoded:
             raise ConfigError(f"{self.where}: {error}") from error
 
 
-def decoded(content: bytes) -> Any:
+def decoded(content: bytes) -> Image:
     """Decode an encoded image to a PIL image, turned as its camera says.
 
     Raises:
@@ -70,12 +73,11 @@ def decoded(content: bytes) -> Any:
         raise ConfigError(f"this image cannot be decoded: {error}") from error
 
 
-def content_of(value: Any) -> bytes | str | None:
+def content_of(value: object) -> bytes | str | None:
     """Return the bytes of a cell, or the path of its file; None or empty: it has no image."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
-    found: bytes | str | None = value
-    return found
+    return value if isinstance(value, bytes | str) else None
 
 
 class Images:

@@ -14,6 +14,13 @@ _PIECE = 1 << 20
 """Values that are looked at together."""
 
 
+def mapped_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Map each array of a folder of the cache, by its name."""
+    return {
+        path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in sorted(folder.glob("*.npy"))
+    }
+
+
 def kept(kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Find once what `find` finds, and keep it.
 
@@ -32,10 +39,7 @@ def kept(kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]
         for name, array in find().items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
-    folder = cached(kind, key, make)
-    return {
-        path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in sorted(folder.glob("*.npy"))
-    }
+    return mapped_arrays(cached(kind, key, make))
 
 
 def as_array(texts: Iterable[str]) -> np.ndarray:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -199,8 +199,8 @@ def _good(batch: Batch) -> Batch:
     Raises:
         OptrunError: What was wrong with one of its examples.
     """
-    error: Any = batch.get(_REFUSED)
-    if error is not None:
+    error: object = batch.get(_REFUSED)
+    if isinstance(error, OptrunError):
         raise error
     return batch
 
@@ -244,7 +244,7 @@ class BatchLoader:
     workers: int
     pin_memory: bool = False
 
-    def _loader(self, batches: Any, stream: str) -> DataLoader[Any]:
+    def _loader(self, batches: Iterable[list[Key]], stream: str) -> DataLoader[Example]:
         return DataLoader(
             _Keyed(self.examples, self.transform, self.seed, stream),
             batch_sampler=batches,
@@ -270,7 +270,7 @@ class BatchLoader:
         micro_batches = (
             keys[number % len(keys)] for keys in plan.steps(start) for number in share_of(len(keys), rank, ranks)
         )
-        batches = iter(self._loader(_Stream(micro_batches), "example"))
+        batches = iter(self._loader(micro_batches, "example"))
         step = start
         try:
             while True:
@@ -305,13 +305,3 @@ def _begin_worker(_: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-class _Stream:
-    """An iterator that may be handed to a loader as its batch sampler, once."""
-
-    def __init__(self, batches: Iterator[list[Key]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self.batches

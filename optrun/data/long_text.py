@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import codecs
 import io
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from optrun.base.reading import open_file
-from optrun.data.known_files import remembered
+from optrun.data.cache import known_by
+from optrun.data.parts import Recent, spans
 
 LONG = 16 << 20
 """Bytes from which a text file is read in parts."""
@@ -37,8 +36,8 @@ class LongText:
         self.places = places
         self.begin = begin
         self.end = end
-        self._characters = [character for _, character in places]
-        self._kept: OrderedDict[int, str] = OrderedDict()
+        self._ends = [character for _, character in places[1:]]
+        self._recent: Recent[int, str] = Recent(_KEPT)
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -52,26 +51,16 @@ class LongText:
     def __getitem__(self, part: slice) -> str:
         """Its characters."""
         begin, end, _ = part.indices(len(self))
-        at, end = self.begin + begin, self.begin + end
-        found = []
-        while at < end:
-            number = bisect_right(self._characters, at) - 1
-            before, behind = self._characters[number : number + 2]
-            first, last = at - before, min(end, behind) - before
-            found.append(self._chunk(number)[first:last])
-            at += last - first
-        return "".join(found)
+        wanted = spans(self._ends, self.begin + begin, self.begin + end)
+        return "".join(
+            self._recent.read(number, partial(self._chunk, number))[first:last] for number, first, last in wanted
+        )
 
     def _chunk(self, number: int) -> str:
-        if number not in self._kept:
-            begin, end = self.places[number][0], self.places[number + 1][0]
-            with open_file(self.path, follow=True) as file:
-                file.seek(begin)
-                self._kept[number] = _decoded(file.read(end - begin))
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(number)
-        return self._kept[number]
+        begin, end = self.places[number][0], self.places[number + 1][0]
+        with open_file(self.path, follow=True) as file:
+            file.seek(begin)
+            return _decoded(file.read(end - begin))
 
     def rfind(self, wanted: str, begin: int, end: int) -> int:
         """Find the last place of one character in a part, as `str.rfind` gives it."""
@@ -99,7 +88,7 @@ def long_text(path: Path, content: str) -> LongText:
         path: The file; UTF-8.
         content: A digest of its bytes.
     """
-    places: Any = remembered(path, "characters-1", lambda: _places(path))
+    places = known_by("characters-1", lambda: _places(path), path)
     return LongText(path, content, places, 0, places[-1][1])
 
 

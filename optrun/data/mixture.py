@@ -7,7 +7,7 @@ block. That is the same distribution as one draw after another, and any place of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from optrun.data.cache import digest
 from optrun.data.examples import Example
 from optrun.data.loader import SOURCE, Arrangement, EpochPlan, ExampleSource, Order
+from optrun.data.parts import spans
 from optrun.data.randomness import generator
 from optrun.data.source import Source
 
@@ -116,16 +117,14 @@ class Draws:
 
     def __getitem__(self, places: slice) -> tuple[np.ndarray, np.ndarray]:
         """Source of each place, and how many were drawn from it before; shape (places,) each, int64."""
-        at, end, _ = places.indices(len(self))
-        found = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
-        while at < end:
-            block = int(np.searchsorted(self._ends, at, side="right")) - 1
-            begin, last = int(self._ends[block]), min(end, int(self._ends[block + 1]))
-            sources, numbers = self._block(block)
-            found.append((sources[at - begin : last - begin], numbers[at - begin : last - begin]))
-            at = last
-        sources, numbers = (np.concatenate(side) for side in zip(*found, strict=True))
-        return sources, numbers
+        begin, end, _ = places.indices(len(self))
+        found = np.zeros((2, max(0, end - begin)), dtype=np.int64)
+        filled = 0
+        for block, first, last in spans(self._ends[1:], begin, end):
+            for side, values in zip(found, self._block(block), strict=True):
+                side[filled : filled + last - first] = values[first:last]
+            filled += last - first
+        return found[0], found[1]
 
     def passes(self) -> np.ndarray:
         """Count how often an epoch begins each source; shape (sources,), int64."""
@@ -226,18 +225,11 @@ class MixedOrder:
         found = np.empty(len(sources), dtype=np.int64)
         for source in np.unique(sources).tolist():
             own = np.flatnonzero(sources == source)
-            taken = [self._order(source, turn)[part] for turn, part in self._slices(source, numbers[own])]
+            size, begin, end = int(self._mixing.draws.sizes[source]), int(numbers[own[0]]), int(numbers[own[-1]]) + 1
+            passes = spans(range(size, end + size, size), begin, end)  # numbers of a source follow one another
+            taken = [self._order(source, turn)[first:last] for turn, first, last in passes]
             found[own] = self._mixing.begins[source] + np.concatenate(taken)
         return found
-
-    def _slices(self, source: int, numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
-        """Yield numbers that follow one another as slices of the passes over their source."""
-        size, at, end = int(self._mixing.draws.sizes[source]), int(numbers[0]), int(numbers[-1]) + 1
-        while at < end:
-            turn, place = divmod(at, size)
-            last = min(end - turn * size, size)
-            yield turn, slice(place, last)
-            at += last - place
 
     def _order(self, source: int, turn: int) -> Order:
         if (source, turn) not in self._orders:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from optrun.data.cache import digest, known_by
-from optrun.data.examples import Example
+from optrun.data.examples import Example, Examples, Selected
 from optrun.data.kept import kept
 
 SIZES = "sizes"
@@ -75,7 +74,7 @@ class Packed:
 
     lost: np.ndarray | None = None
 
-    def __init__(self, documents: Any, room: int) -> None:
+    def __init__(self, documents: Examples | Selected, room: int) -> None:
         self.documents = documents
         self.room = room
         self._key = digest("best-fit-1", documents.fingerprint(), str(room))
@@ -107,19 +106,16 @@ class Packed:
     @property
     def hashes(self) -> np.ndarray | None:
         """Of the documents."""
-        found: np.ndarray | None = self.documents.hashes
-        return found
+        return self.documents.hashes
 
     @property
     def origin(self) -> str | None:
         """Of the documents: what decides their hashes."""
-        found: str | None = self.documents.origin
-        return found
+        return self.documents.origin
 
     def fingerprint(self) -> str:
         """Digest of the documents and of how they are packed."""
-        found: str = known_by(self._key, self._fingerprint)
-        return found
+        return known_by(self._key, self._fingerprint)
 
     def _fingerprint(self) -> str:
         return digest("packed", self.documents.fingerprint(), str(self.room), self._order.tobytes())

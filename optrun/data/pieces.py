@@ -22,10 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
     from transformers import PreTrainedTokenizerBase
 
     from optrun.data.long_text import LongText
 
+State = Mapping[str, Any]
+"""A part of a tokenizer, as its own library writes it as JSON."""
 PIECE = 1 << 16
 """Characters of a piece, at least."""
 _AT_ONCE = 32
@@ -64,11 +69,11 @@ def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return characters before which a word that ends with a letter ends for certain; empty: none is known.
 
     Args:
-        tokenizer: Any.
+        tokenizer: Of any kind.
     """
     if not tokenizer.is_fast:
         return ""
-    backend: Any = tokenizer.backend_tokenizer
+    backend: Tokenizer = tokenizer.backend_tokenizer
     normalizers, splitters = (_parts(part) for part in (backend.normalizer, backend.pre_tokenizer))
     model = json.loads(backend.model.__getstate__()) if type(backend.model).__name__ != "Unigram" else {}
     drops = bool(splitters) and splitters[0]["type"] in _DROP_SPACE
@@ -90,10 +95,10 @@ def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
     return " " if not marks and _merges_apart(model, splitters, "▁" if spaces else " ") else ""
 
 
-def _parts(part: Any) -> list[dict[str, Any]]:
+def _parts(part: Normalizer | PreTokenizer | None) -> list[State]:
     """List what a normalizer or a pre-tokenizer does, one after another."""
 
-    def flat(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def flat(state: State) -> Iterator[State]:
         inside = state.get("normalizers") or state.get("pretokenizers")
         if state["type"] != "Sequence":
             yield state
@@ -103,7 +108,7 @@ def _parts(part: Any) -> list[dict[str, Any]]:
     return [] if part is None else list(flat(json.loads(part.__getstate__())))
 
 
-def _normalized_alone(backend: Any, normalizers: Sequence[Mapping[str, Any]], drops_space: bool) -> bool:
+def _normalized_alone(backend: Tokenizer, normalizers: Sequence[State], drops_space: bool) -> bool:
     """Tell whether what stands before and behind a cut is normalized by itself, letters to letters."""
     replaces = False
     for part in normalizers:
@@ -124,7 +129,7 @@ def _normalized_alone(backend: Any, normalizers: Sequence[Mapping[str, Any]], dr
     return letters.isalpha() and all(re.fullmatch(r"a[\W_]b", text) for text in between)
 
 
-def _added_across(backend: Any) -> bool:
+def _added_across(backend: Tokenizer) -> bool:
     """Tell whether an added token may end at a cut or beyond: what is taken for it depends on all before it."""
     across = re.compile(rf"\w([\s▁{_MARKS}]|\Z)")
     for token in backend.get_added_tokens_decoder().values():
@@ -135,7 +140,7 @@ def _added_across(backend: Any) -> bool:
     return False
 
 
-def _ends_of(part: Mapping[str, Any]) -> str | None:
+def _ends_of(part: State) -> str | None:
     """Return the marks before which a pre-tokenizer always ends a word of letters; None: it may not be local."""
     kind = part["type"]
     if kind == "Split":
@@ -149,7 +154,7 @@ def _ends_of(part: Mapping[str, Any]) -> str | None:
     return known_ends.get(kind, "" if kind in ("Digits", "Punctuation") else None)
 
 
-def _merges_apart(model: Mapping[str, Any], splitters: Sequence[Mapping[str, Any]], space: str) -> bool:
+def _merges_apart(model: State, splitters: Sequence[State], space: str) -> bool:
     """Tell whether byte-pair encoding without words, as Llama 2's and Gemma's, merges no letter and space.
 
     Merges before and behind a border do not touch each other if no token reaches across it.
@@ -213,24 +218,12 @@ class Pieces:
         yield len(self.text)
 
 
-def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Encode a text of any length without special tokens around it: in pieces if these have the ids of the whole.
-
-    Returns:
-        Shape (tokens,), int32.
-    """
-    ends = word_ends(tokenizer) if is_long(text) else ""
-    if not ends:
-        return np.array(fast_ids([str(text)], tokenizer, special=False)[0], dtype=np.int32)
-    return np.concatenate([ids for ids, _ in Pieces(text, tokenizer, ends).pieces()])
-
-
 def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
     """Encode texts of any length, none of them cut: the tokenizer's ids, at the speed of its library."""
     if not tokenizer.is_fast:
         found = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
         return list(found)
-    backend: Any = tokenizer.backend_tokenizer
+    backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()  # transformers sets both anew at each of its calls
     backend.no_padding()
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]

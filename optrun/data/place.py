@@ -10,7 +10,7 @@ from optrun.config import registry
 from optrun.data.content import name_inside
 from optrun.data.files import resolve
 from optrun.data.folders import files_of, is_read, why_not
-from optrun.data.formats import ENDINGS
+from optrun.data.formats import by_ending
 from optrun.data.hub_access import may_be_name
 
 _HELD = ("dev", "valid", "validation", "val", "test", "eval")
@@ -38,7 +38,7 @@ def keys_of_place(name: str) -> dict[str, str]:
         return {"data": kind, "data.train": str(path)} | ({"data.eval": str(held)} if held else {})
     if name in registry.choices("data"):
         return {"data": name}
-    if path.suffix.lower() in ENDINGS or "/" not in name:
+    if path.suffix.lower() in by_ending() or "/" not in name:
         resolve("data.train", name)
     return {"data": "hub", "data.path": name}
 
@@ -59,11 +59,11 @@ def _folder(folder: Path) -> dict[str, str]:
     if trained is not None:
         return keys_of_place(str(trained))
     files = files_of(folder)
-    kinds = {ENDINGS[ending].name for path in files if (ending := Path(name_inside(path)).suffix.lower()) in ENDINGS}
-    if len(kinds) == 1:
-        read = [path for path in files if Path(name_inside(path)).suffix.lower() in ENDINGS]
-        endings = {"".join(path.suffixes[-1:]) for path in read}
+    known = by_ending()
+    read = {path: known[ending] for path in files if (ending := Path(name_inside(path)).suffix.lower()) in known}
+    if len({row.name for row in read.values()}) == 1:
+        endings = {path.suffix for path in read}
         deep = any(path.parent != folder for path in read)
         if len(endings) == 1:
             return {"data": "files", "data.train": f"{folder}/{'**/' if deep else ''}*{endings.pop()}"}
-    raise ConfigError(f"data.train={folder}: {why_not(folder, ENDINGS)}")
+    raise ConfigError(f"data.train={folder}: {why_not(folder, known)}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.task import ChatLayout
-from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, cells_of, chat_of, leaves
+from optrun.data.chat import ROLES, Cells, Chat, ChatColumns, Plain, Unreadable, cells_of, chat_of, leaves, read_rows
 from optrun.data.columns import named
 from optrun.data.shapes import columns_in_words
 from optrun.data.source import Source, Split
@@ -65,14 +64,10 @@ def preferences(split: Split, columns: PairColumns, roles: frozenset[str] = ROLE
     Raises:
         ConfigError: With the first row that is none.
     """
-    for row, cells in enumerate(cells_of(split, columns.names)):
-        try:
-            yield pair_of(cells, columns, roles, row)
-        except Unreadable as error:
-            raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+    return read_rows(split, columns.names, lambda cells, row: pair_of(cells, columns, roles, row))
 
 
-def pair_of(cells: Mapping[str, Any], columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
+def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
     """Read one row.
 
     Where there is no prompt, or it is a text beside answers in turns, it is what both begin with alike: the turns, or
@@ -82,9 +77,9 @@ def pair_of(cells: Mapping[str, Any], columns: PairColumns, roles: frozenset[str
         Unreadable: It is no pair.
     """
     prompt = None if columns.prompt is None else cells[columns.prompt]
-    answers = [cells[CHOSEN], cells[REJECTED]]
-    if any(type(answer) is not type(answers[0]) for answer in answers) or not isinstance(answers[0], str | list):
-        kinds = " and ".join(type(answer).__name__ for answer in answers)
+    answers = [answer for answer in (cells[CHOSEN], cells[REJECTED]) if isinstance(answer, str | list)]
+    if len({type(answer) for answer in answers}) != 1 or len(answers) != 2:
+        kinds = " and ".join(type(cells[name]).__name__ for name in (CHOSEN, REJECTED))
         raise Unreadable(f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are expected.")
     if columns.prompt is None or (isinstance(prompt, str) and isinstance(answers[0], list)):
         at = _shared(*answers)
@@ -112,7 +107,7 @@ def said_in(source: Source) -> Iterator[str]:
             yield from leaves(value)
 
 
-def _shared(chosen: Any, rejected: Any) -> int:
+def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     """Count the turns or characters that two answers begin with alike; one of each is left where all are."""
     least = min(len(chosen), len(rejected))
     at = next((at for at in range(least) if chosen[at] != rejected[at]), max(least - 1, 0))

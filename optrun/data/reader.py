@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.data.cache import cached, digest, versions
 
 if TYPE_CHECKING:
@@ -60,6 +61,25 @@ def quiet() -> Iterator[None]:
         datasets.logging.set_verbosity(level)
         if shown:
             datasets.enable_progress_bars()
+
+
+@contextmanager
+def understood(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
+    """Turn what a library says of the user's data into a message of ours; refusals of our own pass.
+
+    Args:
+        where: Key and value, and what cannot be done with them.
+        why: From the library's error to the end of the sentence; None: `reason`.
+
+    Raises:
+        ConfigError: A library raised anything.
+    """
+    try:
+        yield
+    except OptrunError:
+        raise
+    except Exception as error:  # of the reader, the disk and the network, each with errors of their own
+        raise ConfigError(f"{where}: {(why or reason)(error)}") from error
 
 
 def reason(error: BaseException) -> str:

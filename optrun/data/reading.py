@@ -10,8 +10,8 @@ from optrun.data.cache import digest
 from optrun.data.content import as_utf8, compression_of
 from optrun.data.encoding import UTF8
 
-_FEW = ("zip", "zstd")
-"""What few readers unpack by themselves."""
+_USUAL = (None, "gzip", "bz2", "xz")
+"""How a file may be packed that every reader unpacks by itself."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,6 @@ class Reading:
     def in_utf8(self, folder: Path) -> list[Path]:
         """Write files that are no UTF-8, or packed as few readers take them, as UTF-8 into a folder."""
         return [
-            path
-            if encoding == UTF8 and compression_of(path) not in ("zip", "zstd")
-            else as_utf8(path, encoding, folder)
+            path if encoding == UTF8 and compression_of(path) in _USUAL else as_utf8(path, encoding, folder)
             for path, encoding in zip(self.files, self.encodings, strict=True)
         ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.data.columns import USUAL_CHOICES, USUAL_WORDS, is_number, usual_columns
@@ -18,18 +18,8 @@ if TYPE_CHECKING:
 LOOKED_AT = 1000
 _LABELS = ("label", "labels", "class", "category", "sentiment", "verdict", "intent", "topic", "rating", "stars",
            "score", "similarity", "polarity", "gold_label", "y", "target")  # fmt: skip
-_TEXTS = (
-    *USUAL_TEXTS,
-    "review",
-    "body",
-    "comment",
-    "message",
-    "document",
-    "article",
-    "question",
-    "description",
-    "title",
-)
+_TEXTS = (*USUAL_TEXTS, "review", "body", "comment", "message", "document", "article", "question", "description",
+          "title")  # fmt: skip
 _TAGS = ("tags", "ner_tags", "labels", "pos_tags")
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
           ("text1", "text2"), ("question", "sentence"), ("query", "passage"))  # fmt: skip
@@ -56,7 +46,7 @@ class Roles:
     columns: Mapping[str, str]
     overrides: Sequence[str] = ()
     unread: Sequence[str] = ()
-    doubts: Sequence[str] = field(default=())
+    doubts: Sequence[str] = ()
 
 
 def roles_of(rows: Dataset) -> Roles:
@@ -81,13 +71,10 @@ def roles_of(rows: Dataset) -> Roles:
     )
     if found is None:
         raise ConfigError(f"its columns make no task that optrun knows. {columns_in_words(rows)}")
-    read = {*found.columns.values()}
-    return Roles(
-        found.task, found.columns, found.overrides, [name for name in columns if name not in read], found.doubts
-    )
+    return replace(found, unread=[name for name in columns if name not in found.columns.values()])
 
 
-Columns = Mapping[str, list[Any]]
+Columns = Mapping[str, list[object]]
 
 
 def _by_names(columns: Columns) -> Roles | None:
@@ -109,14 +96,16 @@ def _by_names(columns: Columns) -> Roles | None:
 
 
 def _tagged(columns: Columns) -> Roles | None:
-    lists = {name: values for name, values in columns.items() if values and _is_list(values)}
-    words = next(
-        iter([*(n for n in USUAL_WORDS if n in lists), *(n for n, v in lists.items() if _holds(v, str))]), None
-    )
-    if words is None:
-        return None
-    same = [name for name, values in lists.items() if name != words and _lengths(values) == _lengths(lists[words])]
-    tags = next(iter([*(name for name in _TAGS if name in same), *same]), None)
+    lists = {
+        name: [value for value in values if isinstance(value, list)]
+        for name, values in columns.items()
+        if _is_list(values)
+    }
+    texts = [name for name, values in lists.items() if all(isinstance(each, str) for value in values for each in value)]
+    words = next((name for name in [*USUAL_WORDS, *texts] if name in lists), "")
+    lengths = {name: [len(value) for value in values] for name, values in lists.items()}
+    same = [name for name in lists if name != words and lengths[name] == lengths.get(words)]
+    tags = next((name for name in [*_TAGS, *same] if name in same), None)
     if tags is None:
         return None
     doubts = [f"data.label_column={name} may be its tags as well" for name in same if name != tags]
@@ -167,7 +156,7 @@ def _classes(rows: Dataset, columns: Columns) -> Roles | None:
     other = [name for name in texts if name not in roles.values()]
     doubts = [f"data.text_column={name} holds texts as well" for name in other[:2]]
     number = all(is_number(str(value)) for value in columns[label])
-    graded = number and any(float(value) % 1 for value in columns[label])
+    graded = number and any(float(str(value)) % 1 for value in columns[label])
     return Roles("sequence_classification", roles, ["task.problem_type=regression"] if graded else [], doubts=doubts)
 
 
@@ -196,31 +185,21 @@ def _first_of(usual: Sequence[str], names: Sequence[str], columns: Columns) -> s
     return found[0] if found else max(names, key=lambda name: sum(len(str(value)) for value in columns[name]))
 
 
-def _is_list(values: Sequence[Any]) -> bool:
+def _is_list(values: Sequence[object]) -> bool:
     return bool(values) and all(isinstance(value, list) for value in values)
 
 
-def _holds(values: Sequence[list[Any]], kind: type) -> bool:
-    return all(isinstance(each, kind) for value in values for each in value)
-
-
-def _lengths(values: Sequence[list[Any]]) -> list[int]:
-    return [len(value) for value in values]
-
-
-def _is_text(values: Sequence[Any]) -> bool:
+def _is_text(values: Sequence[object]) -> bool:
     return bool(values) and all(isinstance(value, str) for value in values) and not _are_numbers(values)
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return bool(values) and all(isinstance(value, int | float) or is_number(value) for value in map(_plain, values))
+def _are_numbers(values: Sequence[object]) -> bool:
+    return bool(values) and all(
+        isinstance(value, int | float) or (isinstance(value, str) and is_number(value)) for value in values
+    )
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float) else "no number"
-
-
-def _is_few(values: Sequence[Any]) -> bool:
+def _is_few(values: Sequence[object]) -> bool:
     """Tell whether values are classes: few different ones, each more than once on average."""
     if not values or not all(isinstance(value, str | int | bool) for value in values):
         return False

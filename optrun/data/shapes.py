@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from optrun.base.errors import ConfigError
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Json = Mapping[str, object]
 USUAL_TEXTS = ("text", "sentence", "content")
 _CHAT = ({"role", "content"}, {"from", "value"})
 _WITH_DETAIL = "LABEL:DETAIL text"
@@ -26,9 +28,15 @@ _LINES = (
 _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
 
-def is_nested(feature: Any) -> bool:
+def is_nested(feature: object) -> bool:
     """Tell whether a column's cells are objects or lists."""
     return isinstance(feature, dict | list) or hasattr(feature, "feature") or type(feature).__name__ == "Json"
+
+
+def short(value: object) -> str:
+    """Write a cell, and its type, for a message."""
+    shown = repr(value)
+    return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"
 
 
 def columns_in_words(rows: Dataset) -> str:
@@ -57,7 +65,7 @@ def columns_in_words(rows: Dataset) -> str:
     return f"Columns: {', '.join(described)}." + (f" {advice}" if advice else "")
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, dict):
         return f"objects with {_some(value)}"
     if isinstance(value, list):
@@ -68,7 +76,7 @@ def _cell(value: Any) -> str:
     return "empty objects or lists"
 
 
-def _advice(name: str, value: Any) -> str:
+def _advice(name: str, value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         if any(keys <= set(value[0]) for keys in _CHAT):
             return (
@@ -134,10 +142,10 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
         raise ConfigError(f"{key}={path}: the file is one JSON object. {message}")
 
 
-def _rows_inside(row: dict[str, Any], path: Path) -> str | None:
+def _rows_inside(row: Json, path: Path) -> str | None:
     name, new = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
     new = new if new != name else shlex.quote(str(path.with_name(f"{path.stem}-rows.jsonl")))
-    values = list(row.values())
+    values: list[Any] = list(row.values())
     by_column = (
         f"It has one {'list' if isinstance(values[0], list) else 'object'} for each column ({_some(row)}), where rows "
         f"are read: python -c \"import pandas; pandas.read_json({str(path)!r}).to_json({new!r}, orient='records', "
@@ -163,9 +171,9 @@ def _rows_inside(row: dict[str, Any], path: Path) -> str | None:
     )
 
 
-def _list_of_objects(value: dict[str, Any], depth: int = 3) -> tuple[list[str], list[dict[str, Any]]] | None:
+def _list_of_objects(value: Json, depth: int = 3) -> tuple[list[str], list[Json]] | None:
     """Find the keys to the longest list of objects, and that list."""
-    found: list[tuple[list[str], list[dict[str, Any]]]] = []
+    found: list[tuple[list[str], list[Json]]] = []
     for key, inner in value.items():
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):
             found.append(([key], inner))
@@ -174,6 +182,6 @@ def _list_of_objects(value: dict[str, Any], depth: int = 3) -> tuple[list[str], 
     return max(found, key=lambda each: len(each[1]), default=None)
 
 
-def _some(names: Any) -> str:
+def _some(names: Iterable[object]) -> str:
     listed = [str(name) for name in names]
     return ", ".join(listed[:6]) + (", ..." if len(listed) > 6 else "")

@@ -6,15 +6,30 @@ import contextlib
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError
-from optrun.data.content import refuse_bomb
-from optrun.data.reader import reason
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import open_file
+from optrun.data.content import begin_of, refuse_bomb
+from optrun.data.encoding import UTF8
+from optrun.data.reader import understood
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+def check_workbook(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
+    """Refuse a file that begins as no workbook does.
+
+    Raises:
+        UnreadableFileError: With what is there instead.
+    """
+    with open_file(path, follow=True) as file:
+        raw = file.read(64)
+    if not raw.startswith(b"PK\x03\x04"):
+        raise UnreadableFileError(f"cannot be read as xlsx: it begins with {begin_of(raw)}, and is no workbook.")
+    return UTF8, ""
 
 
 def read_spreadsheet(asked: Reading) -> Dataset:
@@ -62,14 +77,12 @@ def _sheet(asked: Reading, path: Path) -> Iterator[list[str | None]]:
             "'optrun[excel]', or save it as CSV (UTF-8)."
         ) from error
     refuse_bomb(f"{asked.key}={path}", path)
-    sheets: list[list[tuple[Any, ...]]] = []
-    try:
+    sheets: list[list[tuple[object, ...]]] = []
+    with understood(f"{asked.key}={path}: cannot be read as xlsx"):
         for values in (True, False):
             with contextlib.closing(openpyxl.load_workbook(path, read_only=True, data_only=values)) as book:
                 sheets.append(list(book.worksheets[0].iter_rows(values_only=True)))
                 titles = [sheet.title for sheet in book.worksheets]
-    except Exception as error:  # of zip, XML and openpyxl's own, of many kinds
-        raise ConfigError(f"{asked.key}={path}: cannot be read as xlsx: {reason(error)}") from error
     if len(titles) > 1:
         rest = ", ".join(map(repr, titles[1:]))
         asked.notes.append(f"{asked.key}={path}: its first sheet, {titles[0]!r}, is read; {rest} are not")
@@ -84,7 +97,7 @@ def _sheet(asked: Reading, path: Path) -> Iterator[list[str | None]]:
             yield [_as_text(cell) for cell in row]
 
 
-def _as_text(cell: Any) -> str | None:
+def _as_text(cell: object) -> str | None:
     """Write a cell as csv would hold it; a whole number without a point, a date as ISO 8601."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.data import StdlibConfig
+from optrun.config.schema.data import ColumnsConfig, DataConfig, StdlibConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.text_rows import TextRows
 
-PROMPT = "def read_lines(path):\n    "
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "config"}
 _TABLES = {"encodings", "pydoc_data"}  # thousands of lines of the same shape: a low loss, and nothing learnt
 _LEFT_OUT = _NOT_LIBRARY | _TABLES
@@ -33,23 +38,56 @@ def stdlib_files() -> list[Path]:
     return sorted(files)
 
 
-def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read training and evaluation files, disjoint, the same ones for every seed, so that seeds can be compared.
+def stdlib_source(
+    config: DataConfig,
+    rows: Callable[[list[Path]], Dataset | TextRows],
+    what: str = "",
+    most: int | None = None,
+    columns: ColumnsConfig | None = None,
+) -> Source:
+    """Read training and evaluation rows from different files, the same ones for every seed, so that seeds compare.
+
+    Args:
+        config: The data choice.
+        rows: Makes the rows of some files.
+        what: What they are, for people, such as `lines of `.
+        most: Files that are read; all of them would take seconds at the begin of every run. None: all.
+        columns: Names of the columns.
 
     Raises:
         ConfigError: This Python has no source files.
     """
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in stdlib_files()]
-    order = generator(0, "split").permutation(len(texts))
-    held = max(1, round(config.eval_fraction * len(texts))) if config.eval_fraction else 0
+    files = stdlib_files()
     # Shuffled files: the first blocks of the packed stream are not all from modules that begin with "a".
-    eval_texts = [texts[index] for index in order[:held]]
-    train_texts = [texts[index] for index in order[held:]]
-    return Source(
-        train=Split(TextRows(train_texts), "data=stdlib"),
-        eval_sets={"": Split(TextRows(eval_texts), "data=stdlib (held back)")},
-        columns=None,
-        prompt=PROMPT,
-        cut_from_train=True,
-        notes=[f"{len(train_texts)} files of the standard library to train on, {held} others to evaluate on"],
-    )
+    picked = [files[index] for index in generator(0, "split").permutation(len(files))[:most]]
+    held = max(1, round(config.eval_fraction * len(picked))) if config.eval_fraction else 0
+    note = f"{what}{len(picked) - held} files of the standard library to train on, {'of ' if what else ''}{held} others"
+    key = f"data={config.name}"
+    train, evaluation = Split(rows(picked[held:]), key), Split(rows(picked[:held]), f"{key} (held back)")
+    return Source(train, {"": evaluation}, columns, cut_from_train=True, notes=[f"{note} to evaluate on"])
+
+
+def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: ARG001
+    """Read each file as a text; as `stdlib_source`."""
+    source = stdlib_source(config, lambda paths: TextRows(map(source_text, paths)))
+    source.prompt = "def read_lines(path):\n    "
+    return source
+
+
+def source_text(path: Path) -> str:
+    """Read a file of the library."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions_of(path: Path) -> Iterator[tuple[Function, str]]:
+    """Yield each function of a file with the first paragraph of its docstring; none of a file that is no Python."""
+    try:
+        tree = ast.parse(source_text(path))
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node, " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())

@@ -5,18 +5,19 @@ What a function does has to be known; the other answers stand in the question, w
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import DataConfig, StdlibChatConfig, StdlibPreferencesConfig
-from optrun.data.randomness import generator
-from optrun.data.source import Source, Split
-from optrun.data.stdlib import stdlib_files
+from optrun.data.source import Source
+from optrun.data.stdlib import Function, functions_of, stdlib_source
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _FILES = 120
-"""Files that are read; all of them would take seconds at the begin of every run."""
 _LONGEST = 90
 """Characters of a signature and of a summary."""
 _SYSTEM = "You answer questions about Python in one sentence."
@@ -26,49 +27,29 @@ Turns = list[dict[str, str]]
 
 
 def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read chats, from other files for training than for evaluation, the same ones for every seed.
-
-    Raises:
-        ConfigError: This Python has no source files.
-    """
+    """Read chats; as `stdlib_source`."""
     return _load(config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)))
 
 
 def load_stdlib_preferences(config: StdlibPreferencesConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read pairs of answers, the right one chosen, from other files for training than for evaluation.
-
-    Raises:
-        ConfigError: This Python has no source files.
-    """
+    """Read pairs of answers, the right one chosen; as `stdlib_source`."""
     return _load(config, "pairs of answers", pairs_of)
 
 
 def _load(config: DataConfig, what: str, rows_of: Callable[[Path], Iterable[Mapping[str, Turns]]]) -> Source:
     import datasets
 
-    files = stdlib_files()
-    picked = [files[index] for index in generator(0, "split").permutation(len(files))[:_FILES]]
-    held = max(1, round(config.eval_fraction * len(picked))) if config.eval_fraction else 0
     turns = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
 
-    def split(paths: Sequence[Path], key: str) -> Split:
-        rows = {str(row): row for path in paths for row in rows_of(path)}  # each once
-        features = datasets.Features(dict.fromkeys(next(iter(rows.values()), ()), turns))
-        return Split(datasets.Dataset.from_list(list(rows.values()), features), key)
+    def rows(paths: list[Path]) -> Dataset:
+        found = {str(row): row for path in paths for row in rows_of(path)}  # each once
+        features = datasets.Features(dict.fromkeys(next(iter(found.values()), ()), turns))
+        return datasets.Dataset.from_list(list(found.values()), features)
 
-    train = split(picked[held:], f"data={config.name}")
-    if not len(train.rows):
+    source = stdlib_source(config, rows, f"{what} about functions of ", _FILES)
+    if not len(source.train.rows):
         raise ConfigError(f"data={config.name}: no function of the standard library has a docstring here.")
-    return Source(
-        train=train,
-        eval_sets={"": split(picked[:held], f"data={config.name} (held back)")},
-        columns=None,
-        cut_from_train=True,
-        notes=[
-            f"{what} about functions of {len(picked) - held} files of the standard library to train on, of {held} "
-            "others to evaluate on"
-        ],
-    )
+    return source
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
@@ -92,17 +73,11 @@ def chats_of(path: Path) -> Iterator[Turns]:
 
     What is asked depends on the place of the function in its file, and what it does only where a docstring says it.
     """
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-    except (SyntaxError, ValueError):
-        return
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for number, node in enumerate(functions):
+    for number, (node, summary) in enumerate(functions_of(path)):
         names = [name for name in _parameters(node) if name not in _NOT_PARAMETERS]
         signature = f"{node.name}({', '.join(names)})"
         if not names or len(signature) > _LONGEST:
             continue
-        summary = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
         chat = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
         if 10 <= len(summary) <= _LONGEST:
             chat += _asked(f"What does {signature} do?", summary)
@@ -120,7 +95,7 @@ def _asked(question: str, answer: str) -> Turns:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def _parameters(node: Function) -> list[str]:
     given = node.args
     return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 

@@ -8,96 +8,53 @@ from __future__ import annotations
 import io
 import keyword
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.config.schema.data import ColumnsConfig, DataConfig, StdlibStatementsConfig, StdlibTokensConfig
-from optrun.data.randomness import generator
-from optrun.data.source import Source, Split
-from optrun.data.stdlib import stdlib_files
+from optrun.config.schema.data import ColumnsConfig, StdlibStatementsConfig, StdlibTokensConfig
+from optrun.data.source import Source
+from optrun.data.stdlib import source_text, stdlib_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _FILES = 60
-"""Files that are read; all of them would take ten seconds at the begin of every run."""
 _LONGEST = 32
 """Characters of a token; a docstring would fill the example by itself."""
 _SHORTEST = 4
 """Tokens of a line."""
-_PLAIN = {
-    tokenize.NUMBER: "number",
-    tokenize.STRING: "string",
-    tokenize.COMMENT: "comment",
-    tokenize.OP: "operator",
-}
-_STATEMENTS = {
-    "assert",
-    "class",
-    "def",
-    "elif",
-    "except",
-    "for",
-    "from",
-    "if",
-    "import",
-    "raise",
-    "return",
-    "while",
-    "with",
-}
+_PLAIN = {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment", tokenize.OP: "operator"}
+_STATEMENTS = frozenset(
+    ("assert", "class", "def", "elif", "except", "for", "from", "if", "import", "raise", "return", "while", "with")
+)
 
 Line = list[tokenize.TokenInfo]
 """Tokens of a logical line, without line breaks and indentation."""
 
 
 def load_stdlib_tokens(config: StdlibTokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read lines as tokens with their kinds, from other files for training than for evaluation.
-
-    Raises:
-        ConfigError: This Python has no source files.
-    """
+    """Read lines as tokens with their kinds; as `stdlib_source`."""
     columns = ColumnsConfig(name=config.name, text_column="tokens", label_column="labels")
-    return _source(config, columns, _token_rows)
+    return stdlib_source(config, _token_rows, "lines of ", _FILES, columns)
 
 
 def load_stdlib_statements(config: StdlibStatementsConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read statements without their keyword, from other files for training than for evaluation.
-
-    Raises:
-        ConfigError: This Python has no source files.
-    """
+    """Read statements without their keyword; as `stdlib_source`."""
     columns = ColumnsConfig(name=config.name, text_column="text", label_column="label")
-    return _source(config, columns, _statement_rows)
+    return stdlib_source(config, _statement_rows, "lines of ", _FILES, columns)
 
 
-def _source(config: DataConfig, columns: ColumnsConfig, rows: Callable[[Sequence[Line]], Dataset]) -> Source:
-    """Split the files, the same ones for every seed, so that seeds can be compared."""
-    files = stdlib_files()
-    chosen = [files[index] for index in generator(0, "split").permutation(len(files))[:_FILES]]
-    held = max(1, round(config.eval_fraction * len(chosen))) if config.eval_fraction else 0
-
-    def split(paths: Sequence[Path], key: str) -> Split:
-        # A line that stands a hundred times would be learnt by heart.
-        lines = {tuple(token.string for token in line): line for path in paths for line in logical_lines(path)}
-        return Split(rows(list(lines.values())), key)
-
-    return Source(
-        train=split(chosen[held:], f"data={config.name}"),
-        eval_sets={"": split(chosen[:held], f"data={config.name} (held back)")},
-        columns=columns,
-        cut_from_train=True,
-        notes=[
-            f"lines of {len(chosen) - held} files of the standard library to train on, of {held} others to evaluate on"
-        ],
-    )
+def _lines(paths: Sequence[Path]) -> Iterable[Line]:
+    """List the lines of some files, each once: one that stands a hundred times would be learnt by heart."""
+    return {tuple(token.string for token in line): line for path in paths for line in logical_lines(path)}.values()
 
 
-def _token_rows(lines: Sequence[Line]) -> Dataset:
+def _token_rows(paths: Sequence[Path]) -> Dataset:
     import datasets
 
     texts = datasets.Sequence(datasets.Value("string"))
+    lines = _lines(paths)
     columns = {
         "tokens": [[token.string for token in line] for line in lines],
         "labels": [kinds(line) for line in lines],
@@ -105,11 +62,11 @@ def _token_rows(lines: Sequence[Line]) -> Dataset:
     return datasets.Dataset.from_dict(columns, datasets.Features(tokens=texts, labels=texts))
 
 
-def _statement_rows(lines: Sequence[Line]) -> Dataset:
+def _statement_rows(paths: Sequence[Path]) -> Dataset:
     import datasets
 
     text = datasets.Value("string")
-    found = [line for line in lines if line[0].string in _STATEMENTS]
+    found = [line for line in _lines(paths) if line[0].string in _STATEMENTS]
     columns = {
         "text": [" ".join(token.string for token in line[1:]) for line in found],
         "label": [line[0].string for line in found],
@@ -123,9 +80,8 @@ def logical_lines(path: Path) -> Iterator[Line]:
     A file that Python cannot read ends where it stops being Python.
     """
     line: Line = []
-    text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        for token in tokenize.generate_tokens(io.StringIO(source_text(path)).readline):
             if token.type == tokenize.NEWLINE:
                 if len(line) >= _SHORTEST and all(len(each.string) <= _LONGEST for each in line):
                     yield line

@@ -8,9 +8,11 @@ training split, and returns one of two things from `read`: `StreamedRows`, an ex
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +21,13 @@ from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by, versions
 from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example
+from optrun.data.formats import one_format, refuse_other_content, streamed_format
 from optrun.data.heads import HEAD, table, unread, widened
+from optrun.data.hub_file import HubFile
+from optrun.data.local_file import LocalFile
+from optrun.data.parts import Recent, spans
 from optrun.data.randomness import generator
-from optrun.data.shards import File, Groups, Row, Shard, open_shards
+from optrun.data.shards import Groups, Opening, Row, Shard
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -61,10 +67,10 @@ class StreamRows:
         self.window = window
         self.columns = columns
         self._whole = whole
-        self._ends = np.cumsum([shard.rows for shard in shards])
+        self._ends: list[int] = np.cumsum([shard.rows for shard in shards]).tolist()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     @cached_property
     def head(self) -> Dataset:
@@ -110,7 +116,7 @@ class StreamRows:
         """Return the same rows, of which only these columns are read."""
         return StreamRows(self.key, self.shards, self.window, list(names), self._whole or self)
 
-    def select(self, indices: Any) -> Dataset:
+    def select(self, indices: Iterable[int]) -> Dataset:
         """Return some rows, in memory."""
         rows = [self.row(int(index)) for index in indices]
         if not rows:
@@ -147,50 +153,41 @@ class StreamRows:
             OptrunError: A row that is none; a file that changed meanwhile.
         """
         rows: list[Row] = []
-        while begin < end:
-            number = int(np.searchsorted(self._ends, begin, side="right"))
-            before = int(self._ends[number]) - self.shards[number].rows
-            last = min(end, int(self._ends[number]))
-            rows += self.shards[number].read(begin - before, last - before, self.columns, self._unread)
-            begin = last
+        for number, first, last in spans(self._ends, begin, end):
+            rows += self.shards[number].read(first, last, self.columns, self._unread)
         return rows
 
     def where(self, index: int) -> str:
         """Name a row for a person who looks for it: its file, and its number there from 1."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[number]) - self.shards[number].rows
-        return f"{self.key}={self.shards[number].path}: row {index - before + 1:,}"
+        number, _, row = next(spans(self._ends, index, index + 1))
+        return f"{self.key}={self.shards[number].file}: row {row:,}"
 
     @cached_property
     def borders(self) -> np.ndarray:
         """Where each window begins, and where the last one ends; shape (windows + 1,), int64."""
-        ends = self._ends.tolist()
-        begins = zip([0, *ends[:-1]], ends, strict=True)
-        return np.concatenate([*(np.arange(begin, end, self.window) for begin, end in begins), ends[-1:]])
+        begins = pairwise([0, *self._ends])
+        return np.concatenate([*(np.arange(begin, end, self.window) for begin, end in begins), self._ends[-1:]])
 
-    @cached_property
-    def _first_windows(self) -> np.ndarray:
-        """The number of the first window of each file, and how many there are; shape (files + 1,), int64."""
-        return np.searchsorted(self.borders, np.concatenate([[0], self._ends]))
+    def _windows(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
+        """Yield each file with its windows: the first one, one past the last, and their borders inside of it."""
+        begins = [0, *self._ends]
+        for shard, begin, (first, last) in zip(
+            self.shards, begins[:-1], pairwise(np.searchsorted(self.borders, begins).tolist()), strict=True
+        ):
+            yield shard, first, last, self.borders[first : last + 1] - begin
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
         """The first window of each part that is read as a whole, and how many there are; shape (parts + 1,), int64."""
         begins = np.ones(len(self.borders), dtype=bool)
-        for shard, end, first, last in zip(
-            self.shards, self._ends, self._first_windows[:-1], self._first_windows[1:], strict=True
-        ):
-            parts = shard.parts(self.borders[first:last] - (end - shard.rows))
+        for shard, first, last, borders in self._windows():
+            parts = shard.parts(borders[:-1])
             begins[first + 1 : last] = parts[1:] != parts[:-1]
         return np.flatnonzero(begins)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of each window without reading; shape (windows,), int64."""
-        found, begin = [], 0
-        for shard, first, last in zip(self.shards, self._first_windows[:-1], self._first_windows[1:], strict=True):
-            found.append(shard.sizes(self.borders[first : last + 1] - begin, columns))
-            begin += shard.rows
-        return np.concatenate(found)
+        return np.concatenate([shard.sizes(borders, columns) for shard, _, _, borders in self._windows()])
 
     def fingerprint(self) -> str:
         """Digest of every byte of the files, by the digest of each, and of the windows."""
@@ -198,11 +195,11 @@ class StreamRows:
 
     def parts(self) -> dict[str, str]:
         """Map each file to the digest of its bytes: what a checkpoint keeps, so that a changed one is named."""
-        return {str(shard.path): shard.content for shard in self.shards}
+        return {str(shard.file): shard.content for shard in self.shards}
 
 
-def open_stream(key: str, files: Sequence[File], window: int, notes: list[str]) -> StreamRows:
-    """Open files as a stream.
+def open_stream(key: str, files: Sequence[Path | HubFile], window: int, notes: list[str]) -> StreamRows:
+    """Open files as a stream; what was found once of a file is known as long as it is the same file.
 
     Args:
         key: The configuration key, for messages.
@@ -211,9 +208,28 @@ def open_stream(key: str, files: Sequence[File], window: int, notes: list[str]) 
         notes: Takes what it cost.
 
     Raises:
-        ConfigError: As `open_shards`.
+        ConfigError: A format that cannot be read in the middle; files of several formats; one without rows.
     """
-    return StreamRows(key, open_shards(key, files, notes, window), window)
+    kind = one_format(key, (streamed_format(key, path) for path in files))
+    assert kind.stream is not None
+    begun, opening = time.monotonic(), Opening(window)
+    shards: list[Shard] = []
+    for path in files:
+        file = LocalFile.of(key, path) if isinstance(path, Path) else path
+        if file.size == 0:
+            raise ConfigError(f"{key}={path}: the file is empty.")
+        if isinstance(path, Path):
+            refuse_other_content(key, path, kind)
+        shards.append(kind.stream(key, file, opening))
+        if not shards[-1].rows:
+            raise ConfigError(f"{key}={path}: no rows in it.")
+    rows = StreamRows(key, shards, window)
+    if opening.read:
+        notes.append(
+            f"{key}: {len(rows):,} rows of {len(files):,} files found by reading {opening.read / 1e6:,.0f} MB once "
+            f"({time.monotonic() - begun:.0f} s); where they are is remembered"
+        )
+    return rows
 
 
 class WindowOrder:
@@ -245,8 +261,9 @@ class WindowOrder:
         ends = np.cumsum(np.diff(borders)[self._windows])
         self._ends = np.append(ends[_TOGETHER - 1 : -1 : _TOGETHER], ends[-1])
         self._borders = borders
-        self._draw = (seed, "window", epoch)
-        self._last: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
+        self._seed = seed
+        self._epoch = epoch
+        self._last: Recent[int, np.ndarray] = Recent(1)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -255,23 +272,15 @@ class WindowOrder:
         """Which example stands at each place; shape (places,), int64."""
         at, end, _ = places.indices(len(self))
         found = [np.zeros(0, dtype=np.int64)]
-        while at < end:
-            number = int(np.searchsorted(self._ends, at, side="right"))
-            inside = self._inside(number)
-            begin = int(self._ends[number]) - len(inside)
-            last = min(end, int(self._ends[number]))
-            found.append(inside[at - begin : last - begin])
-            at = last
+        for number, first, last in spans(self._ends, at, end):
+            found.append(self._last.read(number, partial(self._inside, number))[first:last])
         return np.concatenate(found)
 
     def _inside(self, number: int) -> np.ndarray:
         """Return the examples of some windows that follow one another."""
-        if self._last[0] != number:
-            seed, stream, epoch = self._draw
-            windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
-            found = np.concatenate([np.arange(*self._borders[window : window + 2]) for window in windows])
-            self._last = number, generator(seed, stream, epoch, number).permutation(found)
-        return self._last[1]
+        windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
+        found = np.concatenate([np.arange(*self._borders[window : window + 2]) for window in windows])
+        return generator(self._seed, "window", self._epoch, number).permutation(found)
 
 
 class Windows:
@@ -288,7 +297,7 @@ class Windows:
         self._borders = borders
 
     def __call__(self, seed: int, epoch: int) -> WindowOrder:
-        """The order of an epoch."""
+        """Make the order of an epoch."""
         return WindowOrder(self._borders, self._parts, seed=seed, epoch=epoch)
 
 
@@ -371,7 +380,7 @@ class StreamedBlocks:
         self.key = digest("blocks-1", rows.fingerprint(), str(rows.columns), str(length), key)
         self.empty = dict(empty)
         self.notes: list[str] = []
-        self._kept: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._recent: Recent[int, dict[str, np.ndarray]] = Recent(_TOGETHER)
         self._borders = np.concatenate([[0], np.cumsum(self._planned())])
         self.arrangement = Windows(rows, self._borders)
 
@@ -401,8 +410,8 @@ class StreamedBlocks:
         return int(self._borders[-1])
 
     def __getitem__(self, index: int) -> Example:
-        window = int(np.searchsorted(self._borders, index, side="right")) - 1
-        blocks, number = int(self._borders[window + 1] - self._borders[window]), index - int(self._borders[window])
+        window, number, _ = next(spans(self._borders[1:], index, index + 1))
+        blocks = int(self._borders[window + 1] - self._borders[window])
         example = {}
         for name, flat in self._window(window).items():
             total = min(len(flat), blocks * self.length)
@@ -412,7 +421,8 @@ class StreamedBlocks:
 
     def _window(self, window: int) -> dict[str, np.ndarray]:
         """Return the ids of a window by name."""
-        if window not in self._kept:
+
+        def encoded() -> dict[str, np.ndarray]:
             begin, end = self.rows.borders[window : window + 2].tolist()
             rows = self.rows.read(begin, end)
             try:
@@ -420,14 +430,12 @@ class StreamedBlocks:
             except ConfigError as error:
                 raise ConfigError(f"{self.rows.where(begin)} to {end - begin - 1:,} after it: {error}") from error
             none = np.zeros(0, dtype=np.int32)
-            self._kept[window] = {
+            return {
                 name: np.concatenate([none, *(np.asarray(ids, dtype=np.int32) for ids in found.get(name, ()))])
                 for name in self.empty
             }
-            while len(self._kept) > _TOGETHER:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(window)
-        return self._kept[window]
+
+        return self._recent.read(window, encoded)
 
     def fingerprint(self) -> str:
         """Digest of the files and of how rows become blocks."""

@@ -6,8 +6,8 @@ To import datasets, with pandas and pyarrow, takes a second. Texts that optrun h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from optrun.data.long_text import LongText
 
 _COLUMN = "text"
-
-
-@dataclass(frozen=True)
-class TextFeature:
-    """Type of the column, as far as `datasets.Value("string")` is asked for it."""
-
-    dtype: str = "string"
 
 
 class TextRows:
@@ -42,7 +35,7 @@ class TextRows:
     def __init__(self, texts: Iterable[str | LongText]) -> None:
         self._texts: list[Any] = list(texts)
         self.column_names = [_COLUMN]
-        self.features = {_COLUMN: TextFeature()}
+        self.features = {_COLUMN: SimpleNamespace(dtype="string")}  # as far as that of a Dataset is asked
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -61,7 +54,7 @@ class TextRows:
         """Return rows at these indices, in their order."""
         return TextRows(self._texts[index] for index in indices)
 
-    def select_columns(self, names: Sequence[str]) -> Any:
+    def select_columns(self, names: Sequence[str]) -> TextRows | Dataset:
         """Return the same rows; a column that is not there is refused as a Dataset does."""
         return self if list(names) == [_COLUMN] else self.dataset.select_columns(names)
 

@@ -11,6 +11,7 @@ import numpy as np
 from optrun.base.errors import ConfigError
 from optrun.data.cache import digest
 from optrun.data.examples import Example
+from optrun.data.parts import spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,8 @@ class TokenBlocks:
         if not 0 <= index < self._count:
             raise IndexError(f"block {index} of {self._count}")
         at = self.begin + index * self.length
-        ids = np.empty(self.length, dtype=np.int64)
-        filled, number = 0, int(np.searchsorted(self._ends, at, side="right"))
-        while filled < self.length:
-            own = self.files[number].ids
-            first = at + filled - (int(self._ends[number]) - len(own))
-            piece = own[first : first + self.length - filled]
-            ids[filled : filled + len(piece)] = piece
-            filled, number = filled + len(piece), number + 1
-        return {"input_ids": ids}
+        parts = [self.files[number].ids[first:last] for number, first, last in spans(self._ends, at, at + self.length)]
+        return {"input_ids": np.concatenate(parts, dtype=np.int64, casting="unsafe")}
 
     @property
     def lengths(self) -> np.ndarray:

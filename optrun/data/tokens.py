@@ -22,8 +22,8 @@ import xxhash
 from optrun.base.errors import ConfigError
 from optrun.base.reading import open_file
 from optrun.config.schema.data import TokensConfig, eval_key
+from optrun.data.cache import known_by
 from optrun.data.files import resolve
-from optrun.data.known_files import remembered
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 
@@ -42,12 +42,12 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
     Raises:
         ConfigError: No such file, one that is cut short or of another format, too few tokens for a block.
     """
-    train = _files("data.train", config.train, config)
+    train = [_open("data.train", path, config) for path in resolve("data.train", config.train)]
     total = sum(len(file.ids) for file in train)
     sets = {}
     for name, paths in config.eval_files():
         key = eval_key(name)
-        files = _files(key, paths, config)
+        files = [_open(key, path, config) for path in resolve(key, paths)]
         sets[name] = _split(files, config, key, 0, sum(len(file.ids) for file in files))
     notes: list[str] = []
     border = total
@@ -80,10 +80,6 @@ def _split(
     return Split(blocks, key)
 
 
-def _files(key: str, paths: Any, config: TokensConfig) -> list[TokenFile]:
-    return [_open(key, path, config) for path in resolve(key, paths)]
-
-
 def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     where = f"{key}={path}"
     if path.suffix == ".idx":
@@ -113,7 +109,7 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
         said = f"{count:,} tokens, {count * item + begin:,} bytes" if count is not None else f"tokens of {item} bytes"
         raise ConfigError(f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to.")
     ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin)) if size > begin else np.zeros(0, dtype)
-    found = remembered(path, f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin))
+    found = known_by(f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin), path)
     return TokenFile(path, ids, *found)
 
 

@@ -13,7 +13,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import HubConfig
 from optrun.config.schema.run import RunConfig
-from optrun.data.hub_stream import commit_of
+from optrun.data.hub import commit_of
 from optrun.data.loader import EpochPlan
 from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState

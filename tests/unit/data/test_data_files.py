@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from optrun.base.errors import ConfigError
 from optrun.data import cache as cache_module
-from optrun.data import known_files
 from optrun.data.cache import discarded
 from optrun.data.files import read_files
 from optrun.data.formats import check, format_of
@@ -216,7 +215,7 @@ def test_a_refusal_is_looked_up_anew(
 ) -> None:
     """A later optrun may read what this one refuses; that a file is fine is known."""
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(known_files, "YOUNG_SECONDS", -1)
+    monkeypatch.setattr(cache_module, "YOUNG_SECONDS", -1)
     path, asked = write(tmp_path / name, content), []
     kind = format_of("data.train", path, None)
     with pytest.raises(ConfigError):

@@ -35,7 +35,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     files = [tmp_path / f"m{index}.py" for index in range(10)]
     for index, path in enumerate(files):
         path.write_text(f"{CODE}\ndef only_{index}(a): pass\nfrom here import m{index}\n")
-    monkeypatch.setattr("optrun.data.stdlib_lines.stdlib_files", lambda: files)
+    monkeypatch.setattr("optrun.data.stdlib.stdlib_files", lambda: files)
     return files
 
 

@@ -65,7 +65,7 @@ def test_known_texts_are_not_gone_through_again(monkeypatch: pytest.MonkeyPatch)
     first = encode(texts, encoder, "key", content="content").fingerprint()
     assert len(asked) == 2
     monkeypatch.setattr(examples.Examples, "_fingerprint", lambda self: pytest.fail("it is known"))
-    monkeypatch.setattr(cache_module, "_checksum", lambda path: pytest.fail("nobody wrote to it"))
+    monkeypatch.setattr(cache_module, "checksum", lambda path: pytest.fail("nobody wrote to it"))
     assert encode(texts, encoder, "key", content="content").fingerprint() == first
     assert len(asked) == 2
     encode(texts, encoder, "key", content="other content")
@@ -94,8 +94,8 @@ def test_a_copied_entry_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     now = time.time()
     monkeypatch.setattr(cache_module.time, "time", lambda: now + 60)
     reads = []
-    checksum = cache_module._checksum
-    monkeypatch.setattr(cache_module, "_checksum", lambda path: reads.append(path) or checksum(path))
+    checksum = cache_module.checksum
+    monkeypatch.setattr(cache_module, "checksum", lambda path: reads.append(path) or checksum(path))
     for _ in range(3):
         assert cached("kind", "key", make) == folder
     assert len(reads) == 1

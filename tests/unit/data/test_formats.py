@@ -18,9 +18,13 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.data import FilesConfig
 from optrun.data.build import load_source
 from optrun.data.columns import label_column, text_column
+from optrun.data.content import check_text
 from optrun.data.files import load_files, read_files
-from optrun.data.formats import FORMATS
-from optrun.data.reading import ReadOptions
+from optrun.data.formats import FORMATS, Format, format_of
+from optrun.data.place import keys_of_place
+from optrun.data.reading import Reading, ReadOptions
+from optrun.data.shards import File, Lines, Opening
+from optrun.data.stream import open_stream
 
 COMMA = "text,label\nfine day,good\nbad day,poor\n"
 ROWS = {"text": ["fine day", "bad day"], "label": ["good", "poor"]}
@@ -347,8 +351,7 @@ def test_each_ending_has_one_format() -> None:
 def test_json_lines_keep_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in the cache of an earlier version are found: their key is of bytes and format alone."""
     from optrun.data import reader
-    from optrun.data.cache import digest
-    from optrun.data.known_files import content_of
+    from optrun.data.cache import content_of, digest
 
     keys: list[str] = []
     kept = reader.kept_rows
@@ -376,3 +379,50 @@ def test_a_missing_line_of_names_is_told(tmp_path: Path) -> None:
         ConfigError, match=r"of a line of names: 'fine day', 'good'.*\"data.column_names=\[NAME1, NAME2\]\""
     ):
         label_column(source, source.train)
+
+
+def test_a_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up one, `key: value` lines: its files are found, read, checked, streamed and named by the row alone."""
+    from datasets import Dataset
+
+    def read_cards(asked: Reading) -> Dataset:
+        lines = [line for path in asked.in_utf8(tmp_path) for line in path.read_text().splitlines()]
+        return Dataset.from_list([dict([line.split(": ", 1)]) for line in lines])
+
+    class Cards(Lines):
+        def _parsed(self, raw: bytes, number: int) -> dict[str, Any]:
+            return dict([raw.decode().rstrip().split(": ", 1)])
+
+        @staticmethod
+        def open(key: str, file: File, opening: Opening) -> Cards:
+            found = Lines.open(key, file, opening)
+            return Cards(key, file, found.rows, found.content, found.begins)
+
+    row = Format("cards", (".card",), check_text, read_cards, ("encoding",), b"CARD", Cards.open)
+    monkeypatch.setitem(FORMATS, row.name, row)
+    path = tmp_path / "a.card"
+    path.write_bytes("text: caf\u00e9\ntext: b\n".encode("latin-1"))
+    assert read(path, {"encoding": "latin-1"})[0] == {"text": ["caf\u00e9", "b"]}
+    assert keys_of_place(str(path)) == {"data": "files", "data.train": str(path)}
+    assert format_of("data.train", tmp_path / "b", "cards") is row
+    path.write_text("text: a\ntext: b\n")
+    assert list(open_stream("data.train", [path], 9, [])) == [{"text": "a"}, {"text": "b"}]
+    with pytest.raises(ConfigError, match=r"Known endings: .*\.card"):
+        format_of("data.train", tmp_path / "a.unknown", None)
+    with pytest.raises(ConfigError, match=r"encoding=utf-8: has no effect on parquet; it is read for .*, cards\."):
+        load_files(
+            FilesConfig(name="files", train=str(_parquet(tmp_path)), eval=None, encoding="utf-8"), documents=False
+        )
+    (tmp_path / "c.csv").write_bytes(b"CARD: 1\n")
+    with pytest.raises(ConfigError, match=r"cannot be read as csv: its bytes are cards\. Call it c\.card"):
+        read(tmp_path / "c.csv", {})
+    with pytest.raises(ConfigError, match=r"streaming=true reads .*\.card"):
+        open_stream("data.train", [tmp_path / "c.csv"], 9, [])
+
+
+def _parquet(folder: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
+    return folder / "a.parquet"

@@ -19,7 +19,6 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.data import hub_file
 from optrun.data.hub_file import HubFile
-from optrun.data.shards import open_shards
 from optrun.data.stream import open_stream
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from tests.running import composed
@@ -112,8 +111,7 @@ def test_of_parquet_only_the_columns_that_are_read_are_fetched(remote: Remote, m
     sizes = rows.window_bytes(["text"])
     assert sum(end - begin for _, begin, end in remote.fetched) < 0.5 * len(content)
     remote.fetched.clear()
-    (shard,) = open_shards("data.path", [file], [])
-    assert shard.rows == 700
+    assert len(open_stream("data.path", [file], 1, [])) == 700
     assert (open_stream("data.path", [file], 50, []).window_bytes(["text"]) == sizes).all()
     assert not remote.fetched, "row groups are remembered by the digest of the file"
 
@@ -123,7 +121,7 @@ def test_other_bytes_than_the_hub_names_are_refused(remote: Remote, kind: str) -
     file = remote.add("a.jsonl", jsonl(ROWS), kind)
     remote.files["a.jsonl"] = remote.files["a.jsonl"].replace(b"row 9", b"Row 9")
     with pytest.raises(OptrunError, match=rf"data.path=o/n: a\.jsonl at revision {SHA}: .*other bytes than it names"):
-        open_shards("data.path", [file], [])
+        open_stream("data.path", [file], 1, [])
 
 
 def test_a_hub_that_fails_or_knows_no_ranges_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,5 +153,5 @@ def test_a_run_goes_on_at_the_commit_of_its_checkpoint(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("name", "fact"), [("a.csv", "reads .jsonl"), ("a.jsonl.gz", "middle of a compressed file")])
 def test_what_cannot_be_streamed_is_refused(remote: Remote, name: str, fact: str) -> None:
     with pytest.raises(ConfigError, match=fact) as caught:
-        open_shards("data.path", [remote.add(name, b"x")], [])
+        open_stream("data.path", [remote.add(name, b"x")], 1, [])
     assert f"hf://datasets/o/n@{SHA}/{name}" in str(caught.value)

@@ -21,7 +21,7 @@ from optrun.data import chat, heads
 from optrun.data.heads import HEAD
 from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
-from optrun.data.shards import _CHUNK, _begins_of, open_shards
+from optrun.data.shards import begins_of
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, Windows, open_stream
 
 ROWS = [{"text": f"row {number} ä" + "x" * (number % 7), "label": number % 3} for number in range(57)]
@@ -59,19 +59,17 @@ def test_rows_are_those_of_the_files_in_any_slice(tmp_path: Path, write: Callabl
     assert rows.where(23) == f"data.train={files[1]}: row 1"
 
 
-def test_lines_are_found_across_chunks_and_blank_ones_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jsonl"
+def test_lines_are_found_across_chunks_and_blank_ones_are_none(tmp_path: Path) -> None:
     raw = b'{"a": 1}\r\n\n  \n {"a": 2}\n\t\n{"a": "' + b"y" * 90 + b'"}\n\n{"a": 4}'
-    path.write_bytes(raw)
-    whole, digest = _begins_of(path)
+    whole, digest = begins_of([raw])
     assert [json.loads(raw[a:b]) for a, b in pairwise(whole)][1] == {"a": 2}
     assert len(whole) == 5
     for size in (1, 7, 64):
-        monkeypatch.setattr("optrun.data.shards._CHUNK", size)
-        again, same = _begins_of(path)
+        again, same = begins_of(raw[at : at + size] for at in range(0, len(raw), size))
         assert again.tolist() == whole.tolist()
         assert same == digest
-    assert _CHUNK > 64
+    (tmp_path / "a.jsonl").write_bytes(raw)
+    assert open_stream("data.train", [tmp_path / "a.jsonl"], 1, []).shards[0].content == digest
 
 
 def runs_of(borders: np.ndarray, parts: np.ndarray, seed: int, epoch: int = 0) -> np.ndarray:
@@ -152,7 +150,7 @@ def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
 def test_windows_that_share_a_block_of_the_hub_are_read_near_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optrun.data.shards.BLOCK", 512)
+    monkeypatch.setattr("optrun.data.hub_file.BLOCK", 512)
     here = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 5, [])
     raw = (tmp_path / "a.jsonl").read_bytes()
     monkeypatch.setattr(HubFile, "_fetched", lambda _, begin, end: raw[begin:end])
@@ -263,7 +261,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     assert "cannot be read as parquet" in refused("f.parquet", "abcdefgh")
     good = jsonl(tmp_path / "g.jsonl", ROWS)
     with pytest.raises(ConfigError, match="several formats"):
-        open_shards("data.train", [good, parquet(tmp_path / "g.parquet", ROWS)], [])
+        open_stream("data.train", [good, parquet(tmp_path / "g.parquet", ROWS)], 9, [])
 
 
 def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS
-from optrun.data import known_files
+from optrun.data import cache as cache_module
 from optrun.data.build import load_source
-from optrun.data.known_files import remembered
+from optrun.data.cache import known_by
 from optrun.data.source import Source
 from optrun.data.token_blocks import TokenBlocks
 
@@ -192,11 +192,11 @@ def test_a_file_is_read_once(tmp_path: Path, reads: list[str], monkeypatch: pyte
     path.write_bytes(b"one")
 
     def found(kind: str = "text") -> str:
-        return str(remembered(path, kind, lambda: reads.append(kind) or path.read_text()))
+        return str(known_by(kind, lambda: reads.append(kind) or path.read_text(), path))
 
     assert (found(), found()) == ("one", "one")
     assert len(reads) == 2, "so young a file may change within a tick of the clock"
-    monkeypatch.setattr(known_files, "YOUNG_SECONDS", -1)
+    monkeypatch.setattr(cache_module, "YOUNG_SECONDS", -1)
     assert (found(), found(), found("other")) == ("one", "one", "one")
     assert len(reads) == 4
     before = path.stat()
@@ -215,7 +215,7 @@ def test_a_file_is_read_once(tmp_path: Path, reads: list[str], monkeypatch: pyte
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
     tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_files, "YOUNG_SECONDS", -1)
+    monkeypatch.setattr(cache_module, "YOUNG_SECONDS", -1)
     path = tmp_path / "a"
     path.write_bytes(b"one")
 
@@ -225,7 +225,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         path.write_bytes(b"more")
         return was
 
-    assert remembered(path, "text", read) == "one"
-    assert remembered(path, "text", path.read_text) == "more"
+    assert known_by("text", read, path) == "one"
+    assert known_by("text", path.read_text, path) == "more"
     monkeypatch.setenv("OPTRUN_CACHE", "/proc/none")
-    assert remembered(path, "text", path.read_text) == "more", "without a cache it is read"
+    assert known_by("text", path.read_text, path) == "more", "without a cache it is read"

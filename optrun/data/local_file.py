@@ -1,0 +1,100 @@
+"""A file on this disk of which any bytes are read, as long as nobody writes to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import OptrunError
+from optrun.data.cache import Found, chunks_of_file, known_by
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """One file, with the methods of a `HubFile`.
+
+    Attributes:
+        key: The configuration key it came by.
+        path: Where it lies.
+        size: In bytes, when it was opened.
+        changed: The time of its last change then.
+    """
+
+    key: str
+    path: Path
+    size: int
+    changed: int
+
+    @staticmethod
+    def of(key: str, path: Path) -> LocalFile:
+        """Look at a file as it is now."""
+        entry = path.stat()
+        return LocalFile(key, path, entry.st_size, entry.st_mtime_ns)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __reduce__(self) -> tuple[type[LocalFile], tuple[str, Path, int, int]]:
+        """Leave out what is open in this process."""
+        return type(self), (self.key, self.path, self.size, self.changed)
+
+    def identified(self, read: Callable[[], str]) -> str:
+        """Return its `checksum`; `read` reads the file for it as long as that is not known."""
+        return self.known("bytes-1", read)
+
+    def part_of(self, places: np.ndarray) -> np.ndarray:
+        """Number the part in which each byte lies: here it is one of its own."""
+        return places
+
+    def known(self, key: str, find: Callable[[], Found]) -> Found:
+        """Find out of it once what `known_by` keeps."""
+        return known_by(key, find, self.path)
+
+    @cached_property
+    def _descriptor(self) -> int:
+        self.refuse_changed()
+        return os.open(self.path, os.O_RDONLY)  # read by place alone: processes that share it do not disturb each other
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Read some of its bytes.
+
+        Raises:
+            OptrunError: The file is not the one that was opened.
+        """
+        raw = b""
+        while len(raw) < size and (piece := os.pread(self._descriptor, size - len(raw), begin + len(raw))):
+            raw += piece
+        self.refuse_changed()  # at each read, and behind it: rows written over in place parse as well as before
+        return raw
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield all of it, from the beginning."""
+        return chunks_of_file(self.path)
+
+    def opened(self) -> Path:
+        """Return what `pyarrow` opens by itself."""
+        return self.path
+
+    def refuse_changed(self) -> None:
+        """Refuse a file that is not the one that was opened.
+
+        Raises:
+            OptrunError: It was written to, replaced or removed.
+        """
+        try:
+            entry = self.path.stat()
+            same = (entry.st_size, entry.st_mtime_ns) == (self.size, self.changed)
+        except OSError:
+            same = False
+        if not same:
+            raise OptrunError(
+                f"{self.key}={self.path}: this file changed while it was read as a stream, so its rows are no longer "
+                "where they were. Leave the files of a stream as they are; start again with the file as it is now."
+            )
