@@ -12,7 +12,7 @@ from optrun.report.findings import Findings
 from optrun.report.picture import Picture, drawn_rows
 from optrun.report.statistics import Judgement
 from optrun.report.theme import Chart, Theme
-from optrun.report.workloads import Comparison, Workload
+from optrun.report.workloads import Comparison
 
 _WITHIN = ("differences", "metric", "basin", "pareto")
 """Pictures of each of several workloads, by name."""
@@ -40,12 +40,11 @@ def all_pictures(comparison: Comparison) -> list[Picture]:
     return found
 
 
-def _ordered(workload: Workload, comparison: Comparison) -> Findings:
+def _ordered(findings: Findings, comparison: Comparison) -> Findings:
     """Put the rows of a workload in the order of all, so that a contender has one colour in all pictures."""
     names = [] if comparison.judgement is None else comparison.judgement.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
-    rows = sorted(workload.findings.rows, key=lambda row: order.get(row.name, len(order)))
-    return replace(workload.findings, rows=rows)
+    return replace(findings, rows=sorted(findings.rows, key=lambda row: order.get(row.name, len(order))))
 
 
 def pictures(findings: Findings) -> list[Picture]:

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from optrun.base.formatting import number
-from optrun.report.findings import Row
+from optrun.report.arms import Contender
 from optrun.report.table import value
 from optrun.report.theme import MARKERS, Chart, Theme, new_figure, number_axis, of_series, ring, style_axes
 
@@ -34,7 +34,7 @@ class Picture:
     draw: Callable[[Theme], Chart]
 
 
-def drawn_rows(rows: Sequence[Row]) -> list[Row]:
+def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
     """Pick the contenders that are drawn; their place in this list is their colour, marker and switch everywhere."""
     return [row for row in rows if row.arm.runs][:SHOWN]
 

@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap
 
 from optrun.base.formatting import rate
 from optrun.report.arms import Arm, Contender
-from optrun.report.findings import Findings, Row
+from optrun.report.findings import Findings
 from optrun.report.picture import panel, reach
 from optrun.report.table import NONE, value
 from optrun.report.theme import Chart, Theme, of_series
@@ -38,7 +38,7 @@ def searched_keys(findings: Findings) -> list[str]:
     return [
         key
         for key in findings.tuned_keys
-        if any(len({arm.settings[key] for arm in outcomes(row.contender, key)}) > 1 for row in findings.rows)
+        if any(len({arm.settings[key] for arm in outcomes(row, key)}) > 1 for row in findings.rows)
     ]
 
 
@@ -90,7 +90,7 @@ def importances(findings: Findings) -> dict[str, float]:
         return {}
     total = dict.fromkeys(keys, 0.0)
     for row in findings.rows:
-        arms = [arm for arm in outcomes(row.contender) if arm.settings.keys() >= set(keys)]
+        arms = [arm for arm in outcomes(row) if arm.settings.keys() >= set(keys)]
         weighed = len(arms) >= FEWEST and any(arm.finished for arm in arms)
         for key, share in _weigh(arms, keys, findings.mode).items() if weighed else ():
             total[key] += share * len(arms)
@@ -122,7 +122,7 @@ def leaf(key: str) -> str:
     return key.removesuffix(".name") if key.endswith(".name") else key.partition(".")[2] or key
 
 
-def draw_parallel(rows: Sequence[Row], findings: Findings, shares: Mapping[str, float], theme: Theme) -> Chart:
+def draw_parallel(rows: Sequence[Contender], findings: Findings, shares: Mapping[str, float], theme: Theme) -> Chart:
     """Draw an axis for each setting and one for the score, a line for each configuration, good ones on top.
 
     Args:
@@ -134,7 +134,7 @@ def draw_parallel(rows: Sequence[Row], findings: Findings, shares: Mapping[str, 
     keys = (list(shares) or searched_keys(findings))[:MOST]
     figure, ax = panel(theme, 3, "", "")
     ax.grid(False)
-    lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row.contender)]
+    lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row)]
     settings: dict[str, list[Any]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
     settings |= {key: [arm.settings.get(key) for *_, arm in lines] for key in keys}
     columns = [[where[each] for each in values] for values in settings.values() if (where := places(values))]
@@ -177,9 +177,9 @@ def _word(setting: object) -> str:
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
 
 
-def _told(row: Row, arm: Arm) -> str:
+def _told(row: Contender, arm: Arm) -> str:
     """Describe a configuration and its outcome."""
-    rest = {key: found for key, found in arm.settings.items() if key not in row.contender.settings}
+    rest = {key: found for key, found in arm.settings.items() if key not in row.settings}
     settings = ", ".join(f"{leaf(key)} {rate(v) if isinstance(v, float) else v}" for key, v in rest.items())
     result = "diverged" if not arm.finished else value(arm.mean) + (" (a seed diverged)" if arm.diverged else "")
     return f"{row.name}, {settings}: {result}"

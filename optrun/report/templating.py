@@ -23,7 +23,7 @@ def fill_html(template: str, **content: object) -> str:
     return _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
 
 
-def fill_markdown(template: str, *, package: str = "optrun.report", **content: object) -> str:
+def fill_markdown(template: str, package: str = "optrun.report", /, **content: object) -> str:
     """Fill a template whose values become Markdown text, as GitHub and the hub show it.
 
     Args:

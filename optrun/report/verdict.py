@@ -9,8 +9,8 @@ from typing import Any
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
-from optrun.report.arms import Arm
-from optrun.report.findings import Findings, Row
+from optrun.report.arms import Arm, Contender
+from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
 from optrun.report.table import value
 from optrun.report.templating import fill_text
@@ -46,12 +46,12 @@ class SweepVerdict:
 def kind_of(comparison: Comparison) -> str:
     """Name what the verdict may be quoted as; see `SweepVerdict.kind`."""
     judged = comparison.judgement
-    ranked = [row for each in comparison.workloads for row in each.findings.ranked]
+    ranked = [row for each in comparison.workloads for row in each.ranked]
     if judged is None or not ranked:
         return "none"
     if len(judged.ranking) < 2:
         return "single"
-    if any(each.findings.exploratory for each in comparison.workloads):
+    if any(each.exploratory for each in comparison.workloads):
         return "exploratory"
     if not is_tested(judged):
         return "pilot"
@@ -63,13 +63,13 @@ def is_tested(judged: Judgement) -> bool:
     return any(each.seeds >= MIN_SEEDS for name, each in judged.comparisons.items() if name != judged.reference)
 
 
-def is_selected(row: Row) -> bool:
+def is_selected(row: Contender) -> bool:
     """Tell whether another configuration was compared with the chosen one by what the contender is judged by.
 
     One that was run on other seeds, and on fewer, was not: the chosen one stands there for its number of seeds.
     """
     best = row.arm
-    others = [arm for arm in row.contender.arms if arm is not best and arm.scores]
+    others = [arm for arm in row.arms if arm is not best and arm.scores]
     return any(set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others)
 
 
@@ -107,9 +107,9 @@ def judge(
     text = " ".join(fill_text("line.txt", **content).split())
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
-        for row in each.findings.ranked:
+        for row in each.ranked:
             where = f" on {each.name}" if each.name else ""
-            chosen.setdefault(row.name, []).append(configuration(row, each.findings) + where)
+            chosen.setdefault(row.name, []).append(configuration(row, each) + where)
     joined = {name: "; ".join(found) for name, found in chosen.items()}
     return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text, next_command)
 
@@ -150,13 +150,13 @@ def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dic
 
 def _whole(name: str, comparison: Comparison) -> str:
     """Write a contender with its lr, and how many of its seeds diverged."""
-    rows = [row for each in comparison.workloads for row in each.findings.rows if row.name == name]
+    rows = [row for each in comparison.workloads for row in each.rows if row.name == name]
     text = name if comparison.several else configuration(rows[0], comparison.findings)
     lost, runs = sum(len(row.arm.lost) for row in rows), sum(len(row.arm.scores) for row in rows)
     return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
 
 
-def configuration(row: Row, findings: Findings) -> str:
+def configuration(row: Contender, findings: Findings) -> str:
     """Write a contender with the lr that was chosen for it."""
     lr = row.arm.lr
     if lr is None or "lr" in findings.compared_keys:
@@ -164,7 +164,7 @@ def configuration(row: Row, findings: Findings) -> str:
     return f"{row.name} at lr {rate(lr)}"
 
 
-def beyond(row: Row, findings: Findings) -> float | None:
+def beyond(row: Contender, findings: Findings) -> float | None:
     """Find the lr to try next where the best one is the last of its grid; None where it is not."""
     basin = row.basin
     if "lr" not in findings.tuned_keys or basin.best is None or len(basin.begun) < 2:
@@ -176,7 +176,7 @@ def beyond(row: Row, findings: Findings) -> float | None:
     return best * 2 if above is None else best / 2
 
 
-def _learnt(row: Row) -> str:
+def _learnt(row: Contender) -> str:
     """Say where most runs of the winner learnt nothing that holds on evaluation; it comes before who won."""
     found = [generalisation_of(run.summary) for run in row.arm.runs if run.finished]
     bad = [each for each in found if each is not None and each.verdict in NOTHING_LEARNT]

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 from optrun.base.formatting import rate
-from optrun.report.basin import COARSE
 from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
@@ -18,6 +17,8 @@ from optrun.report.table import value
 from optrun.report.templating import fill_text
 from optrun.report.verdict import beyond
 
+_COARSE = 5.0
+"""A grid whose values beside the best lr are further apart than this factor may have missed the best between them."""
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
 _TELLING_SECONDS = 10.0
@@ -75,7 +76,7 @@ def _edges(findings: Findings) -> Iterable[Warning]:
             about: dict[str, Any] = {"name": row.name, "best": rate(best), "end": end, "tried": len(row.basin.tried)}
             if lr is None and further is not None:
                 yield _warn("edge", try_lr=rate(further), **about)
-            elif lr is not None and (factor := max(best / lr, lr / best)) > COARSE:
+            elif lr is not None and (factor := max(best / lr, lr / best)) > _COARSE:
                 about |= {"beside": rate(lr), "gone": lr in row.basin.diverged, "factor": f"{factor:.3g}"}
                 yield _warn("coarse", try_lr=rate(math.sqrt(best * lr)), **about)
 
@@ -84,7 +85,7 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
     """Warn where contenders were not tuned alike, or did not run equally long."""
     rows = findings.ranked
     if findings.tuned_keys:
-        yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.contender.arms) for row in rows})
+        yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.arms) for row in rows})
     single = [row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
     if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
         yield _warn("single-lr", listed=_listed(single))

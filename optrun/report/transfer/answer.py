@@ -11,11 +11,10 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import count, rate
+from optrun.report.alike import incomparable, unify
 from optrun.report.collect import NOT_STARTED, Run, load_runs
-from optrun.report.comparable import incomparable
 from optrun.report.confirmation import confirmations
 from optrun.report.findings import choose_metric
-from optrun.report.paths import respell
 from optrun.report.transfer.fit import Law, fit_law
 from optrun.report.transfer.laws import KnownLaw, known_laws
 from optrun.report.transfer.sizes import Size, Sweep, find_sweeps, label
@@ -164,7 +163,7 @@ def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
     runs = load_runs(dirs, beside=confirmations(dirs))
     if not any(run.described for run in runs):
         raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
-    respell([run for run in runs if run.described])
+    unify([run for run in runs if run.described])
     return runs
 
 

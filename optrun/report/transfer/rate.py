@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import rate
+from optrun.report.alike import unify
 from optrun.report.arms import build_arms, build_contenders, differing
 from optrun.report.collect import Run, flatten, number
 from optrun.report.findings import choose_metric
-from optrun.report.paths import respell
 from optrun.report.transfer.answer import Answer, answer_of, load_sweeps, refusal
 from optrun.report.transfer.sizes import OF_SIZE, Axes, find_sweeps, fit_sizes, label
 
@@ -45,8 +46,8 @@ def rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
 
 def _rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
     runs = [run for run in load_sweeps([folder]) if run.described]
-    asked = Run(folder, "this run", "", config=flatten(config))
-    respell([asked, *runs])
+    asked = Run(folder, "this run", "", config=flatten(config), values=config)
+    unify([asked, *runs])
     keys = [key for key in differing([asked, *runs]) if key != "lr" and key not in _OF_EVALUATION]
     sizes = [key for key in keys if key.partition(".")[0] in OF_SIZE and (number(asked.setting(key)) or 0) > 0]
     for key in keys:
@@ -62,7 +63,7 @@ def _rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
         sweep = fit_sizes(contender, Axes((), (), {}), metric, mode)
         how = "the bottom of its basin"
     else:
-        target = {key: float(asked.setting(key)) for key in sizes}
+        target = {key: number(asked.setting(key)) or math.nan for key in sizes}
         sweep = find_sweeps(runs, target, metric, mode)[0]
         how = f"predicted for {label(target)}"
     if reason := refusal(sweep):

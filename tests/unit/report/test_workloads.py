@@ -39,7 +39,7 @@ def test_a_score_lies_between_what_was_measured_and_the_best(tmp_path: Path, mak
     workload(tmp_path, make_run, {"adamw": 6.0, "lamb": 5.0}, task="two", spread=0.0)
     found = compare_runs(load_runs([tmp_path]))
     assert found.several
-    assert [each.findings.floor for each in found.workloads] == [10.0, 10.0]
+    assert [each.floor for each in found.workloads] == [10.0, 10.0]
     for seed in range(3):
         assert found.scores["adamw"][seed] == pytest.approx((1.0 + 0.8) / 2)
         assert found.scores["lamb"][seed] == pytest.approx((0.75 + 1.0) / 2)
@@ -77,9 +77,7 @@ def test_what_matters_in_units_of_a_metric_is_no_limit_of_scores(tmp_path: Path,
     assert found.judgement is not None
     assert found.judgement.matters < 0.1
     assert found.judgement.comparisons["lamb"].verdict == "ruled out"
-    assert all(
-        each.findings.judgement.matters == 5.0 for each in found.workloads if each.findings.judgement is not None
-    )
+    assert all(each.judgement.matters == 5.0 for each in found.workloads if each.judgement is not None)
 
 
 def test_without_an_evaluation_before_the_first_step_there_is_no_score(tmp_path: Path, make_run: MakeRun) -> None:
