@@ -21,10 +21,11 @@ from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.formatting import plain
 from optrun.base.reading import open_file
-from optrun.report import curves, figures, pareto, tables
+from optrun.report import curves, pareto, tables
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
 from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
+from optrun.report.figures import all_pictures, drawn_names
 from optrun.report.findings import Findings
 from optrun.report.picture import Picture
 from optrun.report.svg import to_svg
@@ -157,7 +158,7 @@ def report(
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
     opened = _open_sections(made)
     content = _content(made, opened, refresh=REFRESH if follows else 0)
-    drawn = [_run_picture(runs[0])] if len(runs) == 1 else figures.all_pictures(comparison)
+    drawn = [_run_picture(runs[0])] if len(runs) == 1 else all_pictures(comparison)
     made.files.extend(_write(out or _folder_for(dirs[0], runs), content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
         console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
@@ -274,7 +275,7 @@ def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[s
         "table": opened[0].table,
         "warnings": made.warnings,
         "sections": opened[1:],
-        "switches": [] if single else figures.drawn_names(comparison),
+        "switches": [] if single else drawn_names(comparison),
         "folds": folds,
         "commands": [*_commands(comparison), ("report", "", made.command)],
         "tested": "" if single else _tested(judged, made.verdict),

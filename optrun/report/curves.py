@@ -168,7 +168,7 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
     for index, step in enumerate(sorted({*run.of_resumes("from_step", int)})):
         ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label=None if index else "resumed")
     if len(lines) <= _LEGEND_LIMIT:
-        legend(ax, theme, loc="best")
+        legend(ax, theme)
 
 
 def metric_mode(name: str) -> str:

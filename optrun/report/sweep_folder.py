@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,7 +66,7 @@ def untuned(keys: Sequence[str], tuned: Iterable[str]) -> list[str]:
     return [key for key in keys if key not in set(tuned)] or list(keys)
 
 
-def _objective(noted: Any) -> Objective:
+def _objective(noted: Mapping[str, object]) -> Objective:
     return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
@@ -96,8 +95,8 @@ def judge(
     """
     judged, kind = comparison.judgement, kind_of(comparison)
     kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
-    content: dict[str, Any] = {"comparison": comparison, "found": comparison.findings, "judged": judged, "kind": kind}
-    content |= {"confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
+    content: dict[str, object] = {"comparison": comparison, "found": comparison.findings, "judged": judged}
+    content |= {"kind": kind, "confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
     possible: list[str] = []
     out: list[str] = []
     if judged is not None and kind != "none":
@@ -114,7 +113,7 @@ def judge(
     return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text, next_command)
 
 
-def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dict[str, Any]:
+def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dict[str, object]:
     """Collect the numbers and names of the line, where contenders have scores."""
     found, scores = comparison.findings, comparison.scores
     rows = {} if comparison.several else {row.name: row for row in found.ranked}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from optrun.base.formatting import rate
 from optrun.report.branches import ADVICE, fork_of, shared_luck
@@ -52,14 +51,14 @@ def find_warnings(findings: Findings) -> list[Warning]:
     return sorted(found, key=lambda each: _KINDS.index(each.kind))
 
 
-def _warn(kind: str, of: Sequence[Run] = (), **details: Any) -> Warning:
+def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
     labels = tuple(run.label for run in of)
     count = "1 run" if len(labels) == 1 else f"{len(labels)} runs"
     text = fill_text("warnings.txt", kind=kind, count=count, runs=_listed(labels), **details)
     return Warning(kind, " ".join(text.split()), labels)
 
 
-def _unequal(kind: str, of: Mapping[str, object], **details: Any) -> Iterable[Warning]:
+def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
     """Warn where contenders differ in something."""
     told = {name: f"{each:,}" if isinstance(each, int) else str(each) for name, each in of.items() if each is not None}
     if len({*told.values()}) > 1:
@@ -73,12 +72,12 @@ def _edges(findings: Findings) -> Iterable[Warning]:
             continue
         best, further = row.basin.best.lr or 0.0, beyond(row, findings)
         for end, lr in zip(("lowest", "highest"), row.basin.beside(), strict=True):
-            about: dict[str, Any] = {"name": row.name, "best": rate(best), "end": end, "tried": len(row.basin.tried)}
+            about: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
             if lr is None and further is not None:
-                yield _warn("edge", try_lr=rate(further), **about)
+                yield _warn("edge", (), try_lr=rate(further), tried=len(row.basin.tried), **about)
             elif lr is not None and (factor := max(best / lr, lr / best)) > _COARSE:
                 about |= {"beside": rate(lr), "gone": lr in row.basin.diverged, "factor": f"{factor:.3g}"}
-                yield _warn("coarse", try_lr=rate(math.sqrt(best * lr)), **about)
+                yield _warn("coarse", (), try_lr=rate(math.sqrt(best * lr)), **about)
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import count, rate
+from optrun.base.formatting import rate
 from optrun.report.alike import incomparable, unify
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import confirmations
@@ -70,19 +70,22 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The answers to one question."""
+class Transfer:
+    """What the sweeps say of another size, and where it was written."""
 
     target: Mapping[str, float]
+    """The size that was asked for."""
     metric: str
     mode: str
     """`min` or `max`."""
     answers: Sequence[Answer]
     """One for each contender whose sweeps suffice."""
     refused: Mapping[str, str]
-    """Contender -> why there is none."""
+    """Contender -> why it has no answer, and what to run."""
     sweeps: Sequence[Sweep]
     """What was fitted, in the order of the answers."""
+    files: Sequence[Path] = ()
+    """`transfer.md`, `transfer.json`, `transfer.png`."""
 
 
 def parse_target(text: str) -> dict[str, float]:
@@ -114,7 +117,7 @@ def _positive(key: str, value: object) -> float:
     return number
 
 
-def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None) -> Answers:
+def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None) -> Transfer:
     """Predict the learning rate of a size from sweeps at others.
 
     Args:
@@ -148,7 +151,7 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
         kept.append(sweep)
     if not found:
         raise ConfigError("; ".join(f"{contender}: {reason}" for contender, reason in refused.items()) + ".")
-    return Answers(asked, name, mode, found, refused, kept)
+    return Transfer(asked, name, mode, found, refused, kept)
 
 
 def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
@@ -271,18 +274,3 @@ def sentence(found: Answer, target: Mapping[str, float]) -> str:
     """Write the answer as one line."""
     interval = f"{rate(found.lr.low)} to {rate(found.lr.high)}"
     return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {interval}) for {label(target)}"
-
-
-def law_sentences(found: Answer) -> list[str]:
-    """Say what the literature makes of the nearest optimum."""
-    return [
-        f"Beside it, not mixed in: {law.source}: {law.says}. From the nearest size it makes lr {rate(law.lr)}"
-        for law in found.laws
-    ]
-
-
-def batch_sentences(found: Answer) -> list[str]:
-    """Say where a larger batch stops paying, as far as runs measured it."""
-    known = [(label(each.size), each.noise_scale) for each in found.optima if each.noise_scale is not None]
-    told = ", ".join(f"{count(scale)} examples at {size}" for size, scale in known)
-    return [f"A larger batch stops paying at about the noise scale: {told}"] if known else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import rate
@@ -25,7 +24,7 @@ _OF_EVALUATION = (
 """Keys that move no optimum."""
 
 
-def rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
+def rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
     """Find the lr of a run that is about to start.
 
     Args:
@@ -44,7 +43,7 @@ def rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
         raise ConfigError(f"lr=auto lr_from={folder}: {error}") from error
 
 
-def _rate_from(folder: Path, config: Mapping[str, Any]) -> tuple[Answer, str]:
+def _rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
     runs = [run for run in load_sweeps([folder]) if run.described]
     asked = Run(folder, "this run", "", config=flatten(config), values=config)
     unify([asked, *runs])
