@@ -32,7 +32,7 @@ from optrun.report.svg import to_svg
 from optrun.report.sweep_folder import look, objectives_of, tuned_keys
 from optrun.report.table import CSV_MARK, Table, filled, to_csv, to_rich, value
 from optrun.report.templating import fill_html, fill_markdown, fill_text
-from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, Chart, Theme, css_variables, save_png
+from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png
 from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, Question, compare_runs
@@ -158,7 +158,10 @@ def report(
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
     opened = _open_sections(made)
     content = _content(made, opened, refresh=REFRESH if follows else 0)
-    drawn = [_run_picture(runs[0])] if len(runs) == 1 else all_pictures(comparison)
+    drawn = all_pictures(comparison)
+    if len(runs) == 1:
+        caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
+        drawn = [Picture("curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0]))]
     made.files.extend(_write(out or _folder_for(dirs[0], runs), content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
         console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
@@ -376,13 +379,3 @@ def is_own(path: Path) -> bool:
         ".csv": first.endswith(b"," + CSV_MARK.encode()),
         ".png": start.startswith(b"\x89PNG") and SOFTWARE.encode() in start,
     }[path.suffix]
-
-
-def _run_picture(run: Run) -> Picture:
-    """Describe the picture of a single run."""
-    caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
-
-    def draw(theme: Theme) -> Chart:
-        return curves.curves_figure(run, title="", theme=theme, stacked=theme is PAGE)
-
-    return Picture("curves", curves.run_title(run), caption, draw)

@@ -9,18 +9,9 @@ from dataclasses import dataclass, replace
 
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.report import arms as grouping
 from optrun.report.alike import incomparable, unify
-from optrun.report.arms import (
-    Arm,
-    Contender,
-    build_arms,
-    build_contenders,
-    compared,
-    differing,
-    find_contender,
-    follows,
-    telling,
-)
+from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, find_contender, follows
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.curves import metric_mode
@@ -92,15 +83,6 @@ class Findings:
             for row in self.ranked
         }
 
-    @property
-    def exploratory(self) -> bool:
-        """Whether another metric than the runs' own decides."""
-        return self.metric != self.own_metric
-
-    def ranked_arms(self) -> list[Arm]:
-        """Sort all arms, best mean first, those without a score last."""
-        return sorted(self.arms, key=lambda arm: arm.cost(self.mode))
-
 
 def find(
     runs: Sequence[Run],
@@ -140,7 +122,7 @@ def find(
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or telling(untuned(compared(keys), tuned), described)
+    between = list(by) or grouping.telling(untuned(grouping.compared(keys), tuned), described)
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)

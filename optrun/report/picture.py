@@ -136,15 +136,7 @@ class Dot:
 
 
 def draw_dots(
-    figure: Chart,
-    ax: Axes,
-    series: int,
-    label: str,
-    dots: Sequence[Dot],
-    mode: str,
-    theme: Theme,
-    *,
-    linewidth: float = 0,
+    figure: Chart, ax: Axes, series: int, label: str, dots: Sequence[Dot], mode: str, theme: Theme, width: float = 0.0
 ) -> None:
     """Draw the outcomes of a contender: a ring around the chosen one, on the worse edge what lies outside.
 
@@ -156,11 +148,11 @@ def draw_dots(
         dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a value further out.
         mode: "min" or "max".
         theme: Colours.
-        linewidth: Of what joins them.
+        width: Of the line that joins them.
     """
     style, edge = style_of(theme, series, linewidth=0), 0.985 if mode == "min" else 0.015
     known = [dot for dot in dots if math.isfinite(dot.y)]
-    look = style | {"linewidth": linewidth, "label": short_name(label)}
+    look = style | {"linewidth": width, "label": short_name(label)}
     artists = ax.plot([dot.x for dot in known], [dot.y for dot in known], **look)
     low, high = ax.get_ylim()
     for dot in dots:

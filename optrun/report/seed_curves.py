@@ -165,7 +165,7 @@ def draw_basins(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
         for lr, arm in inside.items():
             ends = [min(arm.finished), max(arm.finished)]
             of_series(ax.plot([lr, lr], ends, linewidth=1.1, alpha=0.7, color=colour), series)
-        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, linewidth=1.4 if joined else 0)
+        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, 1.4 if joined else 0.0)
     legend(ax, theme, below=True, series=range(len(rows)))
     return figure
 

@@ -105,7 +105,8 @@ def arms_table(findings: Findings) -> Table:
         *((told, True, partial(_middle, name)) for name, (told, _) in _PERF.items()),
     ]
     sort = {True: "best", False: ""}
-    return tabulate(findings.ranked_arms(), columns, lambda arm: sort[id(arm) in chosen] if arm.scores else "muted")
+    ordered = sorted(findings.arms, key=lambda arm: arm.cost(findings.mode))
+    return tabulate(ordered, columns, lambda arm: sort[id(arm) in chosen] if arm.scores else "muted")
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:

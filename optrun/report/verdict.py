@@ -50,7 +50,7 @@ def kind_of(comparison: Comparison) -> str:
         return "none"
     if len(judged.ranking) < 2:
         return "single"
-    if any(each.exploratory for each in comparison.workloads):
+    if any(each.metric != each.own_metric for each in comparison.workloads):
         return "exploratory"
     if not is_tested(judged):
         return "pilot"
