@@ -40,7 +40,7 @@ def say(contenders: int, seeds: int) -> str:
 
 
 def count_workloads(configs: Sequence[Mapping[str, object]]) -> int:
-    """Count the kinds of runs whose numbers can be compared; see `comparable.workload_of`."""
+    """Count the kinds of runs whose numbers can be compared; see `alike.workload_of`."""
     return len(_by_workload(configs))
 
 

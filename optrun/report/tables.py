@@ -72,10 +72,10 @@ def scores_table(comparison: Comparison) -> Table:
     words = {name: judged.words(name) for name in found} if judged is not None else {}
     columns: list[Column[str]] = [
         ("contender", False, str),
-        ("mean score", True, lambda name: _score(scores[name])),
+        ("mean score", True, partial(_score, scores)),
         ("verdict", False, lambda name: words.get(name, "no score on every workload")),
         ("difference", True, lambda name: difference(found.get(name), 3)),
-        *((each.name, True, partial(_score_of, each.scaled())) for each in comparison.counted),
+        *((each.name, True, partial(_score, each.scaled())) for each in comparison.counted),
     ]
     order = dict.fromkeys([*(judged.ranking if judged is not None else ()), *scores])
     return tabulate(order, columns, lambda name: _STYLES.get(found[name].verdict, "") if name in found else "muted")
@@ -226,12 +226,8 @@ def _total(seconds: Sequence[float | None]) -> str:
     return NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
 
 
-def _score(scores: Mapping[int, float]) -> str:
-    return f"{mean(scores.values()):.3f}" if scores else NONE
-
-
-def _score_of(scores: Mapping[str, Mapping[int, float]], name: str) -> str:
-    return _score(scores.get(name, {}))
+def _score(scores: Mapping[str, Mapping[int, float]], name: str) -> str:
+    return f"{mean(own.values()):.3f}" if (own := scores.get(name)) else NONE
 
 
 def _shown(setting: object) -> str:
