@@ -149,7 +149,7 @@ def report(
         judged.comparison,
         confirmed=judged.seeds,
         looks=judged.looks,
-        left=sum(run.status in ("running", NOT_STARTED) for run in runs) if follows else 0,
+        left=comparison.left if follows else 0,
         next_command=next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)),
         note=judged.note,
         waits=own is not None and bool(judged.waiting),

@@ -94,9 +94,9 @@ class Judgement:
 
     @property
     def possible(self) -> list[str]:
-        """List the contenders with a score that may be the best, best mean first."""
-        kept = (Verdict.could_be_best, Verdict.too_few, Verdict.no_spread)
-        return [name for name in self.ranking if self.comparisons[name].verdict in kept]
+        """List the contenders that could be the best, or are not worse than the baseline; best mean first."""
+        out = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
+        return [name for name in self.ranking if self.comparisons[name].verdict not in out]
 
     def words(self, name: str) -> str:
         """Say the verdict on a contender, with the limit that decided."""

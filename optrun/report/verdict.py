@@ -15,8 +15,6 @@ from optrun.report.table import value
 from optrun.report.templating import fill_text
 from optrun.report.workloads import Comparison
 
-_LOST = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
-
 
 @dataclass(frozen=True)
 class SweepVerdict:
@@ -100,9 +98,9 @@ def judge(
     possible: list[str] = []
     out: list[str] = []
     if judged is not None and kind != "none":
-        possible = [name for name in judged.ranking if judged.comparisons[name].verdict not in _LOST]
+        possible = judged.possible
         out = [name for name in judged.ranking if name not in possible]
-        content |= _sure(comparison, judged, possible)
+        content |= _sure(comparison, judged)
     text = " ".join(fill_text("line.txt", **content).split())
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
@@ -113,9 +111,9 @@ def judge(
     return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text, next_command)
 
 
-def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dict[str, object]:
+def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     """Collect the numbers and names of the line, where contenders have scores."""
-    found, scores = comparison.findings, comparison.scores
+    found, scores, possible = comparison.findings, comparison.scores, judged.possible
     rows = {} if comparison.several else {row.name: row for row in found.ranked}
     names = {name: _whole(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}

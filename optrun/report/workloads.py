@@ -19,7 +19,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.report.alike import data_of, incomparable, unify, workload_of
 from optrun.report.arms import compared, describe, differing, numbered, telling
-from optrun.report.collect import Run
+from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings, find
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
@@ -66,6 +66,11 @@ class Comparison:
     def counted(self) -> list[Findings]:
         """The workloads that the judgement is over."""
         return [each for each in self.workloads if not each.left_out]
+
+    @property
+    def left(self) -> int:
+        """How many runs have not come to an end."""
+        return sum(run.status in ("running", NOT_STARTED) for run in self.runs)
 
     @property
     def runs(self) -> list[Run]:
