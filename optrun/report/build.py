@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 from markupsafe import Markup
@@ -29,7 +28,7 @@ from optrun.report.figures import all_pictures, drawn_names
 from optrun.report.findings import Findings
 from optrun.report.picture import Picture
 from optrun.report.svg import to_svg
-from optrun.report.sweep_folder import look, objectives_of, tuned_keys
+from optrun.report.sweep_folder import dated_folder, look, objectives_of, tuned_keys
 from optrun.report.table import CSV_MARK, Table, filled, to_csv, to_rich, value
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png
@@ -186,19 +185,15 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
         for warning in find_warnings(each):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
                 found.setdefault(warning, []).append(each.name)
-    for warning, names in found.items():
-        if len(names) < len(comparison.workloads):
-            found[warning] = [f"{', '.join(names)}: "]
-    return [replace(warning, text="".join(names) + warning.text) for warning, names in found.items()]
+    return [
+        each if len(names) == len(comparison.workloads) else replace(each, text=f"{', '.join(names)}: {each.text}")
+        for each, names in found.items()
+    ]
 
 
 def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
     """Choose where a report goes: no run directory holds what was found of others."""
-    if len(runs) == 1 or not RunDir(first).is_run():
-        return first
-    now = datetime.now().astimezone()
-    day, stem = _REPORTS / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
-    return next(each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists())
+    return first if len(runs) == 1 or not RunDir(first).is_run() else dated_folder(_REPORTS)
 
 
 def _print(made: Report, opened: Sequence[Section], console: Console) -> None:

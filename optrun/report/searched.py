@@ -14,6 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap
 
 from optrun.base.formatting import rate
 from optrun.report.arms import Arm, Contender
+from optrun.report.collect import Setting
 from optrun.report.findings import Findings
 from optrun.report.picture import panel, reach
 from optrun.report.table import NONE, value
@@ -47,19 +48,7 @@ def outcomes(contender: Contender, key: str = "") -> list[Arm]:
     return [arm for arm in contender.arms if (not key or key in arm.settings) and (arm.finished or arm.diverged)]
 
 
-def is_number(values: Sequence[object]) -> bool:
-    """Tell whether a setting is a finite number wherever it is set."""
-    return bool(values) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) for value in values
-    )
-
-
-def wide(values: Sequence[Any]) -> bool:
-    """Tell whether numbers are better seen on a logarithmic axis."""
-    return bool(min(values) > 0 and max(values) > 10 * min(values))
-
-
-def places(values: Sequence[Any]) -> dict[Any, float]:
+def places(values: Sequence[Setting]) -> dict[Setting, float]:
     """Place the values of a setting between 0 and 1: numbers to scale, linear or logarithmic, words evenly.
 
     Example:
@@ -67,8 +56,10 @@ def places(values: Sequence[Any]) -> dict[Any, float]:
         ({1: 0.0, 10: 0.5, 100: 1.0}, {None: 0.0, 'a': 0.5, 'b': 1.0})
     """
     distinct = list(dict.fromkeys(values))
-    if len(distinct) > 1 and is_number(distinct):
-        scaled = np.log(distinct) if wide(distinct) else np.asarray(distinct, dtype=np.float64)
+    numbers = [x for x in distinct if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+    if len(numbers) == len(distinct) > 1:
+        wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+        scaled = np.log(numbers) if wide else np.asarray(numbers, dtype=np.float64)
         return dict(zip(distinct, ((scaled - scaled.min()) / np.ptp(scaled)).tolist(), strict=True))
     distinct.sort(key=str)
     return {each: at / max(1, len(distinct) - 1) for at, each in enumerate(distinct)}
@@ -135,7 +126,7 @@ def draw_parallel(rows: Sequence[Contender], findings: Findings, shares: Mapping
     figure, ax = panel(theme, 3, "", "")
     ax.grid(False)
     lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row)]
-    settings: dict[str, list[Any]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
+    settings: dict[str, list[Setting]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
     settings |= {key: [arm.settings.get(key) for *_, arm in lines] for key in keys}
     columns = [[where[each] for each in values] for values in settings.values() if (where := places(values))]
     sign = 1.0 if findings.mode == "min" else -1.0
@@ -162,7 +153,7 @@ def draw_parallel(rows: Sequence[Contender], findings: Findings, shares: Mapping
     return figure
 
 
-def _label(ax: Axes, x: int, words: Mapping[Any, str], heights: Mapping[Any, float], theme: Theme) -> None:
+def _label(ax: Axes, x: int, words: Mapping[Setting, str], heights: Mapping[Setting, float], theme: Theme) -> None:
     """Draw the axis of a setting, with all of few values and the ends of many."""
     ax.plot([x, x], [0, 1], color=theme.muted, linewidth=1)
     shown = sorted(words, key=lambda each: heights[each])

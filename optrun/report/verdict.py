@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
-from optrun.report.arms import Arm, Contender
+from optrun.report.arms import Contender
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
 from optrun.report.table import value
+from optrun.report.tables import mean_sd
 from optrun.report.templating import fill_text
 from optrun.report.workloads import Comparison
 
@@ -127,7 +128,7 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     seeds = min(len(scores[name]) for name in possible or names)
     return {
         "first": [whole for name, whole in names.items() if means[name] == means[judged.ranking[0]]],
-        "mean": "" if best is None else _mean(best.arm),
+        "mean": "" if best is None else mean_sd(best.arm),
         "seeds": seeds,
         "judged_by": min((each.seeds for each in (versus.values() if len(possible) == 1 else apart)), default=seeds),
         "tested": is_tested(judged),
@@ -180,7 +181,3 @@ def _learnt(row: Contender) -> str:
     if 2 * len(bad) <= len(found):
         return ""
     return f"{len(bad)} of {len(found)} runs of {row.name}: {str(bad[0]).partition(':')[0]}"
-
-
-def _mean(arm: Arm) -> str:
-    return value(arm.mean) if math.isnan(arm.sd) else f"{value(arm.mean)} ± {value(arm.sd)}"

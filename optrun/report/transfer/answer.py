@@ -42,6 +42,11 @@ class Estimate:
     low: float
     high: float
 
+    @property
+    def interval(self) -> str:
+        """The ends, of a learning rate."""
+        return f"{rate(self.low)} to {rate(self.high)}"
+
 
 @dataclass(frozen=True)
 class Optimum:
@@ -283,8 +288,7 @@ def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str
 
 def sentence(found: Answer, target: Mapping[str, float]) -> str:
     """Write the answer as one line."""
-    interval = f"{rate(found.lr.low)} to {rate(found.lr.high)}"
-    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {interval}) for {label(target)}"
+    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {found.lr.interval}) for {label(target)}"
 
 
 def rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
@@ -331,5 +335,4 @@ def _rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]
     if reason := refusal(sweep):
         raise ConfigError(f"{reason.rstrip('.')}.")
     found = answer_of(sweep, mode)
-    interval = f"90 % interval {rate(found.lr.low)} to {rate(found.lr.high)}"
-    return found, f"{folder}: lr {rate(found.lr.value)}, {interval}, {how}"
+    return found, f"{folder}: lr {rate(found.lr.value)}, 90 % interval {found.lr.interval}, {how}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -15,10 +14,11 @@ from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
 from optrun.base.formatting import count, rate
 from optrun.base.reading import read_json
+from optrun.report.sweep_folder import dated_folder
 from optrun.report.table import NONE, Table, filled, to_rich, value
 from optrun.report.templating import fill_markdown
 from optrun.report.theme import LIGHT, save_png
-from optrun.report.transfer.answer import Answer, Estimate, Transfer, answer, sentence
+from optrun.report.transfer.answer import Answer, Transfer, answer, sentence
 from optrun.report.transfer.figure import draw_basins
 from optrun.report.transfer.sizes import label
 
@@ -49,7 +49,7 @@ def transfer(
         StorageError: A file cannot be written.
     """
     found = answer(dirs, target, metric)
-    files = _write(out or _new_folder(), found)
+    files = _write(out or dated_folder(_FOLDER), found)
     if console is not None:
         for each in found.answers:
             console.print(Text(f"\n{sentence(each, found.target)}", style="bold"), soft_wrap=True)
@@ -89,25 +89,12 @@ def exponents_table(found: Answer) -> Table:
 def sizes_table(found: Answer, metric: str) -> Table:
     """Tabulate the optimum of each size."""
     rows = [
-        [label(each.size), rate(each.lr.value), _interval(each.lr), value(each.cost), str(each.seeds),
+        [label(each.size), rate(each.lr.value), each.lr.interval, value(each.cost), str(each.seeds),
          NONE if each.noise_scale is None else count(each.noise_scale)]
         for each in found.optima
     ]  # fmt: skip
     columns = ["size", "best lr", "90 % interval", metric, "seeds", "noise scale"]
     return filled(Table(columns, [False, *[True] * 5], rows, [""] * len(rows)))
-
-
-def _interval(one: Estimate) -> str:
-    return f"{rate(one.low)} to {rate(one.high)}"
-
-
-def _new_folder() -> Path:
-    made = datetime.now().astimezone()
-    folder = free = _FOLDER / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
-    number = 2
-    while free.exists():
-        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
-    return free
 
 
 def _write(folder: Path, found: Transfer) -> list[Path]:

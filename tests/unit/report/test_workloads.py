@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from optrun.base.errors import ConfigError
+from optrun.report.build import report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import Judgement
 from optrun.report.verdict import judge
@@ -160,3 +161,12 @@ def test_each_workload_has_its_own_choice(tmp_path: Path, make_run: MakeRun) -> 
     chosen = judge(compare_runs(load_runs([tmp_path]))).chosen["adamw"]
     assert "adamw at lr 1e-3 on one" in chosen
     assert "adamw at lr 4e-3 on two" in chosen
+
+
+def test_what_is_said_of_every_workload_is_said_once(tmp_path: Path, make_run: MakeRun) -> None:
+    for task in ("causal_lm", "masked_lm"):
+        for optimizer in ("adamw", "lamb"):
+            config = {"task": {"name": task}}
+            make_run(tmp_path / f"{task}-{optimizer}", optimizer=optimizer, max_steps=20, before=9.0, config=config)
+    (few,) = [each.text for each in report([tmp_path]).warnings if each.kind == "few-seeds"]
+    assert few.startswith("Fewer than 3 seeds")
