@@ -157,8 +157,9 @@ def report(
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
     opened = _open_sections(made)
     content = _content(made, opened, refresh=REFRESH if follows else 0)
-    drawn = all_pictures(comparison)
-    if len(runs) == 1:
+    if len(runs) > 1:
+        drawn = all_pictures(comparison)
+    else:
         caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
         drawn = [Picture("curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0]))]
     made.files.extend(_write(out or _folder_for(dirs[0], runs), content, tables.runs_csv(comparison), drawn))
@@ -225,13 +226,13 @@ def _open_sections(made: Report) -> list[Section]:
     comparison, confirmed = made.comparison, made.confirmed
     table = tables.scores_table(comparison) if comparison.several else tables.ranking_table(made.findings)
     found = [Section("", table)]
+    if confirmed is not None and confirmed.comparison is not comparison:
+        choice = Section("The choice that was confirmed", table)
+        found = [Section("", tables.ranking_table(confirmed.comparison.findings)), choice]
     if len(comparison.runs) == 1:
         found.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
         answers = tables.answers_table(comparison.runs[0])
         return [*found, Section("Answers", answers)] if answers is not None else found
-    if confirmed is not None and confirmed.comparison is not comparison:
-        choice = Section("The choice that was confirmed", table)
-        found = [Section("", tables.ranking_table(confirmed.comparison.findings)), choice]
     if comparison.several:
         found.append(Section("Workloads", tables.workloads_table(comparison)))
     for each in comparison.workloads:

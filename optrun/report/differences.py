@@ -84,9 +84,11 @@ def draw_differences(found: Sequence[Difference], metric: str, mode: str, matter
 def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
     """Write above a line, where it takes no room: the name on the left (0), the verdict on the right (1)."""
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-    shown = ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), va="center")
-    shown.set(ha="right" if x else "left", color=theme.muted if x else theme.ink, fontsize=7.5 if x else 8.5)
-    return shown
+    side, colour, size = ("right", theme.muted, 7.5) if x else ("left", theme.ink, 8.5)
+    place = ax.get_yaxis_transform()
+    return ax.text(
+        x, 0.33 - index, text, bbox=box, transform=place, ha=side, va="center", color=colour, fontsize=size
+    )  # fmt: skip
 
 
 def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
