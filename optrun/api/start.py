@@ -15,7 +15,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
-    from optrun.report.transfer.build import Transfer
+    from optrun.report.transfer.answer import Transfer
     from optrun.report.verdict import SweepVerdict
 
 

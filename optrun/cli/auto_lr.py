@@ -40,7 +40,7 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
     if not isinstance(values.get("lr_from"), str):
         raise ConfigError("lr=auto: takes its number from a sweep over lr of the same recipe: add lr_from=SWEEP_DIR.")
     refuse_url("lr_from", values["lr_from"])
-    from optrun.report.transfer.rate import rate_from
+    from optrun.report.transfer.answer import rate_from
 
     kept = [token for token in tokens if token.partition("=")[0] not in _KEYS]
     cfg = store.compose(hydra, config_name, overrides.checked(hydra, config_name, kept, sweep=False))

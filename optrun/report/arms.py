@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,9 @@ from optrun.artifacts.objective import loss_beside, stand_in
 from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
-from optrun.report.collect import Run, comparable
-from optrun.report.paths import shortened
+from optrun.report.alike import shortened
+from optrun.report.collect import Run, Setting, comparable
+from optrun.report.statistics import Comparison
 
 _BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
 """Keys and groups that say where and how a run is written, not what it computes."""
@@ -25,7 +25,7 @@ _BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key
 class Arm:
     """Runs of one configuration, alike but for the seed."""
 
-    settings: dict[str, Any]
+    settings: dict[str, Setting]
     """The settings in which the arms of this report differ."""
     runs: list[Run] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
@@ -36,6 +36,10 @@ class Arm:
     """Mean final loss of the same evaluation, which decides between configurations of equal score."""
     repeated: list[Run] = field(default_factory=list)
     """Runs left out of `scores` because a later run has the same configuration and seed."""
+
+    def of(self, keys: Iterable[str]) -> dict[str, Setting]:
+        """Pick the settings of some keys, as far as it has them."""
+        return {key: self.settings[key] for key in keys if key in self.settings}
 
     @property
     def counted(self) -> list[Run]:
@@ -77,19 +81,45 @@ class Arm:
         return self.runs[0].lr
 
 
-@dataclass
+@dataclass(frozen=True)
+class Basin:
+    """Metric against learning rate of one contender."""
+
+    points: dict[float, Arm]
+    """By rising lr the arm with the best mean; learning rates without a score left out."""
+    diverged: tuple[float, ...]
+    """Learning rates at which some run diverged."""
+    begun: tuple[float, ...]
+    """Every learning rate, one whose runs have not come to an end among them."""
+    best: Arm | None
+
+    @property
+    def tried(self) -> tuple[float, ...]:
+        """Every learning rate with an outcome: scored or diverged."""
+        return tuple(sorted({*self.points, *self.diverged}))
+
+    def beside(self) -> tuple[float | None, float | None]:
+        """Find the learning rates below and above the best; None: it is the last."""
+        best = self.begun[0] if self.best is None else self.best.lr or 0.0
+        below, above = [lr for lr in self.begun if lr < best], [lr for lr in self.begun if lr > best]
+        return (below[-1] if below else None, above[0] if above else None)
+
+
+@dataclass(frozen=True)
 class Contender:
     """What a verdict is about: one optimizer (or whatever is compared) with all arms tried for it."""
 
-    settings: dict[str, Any]
+    name: str
+    """The settings that set it apart; unique in the report."""
+    settings: dict[str, Setting]
     arms: list[Arm]
-    best: Arm
-    """The arm that stands for it."""
-
-    @property
-    def label(self) -> str:
-        """Describe the settings that set this contender apart."""
-        return describe(self.settings) or self.best.runs[0].optimizer or "all runs"
+    arm: Arm
+    """The one that stands for it."""
+    basin: Basin
+    rank: int | None = None
+    """1 is best, equal means share; None without an outcome."""
+    versus: Comparison | None = None
+    """Against the reference; None where nothing is compared."""
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -198,31 +228,48 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
     groups: dict[tuple[object, ...], list[Arm]] = defaultdict(list)
     for arm in arms:
         groups[tuple(comparable(arm.settings.get(key)) for key in keys)].append(arm)
-    best = [min(members, key=lambda arm: (-len(arm.scores), arm.cost(mode), arm.loss)) for members in groups.values()]
-    contenders = [
-        Contender({key: arm.settings[key] for key in keys if key in arm.settings}, members, arm)
-        for arm, members in zip(best, groups.values(), strict=True)
+    chosen = [(min(own, key=lambda arm: (-len(arm.scores), arm.cost(mode), arm.loss)), own) for own in groups.values()]
+    chosen.sort(key=lambda pair: pair[0].cost(mode))
+    told = [best.of(keys) for best, _ in chosen]
+    names = [describe(each) for each in told]
+    names = [name or best.runs[0].optimizer or "all runs" for name, (best, _) in zip(names, chosen, strict=True)]
+    return [
+        Contender(name, settings, own, best, _basin(own, best, mode))
+        for name, settings, (best, own) in zip(numbered(names), told, chosen, strict=True)
     ]
-    return sorted(contenders, key=lambda each: each.best.cost(mode))
+
+
+def _basin(arms: Sequence[Arm], chosen: Arm, mode: str) -> Basin:
+    """Find the basin of a contender over all its arms; at each lr the arm with the best mean counts."""
+    known = sorted((arm for arm in arms if arm.lr), key=lambda arm: (arm.lr or 0.0, bool(arm.diverged), arm.cost(mode)))
+    diverged = {arm.lr for arm in known if arm.lr and arm.diverged}
+    points: dict[float, Arm] = {}
+    for arm in known:
+        if arm.finished and arm.lr:
+            points.setdefault(arm.lr, arm)
+    stable = [arm for lr, arm in points.items() if lr not in diverged] or [*points.values()]
+    own = points.get(chosen.lr or 0.0) if chosen.scores else None
+    best = own or min(stable, key=lambda arm: arm.cost(mode), default=None)
+    return Basin(points, tuple(sorted(diverged)), tuple(sorted({arm.lr for arm in known if arm.lr})), best)
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
-    """Find the contender that is meant by a name: its label, or one of its settings.
+    """Find the contender that is meant by a name: its own, or one of its settings.
 
     Raises:
         ConfigError: None or several fit; the message lists what there is.
     """
-    # Settings as they are shown, and as the runs have them.
-    values = [{*map(str, each.settings.values())} for each in contenders]
-    for each, own in zip(contenders, values, strict=True):
-        own |= {str(run.config.get(key)) for key in each.settings for run in each.best.runs}
-    exact = [each for each in contenders if each.label == name]
-    fitting = exact or [each for each, own in zip(contenders, values, strict=True) if name in own]
-    labels = [each.label for each in (fitting or contenders)]
+    fitting = [each for each in contenders if each.name == name]
+    for each in contenders if not fitting else ():
+        # Settings as they are shown, and as the runs have them.
+        values = [*each.settings.values(), *(run.config.get(key) for key in each.settings for run in each.arm.runs)]
+        if name in map(str, values):
+            fitting.append(each)
+    names = [each.name for each in (fitting or contenders)]
     if not fitting:
-        raise ConfigError(f"baseline={name}: nothing compared here has this name. {did_you_mean(name, labels)}")
+        raise ConfigError(f"baseline={name}: nothing compared here has this name. {did_you_mean(name, names)}")
     if len(fitting) > 1:
-        raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(labels)}")
+        raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(names)}")
     return fitting[0]
 
 
@@ -237,7 +284,7 @@ def numbered(labels: Sequence[str]) -> list[str]:
     return [f"{label} #{count + 1}" if count else label for label, count in zip(labels, before, strict=True)]
 
 
-def describe(settings: Mapping[str, Any]) -> str:
+def describe(settings: Mapping[str, Setting]) -> str:
     """Describe settings in one line of at most 80 characters.
 
     Example:

@@ -12,7 +12,7 @@ from pathlib import Path
 from optrun.artifacts.run_dir import CHECKPOINTS
 from optrun.artifacts.trunk import Trunk
 from optrun.base.formatting import plain
-from optrun.report.collect import Run
+from optrun.report.collect import Run, Setting
 
 KEY = "branch_from"
 ADVICE = "train trunks of more seeds and branch from each: branch_from=TRUNK_0,TRUNK_1,TRUNK_2"
@@ -60,19 +60,17 @@ def name_trunks(runs: Sequence[Run]) -> None:
     """Let branches be compared by where they left a trunk, not by which of the seeds' trunks it was.
 
     Args:
-        runs: Their `respelt` is filled; those of before there were branches get the keys.
+        runs: Their `respelt` is filled.
     """
     forks = {id(run): fork for run in runs if (fork := fork_of(run)) is not None}
     kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
     for run in runs:
-        run.config.setdefault("branch_schedule", "continue")
-        run.config.setdefault(KEY, None)
         if (found := forks.get(id(run))) is not None:
             several = f"{kinds[found.kind]} " if len(kinds) > 1 else ""
             run.respelt[KEY] = f"{several}step {found.step:,}"
 
 
-def planned_step(trunk: object) -> object:
+def planned_step(trunk: Setting) -> Setting:
     """Name where planned branches leave their trunks, whichever seeds' trunks these are.
 
     Example:

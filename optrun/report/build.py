@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
 
+from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
@@ -18,27 +17,40 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
+from optrun.base.formatting import plain
 from optrun.base.reading import open_file
+from optrun.report import curves, pareto, tables
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
 from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
-from optrun.report.curves import curves_figure, run_title
-from optrun.report.figures import all_pictures
+from optrun.report.figures import all_pictures, drawn_names
 from optrun.report.findings import Findings
-from optrun.report.page import HTML_MARK, MARKDOWN_MARK, Section, content_of, render
-from optrun.report.pareto import expected
 from optrun.report.picture import Picture
-from optrun.report.sweep_folder import look, objectives_of, tuned_keys
-from optrun.report.table import CSV_MARK, filled, to_csv, to_rich
-from optrun.report.tables import runs_csv, runs_table
-from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Chart, Theme, save_png
+from optrun.report.svg import to_svg
+from optrun.report.sweep_folder import dated_folder, look, objectives_of, tuned_keys
+from optrun.report.table import CSV_MARK, Table, filled, to_csv, to_rich, value
+from optrun.report.templating import fill_html, fill_markdown, fill_text
+from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png
 from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
-from optrun.report.workloads import Comparison, compare_runs
+from optrun.report.workloads import Comparison, Question, compare_runs
 
 _REPORTS = Path("outputs", "reports")
 REFRESH = 5
 """Seconds between two loads of a page that follows a sweep."""
+HTML_MARK = '<meta name="generator" content="optrun report">'
+MARKDOWN_MARK = "<!-- optrun report -->"
+"""By these an earlier report is told from a person's own file."""
+_WHERE = ("model.name", "data.name")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what is said below it, and a table whose first column names what a row is about."""
+
+    title: str
+    table: Table | None
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,43 +125,47 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    options: dict[str, Any] = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
+    question: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
     weighed = ",".join(f"{each.name}:{each.mode}" for each in objectives)
-    typed = options | {"by": ",".join(by), "target": target, "objectives": weighed}
+    typed = question | {"by": ",".join(by), "target": target, "objectives": weighed}
     line = [*map(str, dirs), *(f"{key}={given}" for key, given in typed.items() if given not in (None, ""))]
     sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
-    weighs = expected(objectives, runs) or objectives_of(sweeps)
+    weighs = pareto.expected(objectives, runs) or objectives_of(sweeps)
     compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps), target=target, objectives=weighs)
     if own is not None:
-        options = planned_options([own], runs, **options)
-    comparison = compare(**options)
+        question = planned_options([own], runs, **question)
+    comparison = compare(**question)
     asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
     if asked > 1:
-        comparison = compare(**options, looks=asked)
-    confirmed = judge_together(planned, dirs, comparison, **options) if own is None else None
+        comparison = compare(**question, looks=asked)
     if own is not None:
-        confirmed = Confirmed.of(dirs[0], own, comparison, asked)
+        confirmed: Confirmed | None = Confirmed.of(dirs[0], own, comparison, asked)
+    else:
+        confirmed = judge_together(planned, dirs, comparison, **question)
+    judged = confirmed or Confirmed({}, comparison, looks=asked)
     verdict = judge(
-        comparison if confirmed is None else confirmed.comparison,
-        confirmed="" if confirmed is None else confirmed.seeds,
-        looks=asked if confirmed is None else confirmed.looks,
-        left=sum(run.status in ("running", NOT_STARTED) for run in runs) if follows else 0,
+        judged.comparison,
+        confirmed=judged.seeds,
+        looks=judged.looks,
+        left=comparison.left if follows else 0,
         next_command=next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)),
-        note="" if confirmed is None else confirmed.note,
-        waits=own is not None and confirmed is not None and bool(confirmed.waiting),
+        note=judged.note,
+        waits=own is not None and bool(judged.waiting),
     )
     cautions = _cautions(comparison, of_the_choice=own is None)
-    command = shlex.join(["optrun", "report", *line])
-    said = content_of(
-        comparison, verdict, cautions, confirmed=confirmed, command=command, refresh=REFRESH if follows else 0
-    )
-    drawn = [_run_picture(runs[0])] if len(runs) == 1 else all_pictures(comparison)
-    files = _write(out or _folder_for(dirs[0], runs), said, runs_csv(comparison), drawn)
-    made = Report(comparison, verdict, cautions, command, confirmed, files)
+    made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
+    opened = _open_sections(made)
+    content = _content(made, opened, refresh=REFRESH if follows else 0)
+    if len(runs) > 1:
+        drawn = all_pictures(comparison)
+    else:
+        caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
+        drawn = [Picture("curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0]))]
+    made.files.extend(_write(out or _folder_for(dirs[0], runs), content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
-        console.print(f"{verdict} More in {files[0]}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
     elif console is not None:
-        print_report(made, said, console)
+        _print(made, opened, console)
     return made
 
 
@@ -157,7 +173,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
     """Count how often the growing set of seeds was asked; a set that nothing is tested on is none."""
     if comparison.judgement is None or not is_tested(comparison.judgement):
         return 1
-    seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.findings.ranked)
+    seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.ranked)
     sweeps = [each for each in dirs if not RunDir(each).is_run()]
     return look(sweeps, comparison.unit, seeds, note=note)
 
@@ -166,39 +182,35 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
     """Collect what to take care of; what is said of every workload once, else with its name."""
     found: dict[Warning, list[str]] = {}
     for each in comparison.workloads:
-        for warning in find_warnings(each.findings):
+        for warning in find_warnings(each):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
                 found.setdefault(warning, []).append(each.name)
-    for warning, names in found.items():
-        if len(names) < len(comparison.workloads):
-            found[warning] = [f"{', '.join(names)}: "]
-    return [replace(warning, text="".join(names) + warning.text) for warning, names in found.items()]
+    return [
+        each if len(names) == len(comparison.workloads) else replace(each, text=f"{', '.join(names)}: {each.text}")
+        for each, names in found.items()
+    ]
 
 
 def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
     """Choose where a report goes: no run directory holds what was found of others."""
-    if len(runs) == 1 or not RunDir(first).is_run():
-        return first
-    now = datetime.now().astimezone()
-    day, stem = _REPORTS / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
-    return next(each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists())
+    return first if len(runs) == 1 or not RunDir(first).is_run() else dated_folder(_REPORTS)
 
 
-def print_report(made: Report, content: Mapping[str, Any], console: Console) -> None:
+def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
     """Print the report in a terminal: the line, the tables that stand open on the page, warnings, files."""
     begun = [run for run in made.comparison.runs if run.status != NOT_STARTED]
     console.print()
-    console.print(Text(content["line"], style="bold"))
-    if content["next"]:
-        console.print(f"next: {content['next']}", markup=False, highlight=False, soft_wrap=True)
-    for section in [Section("", content["table"]), *content["sections"]]:
+    console.print(Text(made.verdict.text, style="bold"))
+    if made.verdict.next:
+        console.print(f"next: {made.verdict.next}", markup=False, highlight=False, soft_wrap=True)
+    for section in opened:
         if section.table is None:
             console.print(section.text, markup=False, highlight=False)
         else:
             console.print(to_rich(section.table, title=section.title or None, width=console.width))
     if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
         title = f"{len(rest)} of {len(begun)} runs without a result{', the first 20' if len(rest) > 20 else ''}"
-        shown = runs_table(rest[:20], made.findings.keys, made.findings.metric, made.findings.mode)
+        shown = tables.runs_table(rest[:20], made.findings.keys, made.findings.metric, made.findings.mode)
         console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
@@ -208,7 +220,119 @@ def print_report(made: Report, content: Mapping[str, Any], console: Console) -> 
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
-def _write(folder: Path, content: Mapping[str, Any], table: str, drawn: Sequence[Picture]) -> list[Path]:
+def _open_sections(made: Report) -> list[Section]:
+    """List what stands open in the terminal and in both pages: the table of contenders, then what belongs to it."""
+    comparison, confirmed = made.comparison, made.confirmed
+    table = tables.scores_table(comparison) if comparison.several else tables.ranking_table(made.findings)
+    found = [Section("", table)]
+    if confirmed is not None and confirmed.comparison is not comparison:
+        choice = Section("The choice that was confirmed", table)
+        found = [Section("", tables.ranking_table(confirmed.comparison.findings)), choice]
+    if len(comparison.runs) == 1:
+        found.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
+        answers = tables.answers_table(comparison.runs[0])
+        return [*found, Section("Answers", answers)] if answers is not None else found
+    if comparison.several:
+        found.append(Section("Workloads", tables.workloads_table(comparison)))
+    for each in comparison.workloads:
+        if comparison.several:
+            found.append(Section(f"Within {each.name}", tables.ranking_table(each)))
+        if each.objectives:
+            found.append(Section("Pareto front", pareto.pareto_table(each), pareto.pareto_sentence(each)))
+    return found
+
+
+def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[str, object]:
+    """Collect what the templates of a page take.
+
+    Args:
+        made: What was found.
+        opened: What stands open.
+        refresh: Seconds until the page loads itself anew; 0: never.
+
+    Returns:
+        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders; `warnings`, of which
+        three stand open; `sections`, open, in both files; `switches`, the names of the contenders of the pictures;
+        `folds`, folded, in HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
+    """
+    comparison = made.comparison
+    runs, single = comparison.runs, len(comparison.runs) == 1
+    by = "the metric of each workload" if comparison.several else made.findings.metric
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    folds = []
+    for each in comparison.workloads:
+        within = f" of {each.name}" if each.name else ""
+        folds.append(Section(f"Every configuration{within}", tables.arms_table(each)))
+        folds.append(Section(f"Every run{within}", tables.runs_table(each.runs, each.keys, each.metric, each.mode)))
+    judged = comparison if made.confirmed is None else made.confirmed.comparison
+    return {
+        "title": curves.run_title(runs[0]) if single else _title(comparison),
+        "subtitle": f"{len(runs):,} run{'s' * (not single)} ({tables.states(runs)}), compared by {by}, {now}",
+        "line": made.verdict.text,
+        "next": made.verdict.next,
+        "table": opened[0].table,
+        "warnings": made.warnings,
+        "sections": opened[1:],
+        "switches": [] if single else drawn_names(comparison),
+        "folds": folds,
+        "commands": [*_commands(comparison), ("report", "", made.command)],
+        "tested": "" if single else _tested(judged, made.verdict),
+        "refresh": refresh,
+    }
+
+
+def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
+    """Say how the verdict came about, in at most 150 words."""
+    judged, every = comparison.judgement, comparison.workloads
+    text = fill_text(
+        "tested.txt", comparison=comparison, judged=judged, is_tested=judged is not None and is_tested(judged),
+        matters="" if judged is None else value(judged.matters), selected=verdict.kind == "selected",
+        lost=any(arm.lost for each in every for arm in each.arms), tuned=any(each.tuned_keys for each in every),
+    )  # fmt: skip
+    return " ".join(text.split())
+
+
+def _title(comparison: Comparison) -> str:
+    names = {row.name for each in comparison.workloads for row in each.rows}
+    count = f"{len(names)} contender{'s' * (len(names) != 1)}"
+    if comparison.several:
+        return f"{count} over {len(comparison.workloads)} workloads"
+    values = ({str(run.config[key]): 0 for run in comparison.runs if key in run.config} for key in _WHERE)
+    where = " on ".join(", ".join(each) for each in values if each)
+    return f"{count}: {where}" if where else count
+
+
+def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """List the shell line of each contender's best configuration: its name, a note, the line."""
+    found = []
+    for each in comparison.workloads:
+        for row in each.rows:
+            runs = row.arm.counted
+            seeds = sorted({run.seed for run in runs if run.seed is not None})
+            if runs and (line := runs[0].command(seeds=seeds)):
+                changed = any(each for run in runs for each in run.of_resumes("changes", dict))
+                notes = [each.name, f"{len(seeds)} seeds" * (len(seeds) > 1), "changed when resumed" * changed]
+                found.append((row.name, "; ".join(filter(None, notes)), plain(line)))
+    return found
+
+
+def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iterator[str]:
+    """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
+
+    Args:
+        content: What the page says.
+        drawn: The pictures, and the files that Markdown shows.
+    """
+    # The pictures are markup of our own.
+    inline = [
+        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), path) for one, path in drawn.items()
+    ]
+    colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
+    yield fill_html("report.html", pictures=inline, **colours, **content)
+    yield fill_markdown("report.md", pictures=[(*pair, pair[1]) for pair in drawn.items()], **content)
+
+
+def _write(folder: Path, content: Mapping[str, object], table: str, drawn: Sequence[Picture]) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
@@ -249,13 +373,3 @@ def is_own(path: Path) -> bool:
         ".csv": first.endswith(b"," + CSV_MARK.encode()),
         ".png": start.startswith(b"\x89PNG") and SOFTWARE.encode() in start,
     }[path.suffix]
-
-
-def _run_picture(run: Run) -> Picture:
-    """Describe the picture of a single run."""
-    caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
-
-    def draw(theme: Theme) -> Chart:
-        return curves_figure(run, title="", theme=theme, stacked=theme is PAGE)
-
-    return Picture("curves", run_title(run), caption, draw)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from optrun.base.reading import read_text
 from optrun.report.sweep_folder import find_waiting, in_sweep
 
 Array = NDArray[np.float64]
+Setting = str | int | float | None
+"""A leaf of a configuration; a list is one, as its text."""
 T = TypeVar("T")
 
 STATUSES = ("finished", "running", "interrupted", "failed")
@@ -47,9 +49,9 @@ class Run:
     """One of `STATUSES`, `NOT_STARTED`, or "unknown" where no summary says it."""
     message: str = ""
     """Why it ended as it did, as far as the run recorded it."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """Dotted keys of `config.yaml`; empty where there is none."""
-    summary: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Setting] = field(default_factory=dict)
+    """Dotted keys of `config.yaml`, or the little that the command line says."""
+    summary: dict[str, object] = field(default_factory=dict)
     """`summary.json`; empty where there is none."""
     log: MetricsLog = field(default_factory=MetricsLog)
     """`metrics.jsonl`."""
@@ -57,12 +59,17 @@ class Run:
     """One message per file that is missing, torn or unreadable."""
     overrides: list[str] = field(default_factory=list)
     """What was typed to get this configuration."""
-    described: bool = True
-    """Whether `config` is the whole `config.yaml`, not the little that the command line says."""
-    respelt: dict[str, Any] = field(default_factory=dict)
-    """Keys whose path another run spells otherwise, and that spelling; see `paths.respell`."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """The whole `config.yaml`; empty where there is none."""
+    respelt: dict[str, Setting] = field(default_factory=dict)
+    """Keys whose path another run spells otherwise, and that spelling; see `alike.respell`."""
 
-    def setting(self, key: str) -> Any:
+    @property
+    def described(self) -> bool:
+        """Whether the whole configuration is known."""
+        return bool(self.values)
+
+    def setting(self, key: str) -> Setting:
         """Return what the run is compared by: the value of a key, a path as all runs spell it; None: none."""
         return self.respelt.get(key, self.config.get(key))
 
@@ -70,9 +77,9 @@ class Run:
         """Normalise the settings of some keys, such that 1 and 1.0 are equal, True and 1 are not."""
         return tuple(comparable(self.setting(key)) for key in keys)
 
-    def at(self, *path: str) -> Any:
+    def at(self, *path: str) -> object:
         """Look up a value of the summary, such as `at("data", "fingerprint")`; None where there is none."""
-        value: Any = self.summary
+        value: object = self.summary
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value
@@ -195,7 +202,7 @@ class Run:
         if self.max_steps is None or not isinstance(size, int) or not isinstance(micro, int):
             return None
         ranks = number(self.at("hardware", "ranks")) or 1
-        return self.max_steps * (self.config.get("training.global_batch_size") or size * micro * int(ranks))
+        return self.max_steps * int(number(self.config.get("training.global_batch_size")) or size * micro * ranks)
 
     def command(self, *, seeds: Sequence[int] = ()) -> str:
         """Compose the shell line that makes this run again.
@@ -242,9 +249,7 @@ class Run:
     def of_resumes(self, key: str, kind: type[T]) -> list[T]:
         """List what the summary says of each resume under a key."""
         resumes = self.summary.get("resumes")
-        listed = (
-            [resume.get(key) for resume in resumes if isinstance(resume, dict)] if isinstance(resumes, list) else []
-        )
+        listed = [each.get(key) for each in resumes if isinstance(each, dict)] if isinstance(resumes, list) else []
         return [each for each in listed if isinstance(each, kind)]
 
 
@@ -285,13 +290,13 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
             problems.append(f"{file.name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
         return absent
 
-    summary: dict[str, Any] = attempt(read_summary, files.summary, {})
-    config = flatten(attempt(read_config, files.config, {}))
+    summary: dict[str, object] = attempt(read_summary, files.summary, {})
+    values: dict[str, object] = attempt(read_config, files.config, {})
     log: MetricsLog = attempt(read_metrics, files.metrics, MetricsLog())
     problems += [*log.problems, *problems_of(files, (CONFIG, METRICS, SUMMARY))]
     problems = [plain(problem.removeprefix(f"{path}/")) for problem in problems]
-    if isinstance(summary.get("overrides"), list):
-        typed = [str(item) for item in summary["overrides"]]
+    if isinstance(noted := summary.get("overrides"), list):
+        typed = [str(item) for item in noted]
     status, message = str(summary.get("status")), str(summary.get("message") or "")
     if not summary and at_work:  # it loads model and data
         status, problems = "running", []
@@ -303,9 +308,9 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
         status, message = "failed", "ended before it wrote anything"
     elif status not in STATUSES:
         status = "unknown"
-    known = config or _config_from(typed)
+    config = flatten(values) or _config_from(typed)
     label = plain(label or path.name)
-    return Run(path, label, status, plain(message), known, summary, log, problems, typed, bool(config))
+    return Run(path, label, status, plain(message), config, summary, log, problems, typed, values)
 
 
 def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
@@ -324,18 +329,12 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         for sweep in dict.fromkeys([directory, *(path.parent for path in found if path != directory)]):
             waiting |= {job[0].resolve(): job for job in find_waiting(sweep).items()}
     jobs = begun | {at: job for at, job in waiting.items() if at not in begun}
-    labels = _labels(jobs)
+    shared = os.path.commonpath([at.parent for at in jobs]) if jobs else ""
+    labels = {at: at.relative_to(shared).as_posix() for at in jobs}
     return [load_run(path, label=labels[at], planned=planned) for at, (path, planned) in jobs.items()]
 
 
-def _labels(paths: Iterable[Path]) -> dict[Path, str]:
-    """Shorten absolute paths by the folders that all share."""
-    listed = list(paths)
-    shared = os.path.commonpath([path.parent for path in listed]) if listed else ""
-    return {path: path.relative_to(shared).as_posix() for path in listed}
-
-
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, object]:
     """Read a resolved configuration.
 
     Args:
@@ -354,7 +353,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return {printable(str(key)): _numbers(value) for key, value in config.items()}
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting]:
     """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
 
     A choice that goes by a name of its own is told with its kind: the library's `lamb` is not ours.
@@ -365,7 +364,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         >>> flatten({"optimizer": {"kind": "pytorch_optimizer", "name": "lamb"}})
         {'optimizer.name': 'lamb (pytorch_optimizer)'}
     """
-    flat: dict[str, Any] = {}
+    flat: dict[str, Setting] = {}
     for key, value in config.items():
         if not isinstance(value, Mapping) or not value:
             flat[f"{prefix}{key}"] = value if isinstance(value, (str, int, float, type(None))) else repr(value)
@@ -377,7 +376,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> object:
     if isinstance(value, str):
         return float(value) if _FLOAT.fullmatch(value) else printable(value)
     if isinstance(value, dict):
@@ -394,9 +393,9 @@ def _hydra_overrides(path: Path) -> list[str]:
     return [line[2:].strip("'\"") for line in text.splitlines() if line.startswith("- ")]
 
 
-def _config_from(overrides: list[str]) -> dict[str, Any]:
+def _config_from(overrides: list[str]) -> dict[str, Setting]:
     """Collect the little that the command line says about a run without `config.yaml`."""
-    config: dict[str, Any] = {}
+    config: dict[str, Setting] = {}
     for item in overrides:
         key, equals, value = item.lstrip("+").partition("=")
         if equals and not key.startswith(("hydra", "~")):

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import find_runs
@@ -74,7 +73,7 @@ class Confirmation:
         Raises:
             TypeError: There is one.
         """
-        texts: list[Any] = [self.metric, self.reference or "", self.sweep or ""]
+        texts: list[object] = [self.metric, self.reference or "", self.sweep or ""]
         for each in (self.by, self.config_dir or [], *self.contenders.values()):
             texts += each if isinstance(each, list) else [None]
         numbers = [each for each in (self.power, self.difference, self.spread) if each is not None]
@@ -228,8 +227,9 @@ def _sized(made: Confirmation, findings: Findings, asked: Asked, first: int) -> 
     if not (sd > 0 and difference > 0):
         made = replace(made, seeds=[*range(first, first + BLIND)], power=power, difference=asked.difference)
         return made, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
-    size: dict[str, Any] = {"contenders": len(rows), "baseline": findings.named, "power": power, "most": MOST}
-    needed = seeds_for(difference, sd=sd, degrees=degrees, **size)
+    needed = seeds_for(
+        difference, sd=sd, degrees=degrees, contenders=len(rows), baseline=findings.named, power=power, most=MOST
+    )
     seeds, chance = [*range(first, first + (needed or MOST))], Fraction(power).limit_denominator(100)
     made = replace(made, seeds=seeds, power=power, difference=difference, spread=sd)
     cases = f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g} between seeds"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from optrun.base.errors import ConfigError
 from optrun.report.branches import fork_of
@@ -19,7 +19,7 @@ from optrun.report.findings import Findings, matters_of
 from optrun.report.statistics import Judgement, Verdict
 from optrun.report.sweep_folder import is_search
 from optrun.report.verdict import beyond, is_selected
-from optrun.report.workloads import Comparison, compare_runs
+from optrun.report.workloads import Comparison, Question, compare_runs
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ def judge_together(
     planned: Mapping[Path, Confirmation],
     directories: Sequence[Path],
     choice: Comparison,
-    *,
-    matters: float | None = None,
-    **of_choice: Any,
+    **typed: Unpack[Question],
 ) -> Confirmed | None:
     """Judge the confirmations directly beneath some directories by all their runs; None where there is none.
 
@@ -66,8 +64,7 @@ def judge_together(
         planned: What `confirmation.confirmations` found.
         directories: The sweeps.
         choice: What was found in them.
-        matters: The smallest difference that counts; None: as planned.
-        of_choice: Options of `compare_runs` that a person gave for the choice alone.
+        typed: What a person asked of the choice; `matters` alone goes for the confirmations, too.
     """
     sweeps = {directory.resolve() for directory in directories}
     plans = {folder: made for folder, made in planned.items() if folder.resolve().parent in sweeps}
@@ -81,28 +78,30 @@ def judge_together(
     alike = [each for each in ended if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)]
     notes |= {it: f"Seeds {label(plans[it].seeds)} confirmed another choice." for it in ended if it not in alike}
     fresh = [run for folder in alike for run in runs[folder]]
-    options = planned_options([plans[it] for it in alike], fresh, matters=matters)
-    made = compare_runs(fresh, looks=len(ended), **options)
+    question = planned_options([plans[it] for it in alike], fresh, matters=typed.get("matters"))
+    made = compare_runs(fresh, looks=len(ended), **question)
     lost = sum(len(plans[it].points()) for it in alike) - sum(len(arm.scores) for arm in made.findings.arms)
     said = [*notes.values(), *([f"{lost} of their runs failed and have no result."] if lost > 0 else [])]
-    planned_as = {"baseline": options["baseline"], "metric": made.findings.metric}
-    if other := [
-        f"{key}={given}" for key in planned_as if (given := of_choice.get(key)) not in (None, planned_as[key])
-    ]:
+    planned_as = {"baseline": question["baseline"], "metric": made.findings.metric}
+    if other := [f"{key}={given}" for key, own in planned_as.items() if (given := typed.get(key)) not in (None, own)]:
         said.append(f"Judged as planned: {', '.join(other)} is for the choice alone.")
     seeds = " and ".join(label(plans[folder].seeds) for folder in alike)
     return Confirmed(plans, made, seeds, " ".join(said), len(ended), waiting)
 
 
-def planned_options(plans: Sequence[Confirmation], runs: Sequence[Run], **typed: Any) -> dict[str, Any]:
-    """Collect what `compare_runs` takes to judge by some plans of one choice, as far as nothing else was typed."""
+def planned_options(plans: Sequence[Confirmation], runs: Sequence[Run], **typed: Unpack[Question]) -> Question:
+    """Ask as some plans of one choice do, as far as nothing else was typed."""
     last, references = plans[-1], {made.reference for made in plans}
     matters = min((made.difference for made in plans if made.difference), default=matters_of(runs))
     metric = last.metric if any(run.score(last.metric) is not None for run in runs) else None
-    options: dict[str, Any] = {"metric": metric, "by": last.by, "matters": matters}
-    options |= {key: given for key, given in typed.items() if given}
-    names = {row.name for row in compare_runs(runs, **{**options, "baseline": None}).findings.rows}
-    return {"baseline": last.reference if len(references) == 1 and references <= names else None} | options
+    asked: Question = {
+        "metric": typed.get("metric") or metric,
+        "by": typed.get("by") or last.by,
+        "matters": typed.get("matters") or matters,
+    }
+    names = {row.name for row in compare_runs(runs, **asked).findings.rows}
+    planned = last.reference if len(references) == 1 and references <= names else None
+    return {**asked, "baseline": typed.get("baseline") or planned}
 
 
 def waits(made: Confirmation, runs: Sequence[Run]) -> str:

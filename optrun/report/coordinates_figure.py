@@ -59,9 +59,9 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
             ax.xaxis.set_minor_locator(NullLocator())
             log_axis(ax, "y", [low, high])
             ax.set_ylim(min(low / 1.3, 1 / middle), max(high * 1.3, middle))
-    look: dict[str, dict[str, Any]] = {"passes": {"color": theme.series[0]}, "off": {"color": theme.alarm}}
-    look |= {"right": {"color": theme.ink, "linestyle": "--"}, "not judged": {"color": theme.muted, "linestyle": ":"}}
-    handles = [Line2D([], [], label=label, **kind) for label, kind in look.items()]
+    look = {"passes": (theme.series[0], "-"), "off": (theme.alarm, "-")}
+    look |= {"right": (theme.ink, "--"), "not judged": (theme.muted, ":")}
+    handles = [Line2D([], [], label=label, color=colour, linestyle=dash) for label, (colour, dash) in look.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8.5, frameon=False, labelcolor=theme.ink)
     try:
         return save_png(figure, path)

@@ -17,6 +17,7 @@ from optrun.base.formatting import duration, plain, rate
 from optrun.report.collect import Run, load_run
 from optrun.report.theme import (
     LIGHT,
+    PAGE,
     Chart,
     Theme,
     count_axis,
@@ -49,18 +50,18 @@ def draw_curves(run_dir: Path | str) -> Path:
     files = RunDir(run_dir)
     files.metrics.stat()
     run = load_run(files.path)
-    return save_png(curves_figure(run, title=run_title(run), theme=LIGHT), files.curves)
+    return save_png(curves_figure(run, LIGHT, run_title(run)), files.curves)
 
 
-def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) -> Chart:
+def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
     """Draw losses over the whole width; below them the main evaluation metric and learning rates, where logged.
 
     Args:
         run: What its files say.
+        theme: Colours; on a page the panels stand one below the other, as wide as a phone.
         title: One line above all panels.
-        theme: Colours.
-        stacked: The panels stand one below the other, as wide as a phone.
     """
+    stacked = theme is PAGE
     names = run.log.names()
     main = [name for name in (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity") if name in names]
     panels = {
@@ -168,7 +169,7 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
     for index, step in enumerate(sorted({*run.of_resumes("from_step", int)})):
         ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label=None if index else "resumed")
     if len(lines) <= _LEGEND_LIMIT:
-        legend(ax, theme, loc="best")
+        legend(ax, theme)
 
 
 def metric_mode(name: str) -> str:

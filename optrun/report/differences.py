@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from optrun.report.picture import SHOWN, WIDTH, reach, short_name, style_of
@@ -79,10 +81,14 @@ def draw_differences(found: Sequence[Difference], metric: str, mode: str, matter
     return figure
 
 
-def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme, **look: Any) -> Any:
+def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
+    """Write above a line, where it takes no room: the name on the left (0), the verdict on the right (1)."""
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-    place: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "right" if x else "left", "va": "center"}
-    return ax.text(x, 0.33 - index, text, bbox=box, **place, **look)
+    side, colour, size = ("right", theme.muted, 7.5) if x else ("left", theme.ink, 8.5)
+    place = ax.get_yaxis_transform()
+    return ax.text(
+        x, 0.33 - index, text, bbox=box, transform=place, ha=side, va="center", color=colour, fontsize=size
+    )  # fmt: skip
 
 
 def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
@@ -108,14 +114,14 @@ def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: The
     look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4, "clip_on": False}
     if not inside:
         look["marker"] = ">" if x == right else "<"
-        place: dict[str, Any] = {"xytext": (-8 if x == right else 8, 0), "textcoords": "offset points", "va": "center"}
-        ax.annotate(told, (x, y), fontsize=8, color=theme.ink, ha="right" if x == right else "left", **place)
+        side, away = ("right", -8) if x == right else ("left", 8)
+        label = ax.annotate(told, (x, y), xytext=(away, 0), textcoords="offset points", ha=side, va="center")
+        label.set(fontsize=8, color=theme.ink)
     elif out:
         look["markerfacecolor"] = theme.paper
-    artists: list[Any] = ax.plot(x, y, **(style | look))
-    # The name stands above the line, where it takes no room.
-    artists.append(_beside(ax, 0.0, index, short_name(versus.name), theme, color=theme.ink, fontsize=8.5))
-    artists.append(_beside(ax, 1.0, index, verdict.partition(",")[0], theme, color=theme.muted, fontsize=7.5))
+    artists: list[Artist] = [*ax.plot(x, y, **(style | look))]
+    artists.append(_beside(ax, 0.0, index, short_name(versus.name), theme))
+    artists.append(_beside(ax, 1.0, index, verdict.partition(",")[0], theme))
     if tested and inside:
         bar = [max(versus.low, left), min(versus.high, right)]
         artists += ax.plot(bar, [y, y], color=style["color"], linewidth=5, alpha=0.22 if out else 0.42, zorder=2)

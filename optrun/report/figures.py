@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from optrun.report import differences, pareto, searched, seed_curves
 from optrun.report.findings import Findings
 from optrun.report.picture import Picture, drawn_rows
-from optrun.report.statistics import Judgement
 from optrun.report.theme import Chart, Theme
-from optrun.report.workloads import Comparison, Workload
+from optrun.report.workloads import Comparison
 
 _WITHIN = ("differences", "metric", "basin", "pareto")
 """Pictures of each of several workloads, by name."""
@@ -28,9 +27,7 @@ def all_pictures(comparison: Comparison) -> list[Picture]:
     """List the pictures of a report: of its one workload, or over several and then of each."""
     if not comparison.several:
         return pictures(comparison.findings)
-    judged, found = comparison.judgement, list[Picture]()
-    if judged is not None:
-        found = verdict_picture(judged, judged.ranking, comparison.scores, comparison.lost, "mean score", "max")
+    found = verdict_picture(comparison)
     for number, each in enumerate(comparison.workloads, start=1):
         found += [
             replace(picture, name=f"workload-{number}-{picture.name}", title=f"{each.name}: {picture.title}")
@@ -40,27 +37,22 @@ def all_pictures(comparison: Comparison) -> list[Picture]:
     return found
 
 
-def _ordered(workload: Workload, comparison: Comparison) -> Findings:
+def _ordered(findings: Findings, comparison: Comparison) -> Findings:
     """Put the rows of a workload in the order of all, so that a contender has one colour in all pictures."""
     names = [] if comparison.judgement is None else comparison.judgement.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
-    rows = sorted(workload.findings.rows, key=lambda row: order.get(row.name, len(order)))
-    return replace(workload.findings, rows=rows)
+    return replace(findings, rows=sorted(findings.rows, key=lambda row: order.get(row.name, len(order))))
 
 
 def pictures(findings: Findings) -> list[Picture]:
     """List the pictures that this comparison has data for, that of the verdict first."""
     rows, metric, mode = drawn_rows(findings.rows), findings.metric, findings.mode
     note = f" The best {len(rows)} of {len(findings.rows)} are drawn." if len(rows) < len(findings.rows) else ""
-    found: list[Picture] = []
+    found = verdict_picture(Comparison.of(findings))
 
     def add(name: str, title: str, caption: str, draw: Callable[[Theme], Chart]) -> None:
         found.append(Picture(name, title, caption + note, draw))
 
-    if findings.judgement is not None:
-        scores = {row.name: row.arm.scores for row in findings.rows}
-        lost = {row.name: row.arm.lost for row in findings.rows}
-        found += verdict_picture(findings.judgement, list(scores), scores, lost, metric, mode)
     axis = seed_curves.progress(rows)
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
     if curves := seed_curves.seed_curves(rows, metric, axis):
@@ -96,30 +88,20 @@ def pictures(findings: Findings) -> list[Picture]:
     return found
 
 
-def verdict_picture(
-    judged: Judgement,
-    order: Sequence[str],
-    scores: Mapping[str, Mapping[int, float]],
-    lost: Mapping[str, Collection[int]],
-    metric: str,
-    mode: str,
-) -> list[Picture]:
-    """Describe the picture of the verdict; nothing where less than two contenders have a difference.
-
-    Args:
-        judged: The verdict.
-        order: Contenders, as the pictures have them.
-        scores: Contender -> seed -> what was compared.
-        lost: Contender -> seeds that diverged.
-        metric: What differs.
-        mode: "min" or "max".
-    """
-    found = differences.differences({name: judged.comparisons.get(name) for name in order}, scores, lost)
-    if len(found) < 2:
+def verdict_picture(comparison: Comparison) -> list[Picture]:
+    """Describe the picture of the verdict; nothing where less than two contenders have a difference."""
+    judged, scores, found = comparison.judgement, comparison.scores, comparison.findings
+    if judged is None:
+        return []
+    order, metric, mode = [*scores], found.metric, found.mode
+    if comparison.several:
+        order, metric, mode = judged.ranking, "mean score", "max"
+    lines = differences.differences({name: judged.comparisons.get(name) for name in order}, scores, comparison.lost)
+    if len(lines) < 2:
         return []
     caption = "Mean over shared seeds (small dots), the bar its interval; hollow: ruled out."
     caption += " Shaded: too small to matter." if math.isfinite(judged.matters) else ""
-    caption += " Arrowhead: outside, with its value." if len(found) > 2 else ""
+    caption += " Arrowhead: outside, with its value." if len(lines) > 2 else ""
     caption += f" The best {differences.LINES} of {len(order)} are drawn." if len(order) > differences.LINES else ""
-    draw = partial(differences.draw_differences, found, metric, mode, judged.matters)
+    draw = partial(differences.draw_differences, lines, metric, mode, judged.matters)
     return [Picture("differences", f"Differences to {judged.reference}", caption, draw)]

@@ -5,43 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.report import arms as grouping
-from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, follows, numbered
-from optrun.report.basin import Basin, basin
+from optrun.report.alike import incomparable, unify
+from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, find_contender, follows
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
-from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
-from optrun.report.milestones import TimeToTarget, floor_of, time_to_target
-from optrun.report.paths import respell
-from optrun.report.statistics import Comparison, Judgement, compare, pooled_sd
+from optrun.report.milestones import floor_of
+from optrun.report.statistics import Judgement, compare, pooled_sd
 from optrun.report.sweep_folder import untuned
 
 DEFAULT_METRIC = "eval/loss"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One contender at its best."""
-
-    rank: int | None
-    """1 is best, equal means share; None without an outcome."""
-    name: str
-    """Unique in the report."""
-    contender: Contender
-    versus: Comparison | None
-    """Against the reference; None where nothing is compared."""
-    basin: Basin
-    target: TimeToTarget
-
-    @property
-    def arm(self) -> Arm:
-        """The arm that stands for the contender."""
-        return self.contender.best
 
 
 @dataclass(frozen=True)
@@ -61,8 +39,8 @@ class Findings:
     tuned_keys: list[str]
     """Those over which each contender's best was chosen, and the learning rate; not what follows from the contender."""
     arms: list[Arm]
-    rows: list[Row]
-    """One per contender, best first."""
+    rows: list[Contender]
+    """Best first."""
     judgement: Judgement | None
     """None where nothing is ranked."""
     floor: float
@@ -73,6 +51,10 @@ class Findings:
     """Why nothing is ranked although there are scores; empty where that is not so."""
     objectives: Sequence[Objective] = ()
     """Numbers that are weighed against each other; none: the metric alone."""
+    name: str = ""
+    """Of several workloads, what differs between them, such as `causal_lm on stdlib`."""
+    left_out: str = ""
+    """Why it has no part in the score over all workloads; empty where it has."""
 
     @property
     def reference(self) -> str | None:
@@ -85,18 +67,21 @@ class Findings:
         return self.judgement is not None and self.judgement.named
 
     @property
-    def ranked(self) -> list[Row]:
+    def ranked(self) -> list[Contender]:
         """The rows with a rank."""
         return [row for row in self.rows if row.rank]
 
     @property
-    def exploratory(self) -> bool:
-        """Whether another metric than the runs' own decides."""
-        return self.metric != self.own_metric
+    def end(self) -> float:
+        """The mean of the best contender: a score of 1 over workloads, where the floor is 0; NaN without one."""
+        return next((row.arm.mean for row in self.ranked), math.nan)
 
-    def ranked_arms(self) -> list[Arm]:
-        """Sort all arms, best mean first, those without a score last."""
-        return sorted(self.arms, key=lambda arm: arm.cost(self.mode))
+    def scaled(self) -> dict[str, dict[int, float]]:
+        """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
+        return {
+            row.name: {seed: (self.floor - x) / (self.floor - self.end) for seed, x in row.arm.scores.items()}
+            for row in self.ranked
+        }
 
 
 def find(
@@ -129,7 +114,7 @@ def find(
     """
     name, mode = choose_metric(runs, metric)
     described = [run for run in runs if run.described]
-    respell(described)
+    unify(described)
     name_trunks(described)
     keys = differing(described)
     for key in by:
@@ -142,22 +127,26 @@ def find(
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)
     contenders = build_contenders(arms, between, mode)
-    names = numbered([contender.label for contender in contenders])
-    chosen = names[contenders.index(grouping.find_contender(baseline, contenders))] if baseline else None
+    chosen = find_contender(baseline, contenders).name if baseline else None
     apart = incomparable([run for arm in arms for run in arm.runs if run.score(name) is not None])
     if name.startswith("train/"):
         apart = f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with data.eval"
     judgement = None
-    if any(each.best.finished for each in contenders) and not apart:
+    if any(each.arm.finished for each in contenders) and not apart:
         judgement = compare(
-            {label: each.best.scores for label, each in zip(names, contenders, strict=True)},
+            {each.name: each.arm.scores for each in contenders},
             mode=mode,
             baseline=chosen,
             matters=matters_of(runs) if matters is None else matters,
-            sd=pooled_sd([each.best.finished for each in contenders]),
+            sd=pooled_sd([each.arm.finished for each in contenders]),
             looks=looks,
         )
-    level, costs = math.nan if target is None else target, [each.best.cost(mode) for each in contenders]
+        costs = [each.arm.cost(mode) for each in contenders]
+        ranks = [1 + sum(other < cost for other in costs) if math.isfinite(cost) else None for cost in costs]
+        contenders = [
+            replace(each, rank=rank, versus=judgement.comparisons[each.name])
+            for each, rank in zip(contenders, ranks, strict=True)
+        ]
     return Findings(
         runs=list(runs),
         metric=name,
@@ -167,20 +156,10 @@ def find(
         compared_keys=between,
         tuned_keys=chosen_over,
         arms=arms,
-        rows=[
-            Row(
-                rank=1 + sum(cost < each.best.cost(mode) for cost in costs) if judgement and each.best.scores else None,
-                name=label,
-                contender=each,
-                versus=None if judgement is None else judgement.comparisons.get(label),
-                basin=basin(each, mode),
-                target=time_to_target(each.best, name, mode, level),
-            )
-            for label, each in zip(names, contenders, strict=True)
-        ],
+        rows=contenders,
         judgement=judgement,
         floor=floor_of(described, name),
-        target=level,
+        target=math.nan if target is None else target,
         incomparable=apart,
         objectives=objectives,
     )

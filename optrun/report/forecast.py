@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from optrun.report.alike import workload_of
 from optrun.report.arms import compared, differing
 from optrun.report.branches import KEY, planned_step
 from optrun.report.collect import NOT_STARTED, Run, flatten
-from optrun.report.comparable import workload_of
 from optrun.report.statistics import MIN_SEEDS, foreseen
 
 MORE_SEEDS = (3, 5, 10)
 """Numbers of seeds to compare with; the first one above what is planned is told."""
 
 
-def forecast(configs: Sequence[Mapping[str, Any]]) -> str:
+def forecast(configs: Sequence[Mapping[str, object]]) -> str:
     """Count contenders and seeds of resolved configurations as the report will; then see `say`."""
     sizes = []
     for runs in _by_workload(configs):
@@ -40,12 +39,12 @@ def say(contenders: int, seeds: int) -> str:
     return f"{contenders} contenders, {seeds} seeds: {now}{more} (sd: between the seeds of a contender)"
 
 
-def count_workloads(configs: Sequence[Mapping[str, Any]]) -> int:
-    """Count the kinds of runs whose numbers can be compared; see `comparable.workload_of`."""
+def count_workloads(configs: Sequence[Mapping[str, object]]) -> int:
+    """Count the kinds of runs whose numbers can be compared; see `alike.workload_of`."""
     return len(_by_workload(configs))
 
 
-def _by_workload(configs: Sequence[Mapping[str, Any]]) -> list[list[Run]]:
+def _by_workload(configs: Sequence[Mapping[str, object]]) -> list[list[Run]]:
     found = defaultdict[tuple[object, ...], list[Run]](list)
     for config in map(flatten, configs):
         run = Run(Path(), "", NOT_STARTED, config=config, respelt={KEY: planned_step(config.get(KEY))})

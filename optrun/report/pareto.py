@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import count, duration, size
-from optrun.report.arms import describe
+from optrun.report.arms import Contender, describe
 from optrun.report.collect import Run
-from optrun.report.findings import Findings, Row
+from optrun.report.findings import Findings
 from optrun.report.picture import Dot, draw_dots, panel
 from optrun.report.table import Table, value
 from optrun.report.tables import Column, tabulate
@@ -70,7 +70,7 @@ def on_front(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
 def points(findings: Findings) -> list[Point]:
     """List the configurations with finite means of all objectives, best in the first one at the top."""
     found: list[tuple[str, str, tuple[float, ...], int]] = []
-    for name, arm in ((row.name, arm) for row in findings.rows for arm in row.contender.arms):
+    for name, arm in ((row.name, arm) for row in findings.rows for arm in row.arms):
         finished = [run for run in arm.counted if run.finished]
         rows = [[objective_value(each, run.log, run.summary) for each in findings.objectives] for run in finished]
         known = [row for row in np.array(rows, dtype=np.float64) if np.isfinite(row).all()]
@@ -113,7 +113,7 @@ def pareto_table(findings: Findings) -> Table | None:
     return tabulate(kept, columns) if kept else None
 
 
-def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
+def draw_pareto(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
     """Draw the first two objectives; the labels say which direction of each is better."""
     first, second = findings.objectives[:2]
     figure, ax = panel(theme, len(rows), _axis_label(first), _axis_label(second))

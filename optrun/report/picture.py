@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from optrun.base.formatting import number
-from optrun.report.findings import Row
+from optrun.report.arms import Contender
 from optrun.report.table import value
-from optrun.report.theme import MARKERS, Chart, Theme, new_figure, number_axis, of_series, ring, style_axes
+from optrun.report.theme import MARKERS, Chart, Theme, above, new_figure, number_axis, of_series, ring, style_axes
 
 SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all."""
@@ -34,7 +34,7 @@ class Picture:
     draw: Callable[[Theme], Chart]
 
 
-def drawn_rows(rows: Sequence[Row]) -> list[Row]:
+def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
     """Pick the contenders that are drawn; their place in this list is their colour, marker and switch everywhere."""
     return [row for row in rows if row.arm.runs][:SHOWN]
 
@@ -121,8 +121,7 @@ def tell_cut(ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]
         text = f"cut off: values {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
     else:
         return
-    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 3), "textcoords": "offset points"}
-    ax.annotate(text, (1, 1), fontsize=7.5, color=theme.muted, ha="right", va="bottom", **place)
+    above(ax, theme, text, 1, 3, fontsize=7.5)
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class Dot:
 
 
 def draw_dots(
-    figure: Chart, ax: Axes, series: int, label: str, dots: Sequence[Dot], mode: str, theme: Theme, **line: Any
+    figure: Chart, ax: Axes, series: int, label: str, dots: Sequence[Dot], mode: str, theme: Theme, width: float = 0.0
 ) -> None:
     """Draw the outcomes of a contender: a ring around the chosen one, on the worse edge what lies outside.
 
@@ -149,11 +148,12 @@ def draw_dots(
         dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a value further out.
         mode: "min" or "max".
         theme: Colours.
-        line: How they are joined.
+        width: Of the line that joins them.
     """
     style, edge = style_of(theme, series, linewidth=0), 0.985 if mode == "min" else 0.015
     known = [dot for dot in dots if math.isfinite(dot.y)]
-    artists = ax.plot([dot.x for dot in known], [dot.y for dot in known], label=short_name(label), **(style | line))
+    look = style | {"linewidth": width, "label": short_name(label)}
+    artists = ax.plot([dot.x for dot in known], [dot.y for dot in known], **look)
     low, high = ax.get_ylim()
     for dot in dots:
         if low <= dot.y <= high:

@@ -14,7 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap
 
 from optrun.base.formatting import rate
 from optrun.report.arms import Arm, Contender
-from optrun.report.findings import Findings, Row
+from optrun.report.collect import Setting
+from optrun.report.findings import Findings
 from optrun.report.picture import panel, reach
 from optrun.report.table import NONE, value
 from optrun.report.theme import Chart, Theme, of_series
@@ -38,7 +39,7 @@ def searched_keys(findings: Findings) -> list[str]:
     return [
         key
         for key in findings.tuned_keys
-        if any(len({arm.settings[key] for arm in outcomes(row.contender, key)}) > 1 for row in findings.rows)
+        if any(len({arm.settings[key] for arm in outcomes(row, key)}) > 1 for row in findings.rows)
     ]
 
 
@@ -47,19 +48,7 @@ def outcomes(contender: Contender, key: str = "") -> list[Arm]:
     return [arm for arm in contender.arms if (not key or key in arm.settings) and (arm.finished or arm.diverged)]
 
 
-def is_number(values: Sequence[object]) -> bool:
-    """Tell whether a setting is a finite number wherever it is set."""
-    return bool(values) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) for value in values
-    )
-
-
-def wide(values: Sequence[Any]) -> bool:
-    """Tell whether numbers are better seen on a logarithmic axis."""
-    return bool(min(values) > 0 and max(values) > 10 * min(values))
-
-
-def places(values: Sequence[Any]) -> dict[Any, float]:
+def places(values: Sequence[Setting]) -> dict[Setting, float]:
     """Place the values of a setting between 0 and 1: numbers to scale, linear or logarithmic, words evenly.
 
     Example:
@@ -67,8 +56,10 @@ def places(values: Sequence[Any]) -> dict[Any, float]:
         ({1: 0.0, 10: 0.5, 100: 1.0}, {None: 0.0, 'a': 0.5, 'b': 1.0})
     """
     distinct = list(dict.fromkeys(values))
-    if len(distinct) > 1 and is_number(distinct):
-        scaled = np.log(distinct) if wide(distinct) else np.asarray(distinct, dtype=np.float64)
+    numbers = [x for x in distinct if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+    if len(numbers) == len(distinct) > 1:
+        wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+        scaled = np.log(numbers) if wide else np.asarray(numbers, dtype=np.float64)
         return dict(zip(distinct, ((scaled - scaled.min()) / np.ptp(scaled)).tolist(), strict=True))
     distinct.sort(key=str)
     return {each: at / max(1, len(distinct) - 1) for at, each in enumerate(distinct)}
@@ -90,7 +81,7 @@ def importances(findings: Findings) -> dict[str, float]:
         return {}
     total = dict.fromkeys(keys, 0.0)
     for row in findings.rows:
-        arms = [arm for arm in outcomes(row.contender) if arm.settings.keys() >= set(keys)]
+        arms = [arm for arm in outcomes(row) if arm.settings.keys() >= set(keys)]
         weighed = len(arms) >= FEWEST and any(arm.finished for arm in arms)
         for key, share in _weigh(arms, keys, findings.mode).items() if weighed else ():
             total[key] += share * len(arms)
@@ -122,7 +113,7 @@ def leaf(key: str) -> str:
     return key.removesuffix(".name") if key.endswith(".name") else key.partition(".")[2] or key
 
 
-def draw_parallel(rows: Sequence[Row], findings: Findings, shares: Mapping[str, float], theme: Theme) -> Chart:
+def draw_parallel(rows: Sequence[Contender], findings: Findings, shares: Mapping[str, float], theme: Theme) -> Chart:
     """Draw an axis for each setting and one for the score, a line for each configuration, good ones on top.
 
     Args:
@@ -134,8 +125,8 @@ def draw_parallel(rows: Sequence[Row], findings: Findings, shares: Mapping[str, 
     keys = (list(shares) or searched_keys(findings))[:MOST]
     figure, ax = panel(theme, 3, "", "")
     ax.grid(False)
-    lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row.contender)]
-    settings: dict[str, list[Any]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
+    lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row)]
+    settings: dict[str, list[Setting]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
     settings |= {key: [arm.settings.get(key) for *_, arm in lines] for key in keys}
     columns = [[where[each] for each in values] for values in settings.values() if (where := places(values))]
     sign = 1.0 if findings.mode == "min" else -1.0
@@ -162,7 +153,7 @@ def draw_parallel(rows: Sequence[Row], findings: Findings, shares: Mapping[str, 
     return figure
 
 
-def _label(ax: Axes, x: int, words: Mapping[Any, str], heights: Mapping[Any, float], theme: Theme) -> None:
+def _label(ax: Axes, x: int, words: Mapping[Setting, str], heights: Mapping[Setting, float], theme: Theme) -> None:
     """Draw the axis of a setting, with all of few values and the ends of many."""
     ax.plot([x, x], [0, 1], color=theme.muted, linewidth=1)
     shown = sorted(words, key=lambda each: heights[each])
@@ -177,9 +168,9 @@ def _word(setting: object) -> str:
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
 
 
-def _told(row: Row, arm: Arm) -> str:
+def _told(row: Contender, arm: Arm) -> str:
     """Describe a configuration and its outcome."""
-    rest = {key: found for key, found in arm.settings.items() if key not in row.contender.settings}
+    rest = {key: found for key, found in arm.settings.items() if key not in row.settings}
     settings = ", ".join(f"{leaf(key)} {rate(v) if isinstance(v, float) else v}" for key, v in rest.items())
     result = "diverged" if not arm.finished else value(arm.mean) + (" (a seed diverged)" if arm.diverged else "")
     return f"{row.name}, {settings}: {result}"

@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from optrun.base.formatting import rate
-from optrun.report.arms import Arm
+from optrun.report.arms import Arm, Contender
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
-from optrun.report.findings import Findings, Row
+from optrun.report.findings import Findings
 from optrun.report.picture import Dot, draw_dots, limit, panel, reach, short_name, style_of, tell_cut
 from optrun.report.searched import searched_keys
 from optrun.report.table import value
@@ -48,7 +48,7 @@ class SeedCurve:
     high: Array
 
 
-def progress(rows: Sequence[Row]) -> Axis:
+def progress(rows: Sequence[Contender]) -> Axis:
     """Choose the x axis: optimizer steps, or data seen where a step is not the same for all."""
     sizes = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
     runs = [run for row in rows for run in row.arm.runs]
@@ -56,7 +56,7 @@ def progress(rows: Sequence[Row]) -> Axis:
     return "step" if alike or not all(len(run.series("epoch")[0]) for run in runs) else "epoch"
 
 
-def seed_curves(rows: Sequence[Row], metric: str, axis: Axis) -> list[SeedCurve]:
+def seed_curves(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedCurve]:
     """Put the runs of each contender's best configuration on common points; a training loss is smoothed before.
 
     Args:
@@ -141,7 +141,7 @@ def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]
     return points, np.array([np.interp(points, x, y) for x, y in curves])
 
 
-def draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
+def draw_basins(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
     """Draw the metric against lr, lr logarithmic."""
     figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
@@ -165,12 +165,12 @@ def draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         for lr, arm in inside.items():
             ends = [min(arm.finished), max(arm.finished)]
             of_series(ax.plot([lr, lr], ends, linewidth=1.1, alpha=0.7, color=colour), series)
-        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, linewidth=1.4 if joined else 0)
+        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, 1.4 if joined else 0.0)
     legend(ax, theme, below=True, series=range(len(rows)))
     return figure
 
 
-def _told_lr(row: Row, lr: float, arm: Arm) -> str:
+def _told_lr(row: Contender, lr: float, arm: Arm) -> str:
     seeds = arm.finished
     over = f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)" if len(seeds) > 1 else ""
     return f"{row.name}, lr {rate(lr)}: {value(arm.mean)}{over}"

@@ -22,8 +22,6 @@ ALPHA = 0.05
 MIN_SEEDS = 3
 """Shared seeds below which no test is made: two differences have one degree of freedom."""
 POWER = 0.8
-MOST_SEEDS = 100
-"""Most seeds that a plan asks for."""
 ROUNDING = 1e-10
 """Spread of differences, relative to the scores, that rounding alone can make."""
 
@@ -96,9 +94,9 @@ class Judgement:
 
     @property
     def possible(self) -> list[str]:
-        """List the contenders with a score that may be the best, best mean first."""
-        kept = (Verdict.could_be_best, Verdict.too_few, Verdict.no_spread)
-        return [name for name in self.ranking if self.comparisons[name].verdict in kept]
+        """List the contenders that could be the best, or are not worse than the baseline; best mean first."""
+        out = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
+        return [name for name in self.ranking if self.comparisons[name].verdict not in out]
 
     def words(self, name: str) -> str:
         """Say the verdict on a contender, with the limit that decided."""
@@ -199,7 +197,13 @@ def compare(
     Raises:
         ValueError: No contender has a score, or a score is not finite; an unknown baseline, or another mode.
     """
-    _check(scores, mode, baseline)
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode={mode!r}: expected min or max")
+    if baseline is not None and baseline not in scores:
+        raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
+    every = [score for found in scores.values() for score in found.values()]
+    if not every or not all(map(math.isfinite, every)):
+        raise ValueError(f"expected finite scores, got {every}")
     names = list(scores)
     means = {name: float(np.mean([*found.values()])) for name, found in scores.items() if found}
     ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
@@ -247,16 +251,6 @@ def compare(
         comparisons=comparisons, ranking=ranking, reference=names[reference], named=baseline is not None, sd=sd,
         matters=matters, alpha=alpha, confidence=confidence,
     )  # fmt: skip
-
-
-def _check(scores: Mapping[str, Mapping[int, float]], mode: str, baseline: str | None) -> None:
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode={mode!r}: expected min or max")
-    if baseline is not None and baseline not in scores:
-        raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
-    every = [score for found in scores.values() for score in found.values()]
-    if not every or not all(map(math.isfinite, every)):
-        raise ValueError(f"expected finite scores, got {every}")
 
 
 def _others(contenders: int) -> int:
@@ -369,8 +363,8 @@ def foreseen(contenders: int, seeds: int, *, baseline: bool = False) -> float:
 
 
 def seeds_for(
-    difference: float, *, sd: float, degrees: float, contenders: int, power: float = POWER, baseline: bool = False,
-    fewest: int = MIN_SEEDS, most: int = MOST_SEEDS,
+    difference: float, *, sd: float, degrees: float, contenders: int, most: int, power: float = POWER,
+    baseline: bool = False,
 ) -> int | None:  # fmt: skip
     """Count the seeds of a confirmation that finds a difference with a given chance.
 
@@ -387,13 +381,12 @@ def seeds_for(
         sd: Of a contender's residuals in the pilot (two-way table of contenders and seeds).
         degrees: Of freedom of `sd`, (contenders - 1) (seeds - 1) for a whole table.
         contenders: Of the confirmation.
+        most: Largest number of seeds to return.
         power: The chance.
         baseline: The contenders are compared with a baseline.
-        fewest: Least number of seeds to return.
-        most: Largest number of seeds to return.
 
     Returns:
-        None if more than `most` are needed, or if the pilot shows no spread (`degrees` of 0).
+        At least `MIN_SEEDS`; None if more than `most` are needed, or if the pilot shows no spread (`degrees` of 0).
 
     Source: Julious and Owen 2006, Sample size calculations for clinical studies allowing for uncertainty about the
     variance, Pharmaceutical Statistics 5. A bound of the spread that holds in 80 % of pilots finds 0.88 to 0.92 instead
@@ -407,5 +400,5 @@ def seeds_for(
         critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
         return -math.sqrt(2 / seeds) * sd * float(special.nctdtrit(degrees, critical, power))
 
-    seeds = fewest + bisect.bisect_left(range(fewest, most + 1), -abs(difference), key=unseen)
+    seeds = MIN_SEEDS + bisect.bisect_left(range(MIN_SEEDS, most + 1), -abs(difference), key=unseen)
     return seeds if seeds <= most else None

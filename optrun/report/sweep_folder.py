@@ -1,13 +1,15 @@
-"""Read what a sweep says of itself: the jobs that have not begun, the keys that it tuned, its objectives.
+"""Folders: what that of a sweep says of its jobs, tuned keys, objectives and looks, and a new one by date and time.
 
-One that is no sweep, or whose `sweep.json` cannot be read, says nothing.
+A folder that is no sweep, or whose `sweep.json` cannot be read, says nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,13 @@ from optrun.base.reading import read_json
 T = TypeVar("T")
 LOOKS = "report-looks.json"
 """How often a growing set of seeds was asked: whoever adds seeds until a verdict shows finds one that is not there."""
+
+
+def dated_folder(beneath: Path) -> Path:
+    """Name a folder by date and time that is not there yet."""
+    now = datetime.now().astimezone()
+    day, stem = beneath / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
+    return next(each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists())
 
 
 def in_sweep(run: Path) -> bool:
@@ -66,7 +75,7 @@ def untuned(keys: Sequence[str], tuned: Iterable[str]) -> list[str]:
     return [key for key in keys if key not in set(tuned)] or list(keys)
 
 
-def _objective(noted: Any) -> Objective:
+def _objective(noted: Mapping[str, object]) -> Objective:
     return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
 
 

@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import mean, median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.report import branches
-from optrun.report.arms import Arm, describe
+from optrun.report.alike import shortened
+from optrun.report.arms import Arm, Contender, describe
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.curves import metric_mode
-from optrun.report.findings import Findings, Row
-from optrun.report.milestones import expected_best
-from optrun.report.paths import shortened
+from optrun.report.findings import Findings
+from optrun.report.milestones import expected_best, time_to_target
 from optrun.report.statistics import Comparison as Compared
 from optrun.report.statistics import Verdict
 from optrun.report.table import NONE, Table, to_csv, value
-from optrun.report.workloads import Comparison, Workload
+from optrun.report.workloads import Comparison
 
 T = TypeVar("T")
 Column = tuple[str, bool, Callable[[T], str]]
@@ -48,16 +48,16 @@ def ranking_table(findings: Findings) -> Table:
     unequal = any(len(_tried(row)) > same for row in findings.ranked)
     against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
     best_of, several = f"expected best of {same}", len(findings.rows) > 1
-    columns: list[tuple[bool, Column[Row]]] = [
+    columns: list[tuple[bool, Column[Contender]]] = [
         (True, ("#", True, lambda row: str(row.rank or NONE))),
         (True, ("contender", False, lambda row: row.name)),
-        (bool(tuned), ("chosen", False, lambda row: describe(_settings(row, tuned)) or NONE)),
+        (bool(tuned), ("chosen", False, lambda row: describe(row.arm.of(tuned)) or NONE)),
         (True, (f"{findings.metric} (mean ± sd)", True, lambda row: mean_sd(row.arm))),
         (several, ("verdict", False, partial(verdict, findings))),
         (True, ("seeds", True, lambda row: seeds(row.arm))),
         (several, (against, True, lambda row: difference(row.versus))),
         (True, ("diverged", True, lambda row: _lost(_runs(row)))),
-        (not math.isnan(target), (f"steps to {at_least(target, findings.mode)}", True, _to_target)),
+        (not math.isnan(target), (f"steps to {at_least(target, findings.mode)}", True, partial(_to_target, findings))),
         (bool(tuned) and unequal, (best_of, True, lambda row: _known(expected_best(_tried(row), same, findings.mode)))),
         (True, ("tried", True, _effort)),
         (True, ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)]))),
@@ -72,10 +72,10 @@ def scores_table(comparison: Comparison) -> Table:
     words = {name: judged.words(name) for name in found} if judged is not None else {}
     columns: list[Column[str]] = [
         ("contender", False, str),
-        ("mean score", True, lambda name: _score(scores[name])),
+        ("mean score", True, partial(_score, scores)),
         ("verdict", False, lambda name: words.get(name, "no score on every workload")),
         ("difference", True, lambda name: difference(found.get(name), 3)),
-        *((each.name, True, partial(_score_of, each.scores())) for each in comparison.counted),
+        *((each.name, True, partial(_score, each.scaled())) for each in comparison.counted),
     ]
     order = dict.fromkeys([*(judged.ranking if judged is not None else ()), *scores])
     return tabulate(order, columns, lambda name: _STYLES.get(found[name].verdict, "") if name in found else "muted")
@@ -83,12 +83,12 @@ def scores_table(comparison: Comparison) -> Table:
 
 def workloads_table(comparison: Comparison) -> Table:
     """Tabulate the workloads: what a score of 0 and of 1 is there, who is best, and why one does not count."""
-    columns: list[Column[Workload]] = [
+    columns: list[Column[Findings]] = [
         ("workload", False, lambda each: each.name),
-        ("metric", False, lambda each: each.findings.metric),
-        ("before training (0)", True, lambda each: _known(each.findings.floor)),
+        ("metric", False, lambda each: each.metric),
+        ("before training (0)", True, lambda each: _known(each.floor)),
         ("best (1)", True, lambda each: _known(each.end)),
-        ("best contender", False, lambda each: next((row.name for row in each.findings.ranked), NONE)),
+        ("best contender", False, lambda each: next((row.name for row in each.ranked), NONE)),
         ("counts", False, lambda each: f"no: {each.left_out}" if each.left_out else "yes"),
     ]
     return tabulate(comparison.workloads, columns, lambda each: "muted" if each.left_out else "")
@@ -105,7 +105,8 @@ def arms_table(findings: Findings) -> Table:
         *((told, True, partial(_middle, name)) for name, (told, _) in _PERF.items()),
     ]
     sort = {True: "best", False: ""}
-    return tabulate(findings.ranked_arms(), columns, lambda arm: sort[id(arm) in chosen] if arm.scores else "muted")
+    ordered = sorted(findings.arms, key=lambda arm: arm.cost(findings.mode))
+    return tabulate(ordered, columns, lambda arm: sort[id(arm) in chosen] if arm.scores else "muted")
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
@@ -158,17 +159,16 @@ def answers_table(run: Run) -> Table | None:
 def runs_csv(comparison: Comparison) -> str:
     """Write every run as one line of CSV."""
     perf = (*_PERF, "samples_per_second")
-    lines: list[dict[str, object]] = []
-    for each in comparison.workloads:
-        found = each.findings
-        rank = {id(run): (row.rank, row.name) for row in found.rows for arm in row.contender.arms for run in arm.runs}
+    lines: list[Mapping[str, object]] = []
+    for found in comparison.workloads:
+        rank = {id(run): (row.rank, row.name) for row in found.rows for arm in row.arms for run in arm.runs}
         unit = "" if comparison.several else f" {found.metric}"
         for run in found.runs:
             position, contender = rank.get(id(run), (None, ""))
             best = run.best(found.metric, found.mode) or (None, None)
             lines.append(
                 {"run": run.label}
-                | ({"workload": each.name, "metric": found.metric} if comparison.several else {})
+                | ({"workload": found.name, "metric": found.metric} if comparison.several else {})
                 | {"status": run.status, "diverged": run.diverged, "contender": contender, "rank": position}
                 | {"seed": run.seed, "step": run.global_step, "max_steps": run.max_steps}
                 | {f"config.{key}": run.config.get(key) for key in found.keys}
@@ -191,9 +191,9 @@ def _best(run: Run, metric: str, mode: str) -> str:
     return NONE if found is None else f"{value(found[0])} at {found[1]:,}"
 
 
-def _to_target(row: Row) -> str:
+def _to_target(findings: Findings, row: Contender) -> str:
     """Format median steps and time to the target: infinite where half of the runs never reach it."""
-    found = row.target
+    found = time_to_target(row.arm, findings.metric, findings.mode, findings.target)
     if math.isnan(found.steps):
         return NONE
     told = "never" if math.isinf(found.steps) else f"{found.steps:,.0f}"
@@ -201,13 +201,13 @@ def _to_target(row: Row) -> str:
     return told if found.reached == found.runs else f"{told} ({found.reached} of {found.runs})"
 
 
-def _tried(row: Row) -> list[float]:
+def _tried(row: Contender) -> list[float]:
     """List the means of a contender's configurations that came to an outcome."""
-    return [arm.mean for arm in row.contender.arms if arm.scores]
+    return [arm.mean for arm in row.arms if arm.scores]
 
 
-def _runs(row: Row) -> list[Run]:
-    return [run for arm in row.contender.arms for run in arm.runs if run.status != NOT_STARTED]
+def _runs(row: Contender) -> list[Run]:
+    return [run for arm in row.arms for run in arm.runs if run.status != NOT_STARTED]
 
 
 def _lost(runs: Sequence[Run]) -> str:
@@ -215,9 +215,9 @@ def _lost(runs: Sequence[Run]) -> str:
     return f"{lost} of {len(runs)}" if lost else "0"
 
 
-def _effort(row: Row) -> str:
+def _effort(row: Contender) -> str:
     runs = _runs(row)
-    configurations = sum(any(run in runs for run in arm.runs) for arm in row.contender.arms)
+    configurations = sum(any(run in runs for run in arm.runs) for arm in row.arms)
     return f"{configurations} in {len(runs)} run{'s' * (len(runs) != 1)}"
 
 
@@ -226,12 +226,8 @@ def _total(seconds: Sequence[float | None]) -> str:
     return NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
 
 
-def _score(scores: Mapping[int, float]) -> str:
-    return f"{mean(scores.values()):.3f}" if scores else NONE
-
-
-def _score_of(scores: Mapping[str, Mapping[int, float]], name: str) -> str:
-    return _score(scores.get(name, {}))
+def _score(scores: Mapping[str, Mapping[int, float]], name: str) -> str:
+    return f"{mean(own.values()):.3f}" if (own := scores.get(name)) else NONE
 
 
 def _shown(setting: object) -> str:
@@ -240,10 +236,6 @@ def _shown(setting: object) -> str:
 
 def _setting(key: str, arm: Arm) -> str:
     return _shown(arm.settings.get(key))
-
-
-def _settings(row: Row, keys: Sequence[str]) -> dict[str, Any]:
-    return {key: row.arm.settings[key] for key in keys if key in row.arm.settings}
 
 
 def _known(number: float) -> str:
@@ -285,7 +277,7 @@ def difference(versus: Compared | None, digits: int = 4) -> str:
     return told if math.isnan(versus.low) else f"{told} [{low}, {high}]"
 
 
-def verdict(findings: Findings, row: Row) -> str:
+def verdict(findings: Findings, row: Contender) -> str:
     """Name the verdict on a contender, and who rules it out where that is not the one it is shown against."""
     found = row.versus
     if found is None or row.rank is None or findings.judgement is None:
@@ -299,7 +291,7 @@ _STYLES = {
 }  # fmt: skip
 
 
-def row_style(row: Row) -> str:
+def row_style(row: Contender) -> str:
     """Choose the style of a contender's row, by its verdict."""
     return "muted" if row.rank is None or row.versus is None else _STYLES.get(row.versus.verdict, "")
 

@@ -18,12 +18,12 @@ from optrun.base.formatting import plain
 from optrun.report.table import escape_markdown, to_markdown
 
 
-def fill_html(template: str, **content: object) -> str:
+def fill_html(template: str, /, **content: object) -> str:
     """Fill a template whose values become HTML text."""
     return _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
 
 
-def fill_markdown(template: str, *, package: str = "optrun.report", **content: object) -> str:
+def fill_markdown(template: str, package: str = "optrun.report", /, **content: object) -> str:
     """Fill a template whose values become Markdown text, as GitHub and the hub show it.
 
     Args:
@@ -34,7 +34,7 @@ def fill_markdown(template: str, *, package: str = "optrun.report", **content: o
     return _environment(_markdown, package).get_template(template).render(**content).strip() + "\n"
 
 
-def fill_text(template: str, **content: object) -> str:
+def fill_text(template: str, /, **content: object) -> str:
     """Fill a template whose values become plain text, for the terminal or for another template."""
     return html.unescape(_environment(plain, "optrun.report").get_template(template).render(**content))
 

@@ -160,39 +160,48 @@ def style_axes(
         pad = 22 if subtitle else 9
         ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad)
     if subtitle:
-        place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 9), "textcoords": "offset points"}
-        ax.annotate(subtitle, (0, 1), fontsize=8.5, color=theme.muted, ha="left", va="bottom", **place)
+        above(ax, theme, subtitle, 0, 9, fontsize=8.5)
     ax.set_xlabel(xlabel, fontsize=9, color=theme.muted)
     ax.set_ylabel(ylabel, fontsize=9, color=theme.muted)
     ax.margins(x=0.02)
 
 
-def ring(ax: Axes, x: float, y: float, colour: str, **more: Any) -> list[Line2D]:
+def above(ax: Axes, theme: Theme, text: str, x: int, points: int, *, fontsize: float) -> None:
+    """Write above the axes, flush with their left (0) or right (1) end, so many points higher."""
+    side = "right" if x else "left"
+    ax.annotate(
+        text, (x, 1), xycoords="axes fraction", xytext=(0, points), textcoords="offset points",
+        fontsize=fontsize, color=theme.muted, ha=side, va="bottom",
+    )  # fmt: skip
+
+
+def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None) -> list[Line2D]:
     """Draw a ring around the best."""
-    look: dict[str, Any] = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.6}
-    return ax.plot(x, y, color=colour, linewidth=0, zorder=5, clip_on=False, **(look | more))
+    return ax.plot(
+        x, y, color=colour, linewidth=0, zorder=5, clip_on=False, marker="o", markersize=11, markerfacecolor="none",
+        markeredgewidth=1.6, label=label,
+    )  # fmt: skip
 
 
-def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any) -> None:
+def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), below: bool = False) -> None:
     """Add a legend without a box, over paper; `series` says whose its entries are.
 
-    With `below=True` it stands under the picture, in as many columns as its longest label leaves room for.
+    With `below` it stands under the picture, in as many columns as its longest label leaves room for.
     """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
-    settings: dict[str, Any] = {"fontsize": 8.5, "labelcolor": theme.ink, "borderaxespad": 0.3, "handlelength": 1.8}
     place: Axes | SubFigure | Figure = ax
-    if options.pop("below", False):
-        longest = max(map(len, labels))
-        settings |= {"loc": "outside lower left", "ncols": 3 if longest < 15 else 2 if longest < 27 else 1}
-        place = ax.figure
+    loc, longest = "best", max(map(len, labels))
+    if below:
+        place, loc = ax.figure, "outside lower left"
         figure = ax.get_figure(root=True)
         engine = None if figure is None else figure.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
-    box = place.legend(handles, labels, **(settings | options))
-    box.get_title().set(color=theme.muted, fontsize=8.5)
+    columns = 1 if not below else 3 if longest < 15 else 2 if longest < 27 else 1
+    look = {"fontsize": 8.5, "borderaxespad": 0.3, "handlelength": 1.8}
+    box = place.legend(handles, labels, loc=loc, ncols=columns, labelcolor=theme.ink, **look)
     for index, handle, text in zip(series, box.legend_handles, box.get_texts(), strict=False):
         of_series([text] if handle is None else [handle, text], index, KEY)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)

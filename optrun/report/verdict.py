@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
-from optrun.report.arms import Arm
-from optrun.report.findings import Findings, Row
+from optrun.report.arms import Contender
+from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
 from optrun.report.table import value
+from optrun.report.tables import mean_sd
 from optrun.report.templating import fill_text
 from optrun.report.workloads import Comparison
-
-_LOST = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,12 @@ class SweepVerdict:
 def kind_of(comparison: Comparison) -> str:
     """Name what the verdict may be quoted as; see `SweepVerdict.kind`."""
     judged = comparison.judgement
-    ranked = [row for each in comparison.workloads for row in each.findings.ranked]
+    ranked = [row for each in comparison.workloads for row in each.ranked]
     if judged is None or not ranked:
         return "none"
     if len(judged.ranking) < 2:
         return "single"
-    if any(each.findings.exploratory for each in comparison.workloads):
+    if any(each.metric != each.own_metric for each in comparison.workloads):
         return "exploratory"
     if not is_tested(judged):
         return "pilot"
@@ -63,13 +61,13 @@ def is_tested(judged: Judgement) -> bool:
     return any(each.seeds >= MIN_SEEDS for name, each in judged.comparisons.items() if name != judged.reference)
 
 
-def is_selected(row: Row) -> bool:
+def is_selected(row: Contender) -> bool:
     """Tell whether another configuration was compared with the chosen one by what the contender is judged by.
 
     One that was run on other seeds, and on fewer, was not: the chosen one stands there for its number of seeds.
     """
     best = row.arm
-    others = [arm for arm in row.contender.arms if arm is not best and arm.scores]
+    others = [arm for arm in row.arms if arm is not best and arm.scores]
     return any(set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others)
 
 
@@ -96,27 +94,27 @@ def judge(
     """
     judged, kind = comparison.judgement, kind_of(comparison)
     kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
-    content: dict[str, Any] = {"comparison": comparison, "found": comparison.findings, "judged": judged, "kind": kind}
-    content |= {"confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
+    content: dict[str, object] = {"comparison": comparison, "found": comparison.findings, "judged": judged}
+    content |= {"kind": kind, "confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
     possible: list[str] = []
     out: list[str] = []
     if judged is not None and kind != "none":
-        possible = [name for name in judged.ranking if judged.comparisons[name].verdict not in _LOST]
+        possible = judged.possible
         out = [name for name in judged.ranking if name not in possible]
-        content |= _sure(comparison, judged, possible)
+        content |= _sure(comparison, judged)
     text = " ".join(fill_text("line.txt", **content).split())
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
-        for row in each.findings.ranked:
+        for row in each.ranked:
             where = f" on {each.name}" if each.name else ""
-            chosen.setdefault(row.name, []).append(configuration(row, each.findings) + where)
+            chosen.setdefault(row.name, []).append(configuration(row, each) + where)
     joined = {name: "; ".join(found) for name, found in chosen.items()}
     return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text, next_command)
 
 
-def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dict[str, Any]:
+def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     """Collect the numbers and names of the line, where contenders have scores."""
-    found, scores = comparison.findings, comparison.scores
+    found, scores, possible = comparison.findings, comparison.scores, judged.possible
     rows = {} if comparison.several else {row.name: row for row in found.ranked}
     names = {name: _whole(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
@@ -130,7 +128,7 @@ def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dic
     seeds = min(len(scores[name]) for name in possible or names)
     return {
         "first": [whole for name, whole in names.items() if means[name] == means[judged.ranking[0]]],
-        "mean": "" if best is None else _mean(best.arm),
+        "mean": "" if best is None else mean_sd(best.arm),
         "seeds": seeds,
         "judged_by": min((each.seeds for each in (versus.values() if len(possible) == 1 else apart)), default=seeds),
         "tested": is_tested(judged),
@@ -150,13 +148,13 @@ def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dic
 
 def _whole(name: str, comparison: Comparison) -> str:
     """Write a contender with its lr, and how many of its seeds diverged."""
-    rows = [row for each in comparison.workloads for row in each.findings.rows if row.name == name]
+    rows = [row for each in comparison.workloads for row in each.rows if row.name == name]
     text = name if comparison.several else configuration(rows[0], comparison.findings)
     lost, runs = sum(len(row.arm.lost) for row in rows), sum(len(row.arm.scores) for row in rows)
     return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
 
 
-def configuration(row: Row, findings: Findings) -> str:
+def configuration(row: Contender, findings: Findings) -> str:
     """Write a contender with the lr that was chosen for it."""
     lr = row.arm.lr
     if lr is None or "lr" in findings.compared_keys:
@@ -164,7 +162,7 @@ def configuration(row: Row, findings: Findings) -> str:
     return f"{row.name} at lr {rate(lr)}"
 
 
-def beyond(row: Row, findings: Findings) -> float | None:
+def beyond(row: Contender, findings: Findings) -> float | None:
     """Find the lr to try next where the best one is the last of its grid; None where it is not."""
     basin = row.basin
     if "lr" not in findings.tuned_keys or basin.best is None or len(basin.begun) < 2:
@@ -176,14 +174,10 @@ def beyond(row: Row, findings: Findings) -> float | None:
     return best * 2 if above is None else best / 2
 
 
-def _learnt(row: Row) -> str:
+def _learnt(row: Contender) -> str:
     """Say where most runs of the winner learnt nothing that holds on evaluation; it comes before who won."""
     found = [generalisation_of(run.summary) for run in row.arm.runs if run.finished]
     bad = [each for each in found if each is not None and each.verdict in NOTHING_LEARNT]
     if 2 * len(bad) <= len(found):
         return ""
     return f"{len(bad)} of {len(found)} runs of {row.name}: {str(bad[0]).partition(':')[0]}"
-
-
-def _mean(arm: Arm) -> str:
-    return value(arm.mean) if math.isnan(arm.sd) else f"{value(arm.mean)} ± {value(arm.sd)}"

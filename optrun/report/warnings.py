@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from optrun.base.formatting import rate
-from optrun.report.basin import COARSE
 from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
@@ -18,6 +16,8 @@ from optrun.report.table import value
 from optrun.report.templating import fill_text
 from optrun.report.verdict import beyond
 
+_COARSE = 5.0
+"""A grid whose values beside the best lr are further apart than this factor may have missed the best between them."""
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
 _TELLING_SECONDS = 10.0
@@ -51,14 +51,14 @@ def find_warnings(findings: Findings) -> list[Warning]:
     return sorted(found, key=lambda each: _KINDS.index(each.kind))
 
 
-def _warn(kind: str, of: Sequence[Run] = (), **details: Any) -> Warning:
+def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
     labels = tuple(run.label for run in of)
     count = "1 run" if len(labels) == 1 else f"{len(labels)} runs"
     text = fill_text("warnings.txt", kind=kind, count=count, runs=_listed(labels), **details)
     return Warning(kind, " ".join(text.split()), labels)
 
 
-def _unequal(kind: str, of: Mapping[str, object], **details: Any) -> Iterable[Warning]:
+def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
     """Warn where contenders differ in something."""
     told = {name: f"{each:,}" if isinstance(each, int) else str(each) for name, each in of.items() if each is not None}
     if len({*told.values()}) > 1:
@@ -72,19 +72,19 @@ def _edges(findings: Findings) -> Iterable[Warning]:
             continue
         best, further = row.basin.best.lr or 0.0, beyond(row, findings)
         for end, lr in zip(("lowest", "highest"), row.basin.beside(), strict=True):
-            about: dict[str, Any] = {"name": row.name, "best": rate(best), "end": end, "tried": len(row.basin.tried)}
+            about: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
             if lr is None and further is not None:
-                yield _warn("edge", try_lr=rate(further), **about)
-            elif lr is not None and (factor := max(best / lr, lr / best)) > COARSE:
+                yield _warn("edge", (), try_lr=rate(further), tried=len(row.basin.tried), **about)
+            elif lr is not None and (factor := max(best / lr, lr / best)) > _COARSE:
                 about |= {"beside": rate(lr), "gone": lr in row.basin.diverged, "factor": f"{factor:.3g}"}
-                yield _warn("coarse", try_lr=rate(math.sqrt(best * lr)), **about)
+                yield _warn("coarse", (), try_lr=rate(math.sqrt(best * lr)), **about)
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:
     """Warn where contenders were not tuned alike, or did not run equally long."""
     rows = findings.ranked
     if findings.tuned_keys:
-        yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.contender.arms) for row in rows})
+        yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.arms) for row in rows})
     single = [row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
     if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
         yield _warn("single-lr", listed=_listed(single))

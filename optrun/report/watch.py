@@ -17,7 +17,6 @@ from optrun.artifacts.run_dir import METRICS, SUMMARY, SWEEP, find_runs
 from optrun.base.errors import ConfigError
 from optrun.base.reading import read_text
 from optrun.report.build import REFRESH, Report, report
-from optrun.report.collect import NOT_STARTED
 
 _WAITING = "<!doctype html><meta http-equiv=refresh content=5><title>optrun report</title><p>No run has begun yet."
 
@@ -104,17 +103,12 @@ def watch(
                 now = _fingerprint(dirs)
                 if now != seen and now:
                     made, seen = make(dirs, follows=True), now
-                if made is not None and not left(made) and _fingerprint(dirs) == seen:
+                if made is not None and not made.comparison.left and _fingerprint(dirs) == seen:
                     break
                 pause(REFRESH)
         except KeyboardInterrupt:
             console.print("no longer followed; the jobs go on", markup=False)
-    return None if made is None else make(dirs, console=console, follows=bool(left(made)))
-
-
-def left(made: Report) -> int:
-    """Count the runs that have not come to an end."""
-    return sum(run.status in ("running", NOT_STARTED) for run in made.comparison.runs)
+    return None if made is None else make(dirs, console=console, follows=bool(made.comparison.left))
 
 
 def _fingerprint(dirs: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:

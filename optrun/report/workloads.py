@@ -10,16 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 
+from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
+from optrun.report.alike import data_of, incomparable, unify, workload_of
 from optrun.report.arms import compared, describe, differing, numbered, telling
-from optrun.report.collect import Run
-from optrun.report.comparable import data_of, incomparable, workload_of
+from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings, find
-from optrun.report.paths import respell
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 TEACHES = 5.0
@@ -27,34 +28,10 @@ TEACHES = 5.0
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Runs whose numbers can be compared."""
-
-    name: str
-    """For people: what differs between the workloads, such as `causal_lm on stdlib`."""
-    findings: Findings
-    left_out: str = ""
-    """Why it has no part in the score over all workloads; empty where it has."""
-
-    @property
-    def end(self) -> float:
-        """The mean of its best contender: a score of 1, where the floor is 0; NaN without one."""
-        return next((row.arm.mean for row in self.findings.ranked), math.nan)
-
-    def scores(self) -> dict[str, dict[int, float]]:
-        """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
-        floor, end = self.findings.floor, self.end
-        return {
-            row.name: {seed: (floor - x) / (floor - end) for seed, x in row.arm.scores.items()}
-            for row in self.findings.ranked
-        }
-
-
-@dataclass(frozen=True)
 class Comparison:
     """All workloads of a report, and the judgement that its first line is about."""
 
-    workloads: list[Workload]
+    workloads: list[Findings]
     """One is the usual case."""
     scores: dict[str, dict[int, float]]
     """Contender -> seed -> outcome: of several workloads the mean score over those that count."""
@@ -68,12 +45,12 @@ class Comparison:
         """Make that of a single workload."""
         rows = found.rows
         scores, lost = {row.name: row.arm.scores for row in rows}, {row.name: row.arm.lost for row in rows}
-        return cls([Workload("", found)], scores, lost, found.judgement)
+        return cls([found], scores, lost, found.judgement)
 
     @property
     def findings(self) -> Findings:
         """Those of the one workload; of several, the first's."""
-        return self.workloads[0].findings
+        return self.workloads[0]
 
     @property
     def several(self) -> bool:
@@ -86,14 +63,28 @@ class Comparison:
         return "score" if self.several else self.findings.metric
 
     @property
-    def counted(self) -> list[Workload]:
+    def counted(self) -> list[Findings]:
         """The workloads that the judgement is over."""
         return [each for each in self.workloads if not each.left_out]
 
     @property
+    def left(self) -> int:
+        """How many runs have not come to an end."""
+        return sum(run.status in ("running", NOT_STARTED) for run in self.runs)
+
+    @property
     def runs(self) -> list[Run]:
         """Those of all workloads."""
-        return [run for each in self.workloads for run in each.findings.runs]
+        return [run for each in self.workloads for run in each.runs]
+
+
+class Question(TypedDict, total=False):
+    """What a person, or the plan of a confirmation, asks of `compare_runs`."""
+
+    metric: str | None
+    baseline: str | None
+    by: Sequence[str]
+    matters: float | None
 
 
 def compare_runs(
@@ -104,43 +95,48 @@ def compare_runs(
     by: Sequence[str] = (),
     matters: float | None = None,
     looks: int = 1,
-    **options: Any,
+    tuned: Collection[str] = (),
+    target: float | None = None,
+    objectives: Sequence[Objective] = (),
 ) -> Comparison:
     """Split runs into workloads, judge within each, and over all where there are several.
 
     Args:
         runs: What was collected; at least one.
         metric: What to compare by wherever it was logged; default: the main metric of each workload.
-        baseline: As for `findings.find`.
-        by: As for `findings.find`.
+        baseline: As for `findings.find`, as what has no words of its own below.
+        by: Likewise.
         matters: In units of the metric; over several workloads in units of the score.
-        looks: As for `findings.find`.
-        options: The others of `findings.find`.
+        looks: Likewise.
+        tuned: Likewise.
+        target: Likewise.
+        objectives: Likewise.
 
     Raises:
         ConfigError: As `findings.find`; a baseline that no workload has; `target` over several workloads.
     """
     parts = split(runs) if len(runs) > 1 else {}
+    find_in = partial(find, tuned=tuned, objectives=objectives)
     between = dict.fromkeys(key for part in parts.values() for key in telling(compared(differing(part)), part))
     shared = [key for key in by or between if all(any(key in run.config for run in part) for part in parts.values())]
     several = []
     for name, part in parts.items() if len(parts) > 1 else ():
         logged = metric if any(metric in run.log.names() for run in part) else None
-        several.append(Workload(name, find(part, metric=logged, by=shared, **options)))
-    names = Counter(row.name for each in several for row in each.findings.ranked)
+        several.append(replace(find_in(part, metric=logged, by=shared), name=name))
+    names = Counter(row.name for each in several for row in each.ranked)
     if sum(count > 1 for count in names.values()) < 2:
-        found = find(runs, metric=metric, baseline=baseline, by=by, matters=matters, looks=looks, **options)
-        return Comparison.of(found)
-    if options.get("target") is not None:
+        asked: Question = {"metric": metric, "baseline": baseline, "by": by, "matters": matters}
+        return Comparison.of(find_in(runs, **asked, looks=looks, target=target))
+    if target is not None:
         raise ConfigError(
-            f"target={options['target']}: {len(several)} workloads have a metric each, and no level in common. "
+            f"target={target}: {len(several)} workloads have a metric each, and no level in common. "
             "Leave it out, or make a report of each workload by itself."
         )
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}")
     several = [replace(each, left_out=_why_left_out(each)) for each in several]
     counted = [each for each in several if not each.left_out]
-    rows = [row for each in counted for row in each.findings.ranked]
+    rows = [row for each in counted for row in each.ranked]
     scores, judgement = _mean_scores(counted), None
     lost = {name: set[int]().union(*(row.arm.lost for row in rows if row.name == name)) for name in scores}
     if sum(map(bool, scores.values())) > 1:
@@ -152,15 +148,14 @@ def compare_runs(
     return Comparison(several, scores, lost, judgement)
 
 
-def _why_left_out(workload: Workload) -> str:
-    found = workload.findings
+def _why_left_out(found: Findings) -> str:
     if found.incomparable:
         return found.incomparable
     if not found.ranked:
         return "no run has finished with a result yet"
     if math.isnan(found.floor):
         return "no run was evaluated before its first step, so nothing says how much was learnt"
-    gain = (found.floor - workload.end) * (1 if found.mode == "min" else -1)
+    gain = (found.floor - found.end) * (1 if found.mode == "min" else -1)
     sd = pooled_sd([row.arm.finished for row in found.ranked])
     if gain <= 0 or gain < TEACHES * sd:
         return (
@@ -170,9 +165,9 @@ def _why_left_out(workload: Workload) -> str:
     return ""
 
 
-def _mean_scores(workloads: Sequence[Workload]) -> dict[str, dict[int, float]]:
+def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     """Average each seed's scores over workloads; a contender without an outcome on one of them has none."""
-    tables = [each.scores() for each in workloads]
+    tables = [each.scaled() for each in workloads]
     found = {}
     for name in dict.fromkeys(name for table in tables for name in table):
         rows = [table.get(name, {}) for table in tables]
@@ -186,7 +181,7 @@ def split(runs: Sequence[Run]) -> dict[str, list[Run]]:
     Runs whose configuration is not known are left out.
     """
     described = [run for run in runs if run.described]
-    respell(described)
+    unify(described)
     by_rows: dict[tuple[object, ...], list[Run]] = {}
     for run in described:
         by_rows.setdefault(workload_of(run), []).append(run)

@@ -72,7 +72,7 @@ def model_card(
     weights, stopped = _completeness(summary)
     return fill_markdown(
         "card.md",
-        package="optrun.runner",
+        "optrun.runner",
         metadata=Markup(_metadata(summary, config, heading, task, facts)),
         heading=heading,
         kind=_text(summary, "model", "class"),

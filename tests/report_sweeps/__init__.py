@@ -53,7 +53,7 @@ def found_in(made: Report) -> dict[str, Any]:
             for name, each in (judged.comparisons.items() if judged is not None else ())
         ]
         facts["left_out"] = {each.name: each.left_out for each in comparison.workloads if each.left_out}
-        facts["workloads"] = {each.name: _contenders(each.findings) for each in comparison.workloads}
+        facts["workloads"] = {each.name: _contenders(each) for each in comparison.workloads}
     else:
         facts["contenders"] = _contenders(made.findings)
     if made.confirmed is not None and made.confirmed.comparison is not comparison:

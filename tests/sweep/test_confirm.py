@@ -179,7 +179,7 @@ def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyP
     assert [each.status for each in searched].count("finished") >= 4
     assert {each.status for each in searched} <= {"finished", "interrupted"}
     chosen = find(searched, tuned=tuned_keys(run.path.parent for run in searched))
-    tried = {row.name: sum(len(arm.runs) for arm in row.contender.arms) for row in chosen.rows}
+    tried = {row.name: sum(len(arm.runs) for arm in row.arms) for row in chosen.rows}
     assert tried == {"adamw": 4, "lamb": 4}
     fresh = load_runs([Path("whole/confirm")])
     assert sorted((each.optimizer, each.seed) for each in fresh) == [

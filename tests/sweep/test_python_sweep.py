@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import runpy
 from pathlib import Path
@@ -12,6 +13,7 @@ import optrun
 from optrun.base.errors import ConfigError
 from optrun.report import build
 from optrun.report.build import report as made
+from tests.running import optrun as cli
 from tests.sweep import forked
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +29,40 @@ def test_a_sweep_returns_its_runs(place: Path) -> None:
     assert [run.summary for run in again.runs] == before
 
 
-def test_a_sweep_says_what_its_report_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_says_what_its_report_says(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line: that of the result in Python, of `-m`, of a search, of `report` and `confirm`, and of both pages."""
     monkeypatch.setattr(build, "report", made)
     monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
-    sweep = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
+    monkeypatch.setenv("COLUMNS", "2000")
+    line = [*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"]
+    sweep = optrun.sweep(line, quiet=True)
     assert sweep.verdict is not None
     assert sweep.verdict.kind == "pilot"
     assert set(sweep.verdict.possible) == {"lr 1e-3", "lr 2e-3"}
-    assert f"**{sweep.verdict}**" in Path("sweep/report.md").read_text(encoding="utf-8").replace("\\", "")
+    assert _first_line("sweep") == sweep.verdict.text
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "lr=tag(log,interval(1e-3,1e-2))"]
+    for words in (
+        ["-m", *line],
+        ["report", "sweep"],
+        ["-m", *forked.JOB, *search, "hydra.sweep.dir=search"],
+        ["confirm", "sweep", "seeds=5-7"],
+        ["report", "sweep"],
+    ):
+        assert cli(*words) == 0
+        assert _first_line("search" if search[0] in words else "sweep") in capsys.readouterr().out
+    assert _first_line("sweep").startswith("Confirmed on fresh seeds 5-7: ")
+
+
+def _first_line(folder: str) -> str:
+    """What both pages of a folder begin with."""
+    told = [text for text in Path(folder, "report.md").read_text(encoding="utf-8").splitlines() if text][3]
+    page = re.search(r'<div class="lead"><p>(.*?)</p>', Path(folder, "report.html").read_text(encoding="utf-8"))
+    assert page is not None
+    line = html.unescape(page[1])
+    assert html.unescape(told.replace("\\", "")) == f"**{line}**"
+    return line
 
 
 def test_a_job_that_fails_is_told(place: Path) -> None:

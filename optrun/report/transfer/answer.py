@@ -1,4 +1,7 @@
-"""Answer which lr another size needs: for each contender a prediction with its interval, and what would test it."""
+"""Answer which lr another size needs: for each contender a prediction with its interval, and what would test it.
+
+The same answers `lr=auto`, from sweeps of a run's own size or of others.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,23 @@ from pathlib import Path
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import count, rate
-from optrun.report.collect import NOT_STARTED, Run, load_runs
-from optrun.report.comparable import incomparable
+from optrun.base.formatting import rate
+from optrun.report.alike import incomparable, unify
+from optrun.report.arms import build_arms, build_contenders, differing
+from optrun.report.collect import NOT_STARTED, Run, flatten, load_runs, number
 from optrun.report.confirmation import confirmations
 from optrun.report.findings import choose_metric
-from optrun.report.paths import respell
 from optrun.report.transfer.fit import Law, fit_law
 from optrun.report.transfer.laws import KnownLaw, known_laws
-from optrun.report.transfer.sizes import Size, Sweep, find_sweeps, label
+from optrun.report.transfer.sizes import OF_SIZE, Axes, Size, Sweep, find_sweeps, fit_sizes, label
 
+_OF_EVALUATION = (
+    "training.eval_steps",
+    "training.per_device_eval_batch_size",
+    "data.max_eval_examples",
+    "task.sample_tokens",
+)
+"""Keys that move no optimum."""
 FAR = 8.0
 """A size beyond what was seen by more than this factor is marked."""
 
@@ -31,6 +41,11 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    @property
+    def interval(self) -> str:
+        """The ends, of a learning rate."""
+        return f"{rate(self.low)} to {rate(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -71,19 +86,22 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The answers to one question."""
+class Transfer:
+    """What the sweeps say of another size, and where it was written."""
 
     target: Mapping[str, float]
+    """The size that was asked for."""
     metric: str
     mode: str
     """`min` or `max`."""
     answers: Sequence[Answer]
     """One for each contender whose sweeps suffice."""
     refused: Mapping[str, str]
-    """Contender -> why there is none."""
+    """Contender -> why it has no answer, and what to run."""
     sweeps: Sequence[Sweep]
     """What was fitted, in the order of the answers."""
+    files: Sequence[Path] = ()
+    """`transfer.md`, `transfer.json`, `transfer.png`."""
 
 
 def parse_target(text: str) -> dict[str, float]:
@@ -107,15 +125,15 @@ def parse_target(text: str) -> dict[str, float]:
 
 def _positive(key: str, value: object) -> float:
     try:
-        number = math.nan if isinstance(value, bool) else float(str(value).replace("_", ""))
+        given = math.nan if isinstance(value, bool) else float(str(value).replace("_", ""))
     except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
+        given = math.nan
+    if not 0 < given < math.inf:
         raise ConfigError(f"to: {key}={value}: expected a number above 0.")
-    return number
+    return given
 
 
-def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None) -> Answers:
+def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None) -> Transfer:
     """Predict the learning rate of a size from sweeps at others.
 
     Args:
@@ -149,7 +167,7 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
         kept.append(sweep)
     if not found:
         raise ConfigError("; ".join(f"{contender}: {reason}" for contender, reason in refused.items()) + ".")
-    return Answers(asked, name, mode, found, refused, kept)
+    return Transfer(asked, name, mode, found, refused, kept)
 
 
 def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
@@ -164,7 +182,7 @@ def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
     runs = load_runs(dirs, beside=confirmations(dirs))
     if not any(run.described for run in runs):
         raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
-    respell([run for run in runs if run.described])
+    unify([run for run in runs if run.described])
     return runs
 
 
@@ -270,20 +288,51 @@ def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str
 
 def sentence(found: Answer, target: Mapping[str, float]) -> str:
     """Write the answer as one line."""
-    interval = f"{rate(found.lr.low)} to {rate(found.lr.high)}"
-    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {interval}) for {label(target)}"
+    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {found.lr.interval}) for {label(target)}"
 
 
-def law_sentences(found: Answer) -> list[str]:
-    """Say what the literature makes of the nearest optimum."""
-    return [
-        f"Beside it, not mixed in: {law.source}: {law.says}. From the nearest size it makes lr {rate(law.lr)}"
-        for law in found.laws
-    ]
+def rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
+    """Find the lr of a run that is about to start.
+
+    Args:
+        folder: A sweep over lr, or a folder of them.
+        config: Of the run; its own lr does not count.
+
+    Returns:
+        The answer, and a sentence with the lr, its interval and where it came from.
+
+    Raises:
+        ConfigError: The sweep is of another recipe, or does not tell this size.
+    """
+    try:
+        return _rate_from(folder, config)
+    except ConfigError as error:
+        raise ConfigError(f"lr=auto lr_from={folder}: {error}") from error
 
 
-def batch_sentences(found: Answer) -> list[str]:
-    """Say where a larger batch stops paying, as far as runs measured it."""
-    known = [(label(each.size), each.noise_scale) for each in found.optima if each.noise_scale is not None]
-    told = ", ".join(f"{count(scale)} examples at {size}" for size, scale in known)
-    return [f"A larger batch stops paying at about the noise scale: {told}"] if known else []
+def _rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
+    runs = [run for run in load_sweeps([folder]) if run.described]
+    asked = Run(folder, "this run", "", config=flatten(config), values=config)
+    unify([asked, *runs])
+    keys = [key for key in differing([asked, *runs]) if key != "lr" and key not in _OF_EVALUATION]
+    sizes = [key for key in keys if key.partition(".")[0] in OF_SIZE and (number(asked.setting(key)) or 0) > 0]
+    for key in keys:
+        alike = [run for run in runs if run.settings([key]) == asked.settings([key])]
+        if key not in sizes and not alike:
+            there = ", ".join(sorted({str(run.setting(key)) for run in runs}))
+            raise ConfigError(f"this run has {key}={asked.setting(key)}, the sweep {there}: sweep lr with the same.")
+        runs = runs if key in sizes else alike
+    metric, mode = choose_metric(runs, None)
+    own = [run for run in runs if run.settings(sizes) == asked.settings(sizes)]
+    if own:
+        contender = build_contenders(build_arms(own, ["lr"], metric, mode), [], mode)[0]
+        sweep = fit_sizes(contender, Axes((), (), {}), metric, mode)
+        how = "the bottom of its basin"
+    else:
+        target = {key: number(asked.setting(key)) or math.nan for key in sizes}
+        sweep = find_sweeps(runs, target, metric, mode)[0]
+        how = f"predicted for {label(target)}"
+    if reason := refusal(sweep):
+        raise ConfigError(f"{reason.rstrip('.')}.")
+    found = answer_of(sweep, mode)
+    return found, f"{folder}: lr {rate(found.lr.value)}, 90 % interval {found.lr.interval}, {how}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,31 +14,17 @@ from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
 from optrun.base.formatting import count, rate
 from optrun.base.reading import read_json
+from optrun.report.sweep_folder import dated_folder
 from optrun.report.table import NONE, Table, filled, to_rich, value
 from optrun.report.templating import fill_markdown
 from optrun.report.theme import LIGHT, save_png
-from optrun.report.transfer.answer import Answer, Answers, Estimate, answer, batch_sentences, law_sentences, sentence
+from optrun.report.transfer.answer import Answer, Transfer, answer, sentence
 from optrun.report.transfer.figure import draw_basins
 from optrun.report.transfer.sizes import label
 
 _FOLDER = Path("outputs", "transfer")
 _MARK = "optrun transfer"
 """What `transfer.json` says of itself: a folder with such a file is an earlier answer, which may be replaced."""
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """What the sweeps say of another size, and where it was written."""
-
-    target: Mapping[str, float]
-    """The size that was asked for."""
-    metric: str
-    answers: Sequence[Answer]
-    """One for each contender whose sweeps suffice."""
-    refused: Mapping[str, str]
-    """Contender -> why it has no answer, and what to run."""
-    files: Sequence[Path]
-    """`transfer.md`, `transfer.json`, `transfer.png`."""
 
 
 def transfer(
@@ -64,7 +49,7 @@ def transfer(
         StorageError: A file cannot be written.
     """
     found = answer(dirs, target, metric)
-    files = _write(out or _new_folder(), found)
+    files = _write(out or dated_folder(_FOLDER), found)
     if console is not None:
         for each in found.answers:
             console.print(Text(f"\n{sentence(each, found.target)}", style="bold"), soft_wrap=True)
@@ -80,13 +65,19 @@ def transfer(
         console.print()
         for path in files:
             console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
-    return Transfer(found.target, found.metric, found.answers, found.refused, files)
+    return replace(found, files=files)
 
 
 def lines(found: Answer) -> Iterator[str]:
     """Say what carries an answer, and what speaks against it."""
     yield f"Carried by: {found.assumption}"
-    yield from [*found.notes, *law_sentences(found), *batch_sentences(found)]
+    yield from found.notes
+    for law in found.laws:
+        made = f"From the nearest size it makes lr {rate(law.lr)}"
+        yield f"Beside it, not mixed in: {law.source}: {law.says}. {made}"
+    known = [(label(each.size), each.noise_scale) for each in found.optima if each.noise_scale is not None]
+    if told := ", ".join(f"{count(scale)} examples at {size}" for size, scale in known):
+        yield f"A larger batch stops paying at about the noise scale: {told}"
 
 
 def exponents_table(found: Answer) -> Table:
@@ -98,7 +89,7 @@ def exponents_table(found: Answer) -> Table:
 def sizes_table(found: Answer, metric: str) -> Table:
     """Tabulate the optimum of each size."""
     rows = [
-        [label(each.size), rate(each.lr.value), _interval(each.lr), value(each.cost), str(each.seeds),
+        [label(each.size), rate(each.lr.value), each.lr.interval, value(each.cost), str(each.seeds),
          NONE if each.noise_scale is None else count(each.noise_scale)]
         for each in found.optima
     ]  # fmt: skip
@@ -106,20 +97,7 @@ def sizes_table(found: Answer, metric: str) -> Table:
     return filled(Table(columns, [False, *[True] * 5], rows, [""] * len(rows)))
 
 
-def _interval(one: Estimate) -> str:
-    return f"{rate(one.low)} to {rate(one.high)}"
-
-
-def _new_folder() -> Path:
-    made = datetime.now().astimezone()
-    folder = free = _FOLDER / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
-    number = 2
-    while free.exists():
-        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
-    return free
-
-
-def _write(folder: Path, found: Answers) -> list[Path]:
+def _write(folder: Path, found: Transfer) -> list[Path]:
     """Write page, numbers and picture, none of them over a person's own."""
     page, numbers, picture = (folder / f"transfer.{ending}" for ending in ("md", "json", "png"))
     facts = {"made_by": _MARK, "target": found.target, "metric": found.metric, "mode": found.mode} | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from optrun.base.formatting import rate
 from optrun.report.picture import limit, short_name, style_of
 from optrun.report.theme import Theme, legend, log_axis, new_figure, style_axes
-from optrun.report.transfer.answer import Answer, Answers
+from optrun.report.transfer.answer import Transfer
 from optrun.report.transfer.sizes import Size, label
 
 SHOWN = 6
 """Contenders in the picture at most; the tables have all."""
 
 
-def draw_basins(found: Answers, theme: Theme) -> Figure:
+def draw_basins(found: Transfer, theme: Theme) -> Figure:
     """Draw the metric over lr, a line for each size with its parabola and optimum; the band is the prediction."""
     shown = [*zip(found.answers, found.sweeps, strict=True)][:SHOWN]
     columns = min(2, len(shown))
@@ -32,7 +32,9 @@ def draw_basins(found: Answers, theme: Theme) -> Figure:
         means = [_mean(size, lr) for size in sweep.sizes for lr in size.scores]
         limit(ax, means, found.mode)
         ax.axvspan(max(answer.lr.low, min(lrs) / 4), min(answer.lr.high, max(lrs) * 4), color=theme.muted, alpha=0.15)
-        ax.axvline(answer.lr.value, color=theme.ink, linestyle="--", linewidth=1.1, label=_told(answer))
+        ax.axvline(
+            answer.lr.value, color=theme.ink, linestyle="--", linewidth=1.1, label=f"predicted {rate(answer.lr.value)}"
+        )
         for series, size in enumerate(sweep.sizes):
             style = style_of(theme, series)
             ax.plot([*size.scores], [_mean(size, lr) for lr in size.scores], label=size.label, linewidth=1.2, **style)
@@ -45,14 +47,9 @@ def draw_basins(found: Answers, theme: Theme) -> Figure:
             crosses = style | {"marker": "x", "linewidth": 0}
             for lr in size.diverged:
                 ax.plot(lr, 0.97 if found.mode == "min" else 0.03, transform=ax.get_xaxis_transform(), **crosses)
-        legend(ax, theme, loc="best")
+        legend(ax, theme)
     return figure
 
 
 def _mean(size: Size, lr: float) -> float:
-    scores: Sequence[float] = [*size.scores[lr].values()]
-    return float(np.mean(scores))
-
-
-def _told(answer: Answer) -> str:
-    return f"predicted {rate(answer.lr.value)}"
+    return fmean(size.scores[lr].values())

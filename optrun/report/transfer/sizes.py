@@ -99,7 +99,7 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
         try:
             axes = find_axes(own, target, [key for key in moved if key not in target])
         except ConfigError as error:
-            found.append(Sweep(contender.label, Axes((), (), target), [], [str(error).rstrip(".")]))
+            found.append(Sweep(contender.name, Axes((), (), target), [], [str(error).rstrip(".")]))
         else:
             found.append(fit_sizes(contender, axes, metric, mode))
     return found
@@ -161,7 +161,7 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
 
 
 def _values(run: Run, keys: Sequence[str]) -> dict[str, float]:
-    return {key: float(run.setting(key)) for key in keys}
+    return {key: number(run.setting(key)) or math.nan for key in keys}
 
 
 def _logs(runs: Sequence[Run], keys: Sequence[str]) -> Array:
@@ -182,13 +182,13 @@ def _on_line(runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, floa
     if float(np.abs(design @ powers - logs).max()) > _ON_LINE:
         return None
     value = math.exp(float(powers @ [1.0, *(math.log(target[one]) for one in keys)]))
-    whole = all(float(run.setting(key)).is_integer() for run in runs)
+    whole = all((number(run.setting(key)) or 0.0).is_integer() for run in runs)
     return float(max(1, round(value))) if whole else value
 
 
 def _unidentified(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
     """Say which runs would tell two keys apart that moved together."""
-    smallest, largest = (pick(runs, key=lambda run: float(run.setting(key))) for pick in (min, max))
+    smallest, largest = (pick(runs, key=lambda run: number(run.setting(key)) or 0.0) for pick in (min, max))
     lacking = label(_values(smallest, keys) | _values(largest, [key]))
     return (
         f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be told apart: sweep lr "
@@ -201,7 +201,7 @@ def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep
     groups: dict[tuple[float, ...], list[Arm]] = defaultdict(list)
     for arm in contender.arms:
         groups[tuple(_values(arm.runs[0], axes.keys).values())].append(arm)
-    found = Sweep(contender.label, axes, [], [])
+    found = Sweep(contender.name, axes, [], [])
     for values, arms in sorted(groups.items()):
         size = dict(zip(axes.keys, values, strict=True))
         diverged = sorted({arm.lr for arm in arms if arm.lr is not None and arm.diverged})

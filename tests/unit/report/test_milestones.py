@@ -13,9 +13,10 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.cli.report import run as report_verb
+from optrun.report.arms import Contender
 from optrun.report.collect import load_runs
-from optrun.report.findings import find
-from optrun.report.milestones import censored_median, expected_best
+from optrun.report.findings import Findings, find
+from optrun.report.milestones import censored_median, expected_best, time_to_target
 from optrun.report.tables import ranking_table
 
 MakeRun = Callable[..., Path]
@@ -53,13 +54,17 @@ def _seeds(folder: Path, make_run: MakeRun, finals: list[float]) -> None:
         make_run(folder / f"{name}{seed}", optimizer=name, seed=seed, max_steps=40, eval_every=10, final=final)
 
 
+def _reached(found: Findings, row: Contender) -> tuple[int, int, float, float]:
+    """Runs that reached the target, all that were begun, and the medians of steps and seconds to it."""
+    told = time_to_target(row.arm, found.metric, found.mode, found.target)
+    return told.reached, told.runs, told.steps, told.seconds
+
+
 def test_runs_that_never_reach_the_target_are_not_dropped(tmp_path: Path, make_run: MakeRun) -> None:
     _seeds(tmp_path / "adamw", make_run, [2.0, 2.0, 2.0, 2.6, 2.6])
     _seeds(tmp_path / "lamb", make_run, [2.0, 2.0, 2.6, 2.6, 2.6])
     found = find(load_runs([tmp_path]), target=2.01)
-    adamw, lamb = found.rows
-    assert (adamw.target.reached, adamw.target.runs, adamw.target.steps, adamw.target.seconds) == (3, 5, 40, 0.4)
-    assert (lamb.target.reached, lamb.target.runs, lamb.target.steps, lamb.target.seconds) == (2, 5, NEVER, NEVER)
+    assert [_reached(found, row) for row in found.rows] == [(3, 5, 40, 0.4), (2, 5, NEVER, NEVER)]
     cells = [row[ranking_table(found).columns.index("steps to ≤ 2.0100")] for row in ranking_table(found).rows]
     assert cells == ["40 in 0.40 s (3 of 5)", "never (2 of 5)"]
 
@@ -68,12 +73,12 @@ def test_one_that_diverged_never_gets_there_and_one_that_runs_may(tmp_path: Path
     _seeds(tmp_path / "adamw", make_run, [2.0])
     make_run(tmp_path / "d1", seed=1, max_steps=40, eval_every=10, diverge_at=15)
     make_run(tmp_path / "r2", seed=2, max_steps=40, eval_every=10, global_step=20, status="running")
-    (row,) = find(load_runs([tmp_path]), target=2.01).rows
-    assert (row.target.reached, row.target.runs) == (1, 3)
-    assert row.target.steps == NEVER
+    found = find(load_runs([tmp_path]), target=2.01)
+    assert _reached(found, found.rows[0])[:3] == (1, 3, NEVER)
     make_run(tmp_path / "f3", seed=3, max_steps=40, eval_every=10, final=2.0)
-    (row,) = find(load_runs([tmp_path]), target=2.01).rows
-    assert row.target.steps == 40, "cut at 20, the running one says nothing of later: of the other three two are there"
+    found = find(load_runs([tmp_path]), target=2.01)
+    told = "cut at 20, the running one says nothing of later: of the other three two are there"
+    assert _reached(found, found.rows[0])[2] == 40, told
 
 
 def test_what_was_reached_counts_whatever_came_after(tmp_path: Path, make_run: MakeRun) -> None:
@@ -81,8 +86,8 @@ def test_what_was_reached_counts_whatever_came_after(tmp_path: Path, make_run: M
     lines = [(10, 5.0, 3.0), (20, 9.0, 2.0), (30, 14.0, "NaN")]
     text = "".join(json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines)
     (path / "metrics.jsonl").write_text(text)
-    (row,) = find(load_runs([tmp_path]), target=2.0).rows
-    assert (row.target.reached, row.target.steps, row.target.seconds) == (1, 20, 9)
+    found = find(load_runs([tmp_path]), target=2.0)
+    assert _reached(found, found.rows[0]) == (1, 1, 20, 9)
 
 
 def test_a_target_that_nobody_set_is_not_counted_to(tmp_path: Path, make_run: MakeRun) -> None:
@@ -95,8 +100,8 @@ def test_a_target_that_nobody_set_is_not_counted_to(tmp_path: Path, make_run: Ma
 def test_a_level_that_the_untrained_model_had_reached_takes_no_step(tmp_path: Path, make_run: MakeRun) -> None:
     for seed in range(3):
         make_run(tmp_path / f"a{seed}", seed=seed, max_steps=40, final=9.6 + seed / 10, before=9.5)
-    (row,) = find(load_runs([tmp_path]), target=9.55).rows
-    assert (row.target.reached, row.target.steps) == (3, 0), "before the first step"
+    found = find(load_runs([tmp_path]), target=9.55)
+    assert _reached(found, found.rows[0])[:3] == (3, 3, 0), "before the first step"
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

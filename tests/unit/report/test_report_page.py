@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from optrun.report.build import Report, report
-from optrun.report.page import Section, render
+from optrun.report.build import Report, Section, render, report
 from optrun.report.table import Table
 from optrun.report.warnings import Warning
 from tests.unit.report.page_reader import Page

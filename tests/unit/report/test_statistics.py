@@ -13,7 +13,6 @@ from benchmarks import verdict as simulated
 from optrun.report.statistics import (
     ALPHA,
     MIN_SEEDS,
-    MOST_SEEDS,
     POWER,
     Judgement,
     Verdict,
@@ -324,12 +323,11 @@ def test_a_plan_has_the_power_that_is_promised_on_average_over_pilots(
 
 
 def test_plans_have_bounds() -> None:
-    assert seeds_for(1e-6, sd=1.0, degrees=4, contenders=2) is None
+    assert seeds_for(1e-6, sd=1.0, degrees=4, contenders=2, most=100) is None
     assert seeds_for(0.0, sd=1.0, degrees=4, contenders=2, most=20) is None
-    assert seeds_for(9.0, sd=1e-3, degrees=4, contenders=2) == MIN_SEEDS
-    assert seeds_for(9.0, sd=1e-3, degrees=4, contenders=2, fewest=5) == 5
-    assert seeds_for(1.0, sd=math.nan, degrees=0, contenders=2) is None
-    few = [seeds_for(difference, sd=1.0, degrees=9, contenders=3, most=MOST_SEEDS) for difference in (1, 2, 4)]
+    assert seeds_for(9.0, sd=1e-3, degrees=4, contenders=2, most=100) == MIN_SEEDS
+    assert seeds_for(1.0, sd=math.nan, degrees=0, contenders=2, most=100) is None
+    few = [seeds_for(difference, sd=1.0, degrees=9, contenders=3, most=100) for difference in (1, 2, 4)]
     assert few == sorted((n for n in few if n), reverse=True)
 
 

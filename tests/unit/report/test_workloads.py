@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from optrun.base.errors import ConfigError
+from optrun.report.build import report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import Judgement
 from optrun.report.verdict import judge
@@ -39,7 +40,7 @@ def test_a_score_lies_between_what_was_measured_and_the_best(tmp_path: Path, mak
     workload(tmp_path, make_run, {"adamw": 6.0, "lamb": 5.0}, task="two", spread=0.0)
     found = compare_runs(load_runs([tmp_path]))
     assert found.several
-    assert [each.findings.floor for each in found.workloads] == [10.0, 10.0]
+    assert [each.floor for each in found.workloads] == [10.0, 10.0]
     for seed in range(3):
         assert found.scores["adamw"][seed] == pytest.approx((1.0 + 0.8) / 2)
         assert found.scores["lamb"][seed] == pytest.approx((0.75 + 1.0) / 2)
@@ -77,9 +78,7 @@ def test_what_matters_in_units_of_a_metric_is_no_limit_of_scores(tmp_path: Path,
     assert found.judgement is not None
     assert found.judgement.matters < 0.1
     assert found.judgement.comparisons["lamb"].verdict == "ruled out"
-    assert all(
-        each.findings.judgement.matters == 5.0 for each in found.workloads if each.findings.judgement is not None
-    )
+    assert all(each.judgement.matters == 5.0 for each in found.workloads if each.judgement is not None)
 
 
 def test_without_an_evaluation_before_the_first_step_there_is_no_score(tmp_path: Path, make_run: MakeRun) -> None:
@@ -162,3 +161,12 @@ def test_each_workload_has_its_own_choice(tmp_path: Path, make_run: MakeRun) -> 
     chosen = judge(compare_runs(load_runs([tmp_path]))).chosen["adamw"]
     assert "adamw at lr 1e-3 on one" in chosen
     assert "adamw at lr 4e-3 on two" in chosen
+
+
+def test_what_is_said_of_every_workload_is_said_once(tmp_path: Path, make_run: MakeRun) -> None:
+    for task in ("causal_lm", "masked_lm"):
+        for optimizer in ("adamw", "lamb"):
+            config = {"task": {"name": task}}
+            make_run(tmp_path / f"{task}-{optimizer}", optimizer=optimizer, max_steps=20, before=9.0, config=config)
+    (few,) = [each.text for each in report([tmp_path]).warnings if each.kind == "few-seeds"]
+    assert few.startswith("Fewer than 3 seeds")
