@@ -30,7 +30,8 @@ def page(rows: list[Row]) -> str:
         "built one that went on. Weights, state and counters are those of a run that was never saved and never "
         "evaluated, to the last bit.",
         "At the start of every run the optimizer is tried again, with the options of that run. Stand-ins of at most "
-        "12 a side have the kinds of its parameters. It has to step, and to depend on `lr` and on a given `weight_decay`. "
+        "12 a side have the kinds of its parameters. It has to step, and to depend on `lr` and on a given "
+        "`weight_decay`. "
         "It has to come back from a saved state bit for bit. Else the run ends there with the reason.",
         "`lr there` is the default of the library; optrun takes `optimizer.default_lr=1e-3` for all of them unless "
         "`lr` is given. `state` is the size of what a checkpoint keeps of it over that of the model.",
