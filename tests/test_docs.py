@@ -26,6 +26,15 @@ def test_every_test_that_is_named_exists() -> None:
     assert sorted(f"{path}::{name}" for path, name in named if name not in known[path]) == []
 
 
+def test_the_units_are_of_rooms() -> None:
+    """As the table of tests/README.md says; the rooms that it names as tested whole have no folder."""
+    (row,) = re.findall(r"^\| `unit/ROOM/` \|.*", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"), re.M)
+    (whole,) = re.findall(r"`(\w+)`, `(\w+)`, `(\w+)` and `(\w+)` have no units", row)
+    rooms = {path.name for path in (ROOT / "optrun").iterdir() if (path / "__init__.py").is_file()}
+    units = {path.name for path in (ROOT / "tests" / "unit").iterdir() if any(path.glob("test_*.py"))}
+    assert units == rooms - set(whole)
+
+
 def test_every_benchmark_has_its_place_on_the_page() -> None:
     from benchmarks.__main__ import PAGE, PARTS
 

@@ -65,5 +65,13 @@ def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
     assert house.riddles() == []
 
 
+def test_pages_have_short_sentences() -> None:
+    """The counts are those of today, and may only fall."""
+    spans = [len(sentence.split()) for page in house.pages() for sentence in house.sentences(page)]
+    assert sum(spans) / len(spans) <= 15
+    assert sum(span > 25 for span in spans) <= 40
+    assert sum(span > 35 for span in spans) <= 13
+
+
 def test_readme_is_a_page() -> None:
     assert len((house.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -37,11 +38,16 @@ JOB.remove("model.config.n_embd=32")
 
 
 def fork(work: Callable[[], int], log: Path) -> int:
-    """Run a function in a forked process; returns its id."""
+    """Run a function in a forked process; returns its id.
+
+    What is there is nothing to the child's collector: it would look through all that is imported, and copy the memory.
+    """
+    gc.freeze()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's idle threads; they are not used in the child
         pid = os.fork()
     if pid:
+        gc.unfreeze()
         return pid
     code = 99
     try:

@@ -34,11 +34,10 @@ def _page(rows: list[Row]) -> str:
         "    python -m tests.zoo.record docs/reference/zoo.md",
         "",
         f"Of {len(rows)} model types {len(built)} build. In all of them every trainable parameter is claimed exactly "
-        f"once, no norm weight, bias or other one-dimensional tensor decays, and every linear, convolution and "
-        f"embedding weight does "
-        f"({sum(row.norms for row in built):,} tensors in normalisation layers). In {len(layered)} the layers are told "
-        f"from the module tree, and the scales fall monotonically from the head (1) to the embeddings "
-        f"(here by {DECAY_RATE} a layer).",
+        f"once. Every linear, convolution and embedding weight decays, and no norm weight, bias or other "
+        f"one-dimensional tensor does ({sum(row.norms for row in built):,} tensors in normalisation layers). In "
+        f"{len(layered)} the layers are told from the module tree. The scales fall monotonically from the head (1) to "
+        f"the embeddings (here by {DECAY_RATE} a layer).",
         "",
         "`optrun explain` was asked about each with `param_groups=layerwise optimizer=lamb`: what it shows is what "
         "the groups hold. LAMB's state is what it says of the memory.",
@@ -77,12 +76,12 @@ def _page(rows: list[Row]) -> str:
 def _order_of_use(layered: list[Row]) -> list[str]:
     ran = [row for row in layered if row.used]
     return [
-        f"**Beside the blocks.** {len(ran)} of these {len(layered)} run one forward pass over shapes, on one example "
-        "(tokens, images or sound; tokens alone where a model takes its images in another form). It decides on which "
-        "side of the blocks a tensor lies that is in none: used before the first block it belongs to the embeddings, "
-        "after the last to the head. What is used between blocks, on both sides, or not at all keeps the side that its "
-        "name and registration say. Forward hooks, which know nothing of that, noted each call of a module: none that "
-        "is called before the blocks is in the head, and none that is called after them in the embeddings.",
+        f"**Beside the blocks.** {len(ran)} of these {len(layered)} run one forward pass over shapes. The example is "
+        "tokens, images or sound (tokens alone if a model takes its images in another form). A tensor outside the "
+        "blocks belongs to the embeddings if it is used before the first block, and to the head after the last. "
+        "What is used between blocks, on both sides, or not at all keeps the side that its name and "
+        "registration say. Independent forward hooks noted each call of a module. None that is called before the "
+        "blocks is in the head, and none that is called after them in the embeddings.",
     ]
 
 
