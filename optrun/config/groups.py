@@ -47,12 +47,6 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 }
 
 
-_GENERATING = ("grpo", "ppo", "rloo", "online_dpo", "reinforce", "nash_md", "xpo", "gkd", "dapo", "rlhf")
-"""Methods that generate answers while they train, as people call them."""
-_PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
-"""Methods that are losses of one task."""
-
-
 def keys_of(group: str) -> set[str]:
     """Collect the dotted keys that a group has under any of its choices."""
     return {f"{group}.{field.name}" for schema in GROUPS[group].values() for field in dataclasses.fields(schema)}
@@ -84,17 +78,11 @@ def default_values(group: str, choice: str) -> dict[str, Any]:
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
     """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
-    if group == "task" and str(name).lower() in _GENERATING:
-        return ConfigError(
-            f"task={name}: not offered: it generates answers while it trains, so its batches are no function of the "
-            "rows, and neither an exact resume nor a verdict would hold. task=preference learns from rows (DPO, ORPO, "
-            "SimPO and others); TRL has trainers that generate."
-        )
-    if group == "task" and str(name).lower() in _PREFERENCES:
-        return ConfigError(f"task={name}: here it is task=preference task.loss_type={_PREFERENCES[str(name).lower()]}.")
     if str(name).startswith("["):
         return ConfigError(f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}.")
     other = other_choice(group, str(name))
+    if other is not None and other.startswith("not offered"):
+        return ConfigError(f"{group}={name}: {other}.")
     near, close = did_you_mean(str(name), options), nearest(str(name), options)
     if other is not None and other.split()[0].partition("=")[2] in options and not (close and "path=" in other):
         near, close = f"Did you mean {other}?", [other]
