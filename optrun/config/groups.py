@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optrun.base.bounded_yaml import yaml_mapping
@@ -30,7 +30,7 @@ from optrun.config.schema import (
 )
 
 # The tables themselves, not copies: a plugin adds to them.
-GROUPS: dict[str, dict[str, type[Any]]] = {
+GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "task": task.SCHEMAS,
     "data": data.SCHEMAS,
     "model": model.SCHEMAS,

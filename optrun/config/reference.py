@@ -17,7 +17,7 @@ from optrun.config.paths import config_dir
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
 
-CHOICES: dict[str, dict[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
+CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
 """Group, then choice, then the schema of its values."""
 
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}

@@ -13,7 +13,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import registry
 from optrun.config.types import expected_type
 
-SCHEMAS: dict[str, type[Any]] = registry.own("callback", {})
+SCHEMAS: Mapping[str, type[Any]] = registry.own("callback", {})
 """Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""
 
 

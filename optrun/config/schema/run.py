@@ -1,16 +1,15 @@
 """The whole configuration of a run."""
 
 import math
-import re
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
 from optrun.config import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig, QloraConfig
 from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig
-from optrun.config.schema.checks import expect
+from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
@@ -18,14 +17,17 @@ from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtyp
 from optrun.config.schema.optimizer import LambConfig, OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.parametrization import ParametrizationConfig
+from optrun.config.schema.ranges import Positive, matching, whole_number
 from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
 
-# Written as a call because one of its words is Python's too.
-BranchSchedule = Enum("BranchSchedule", {"continue": "continue", "restart": "restart"})
+BranchSchedule = StrEnum("BranchSchedule", ["continue", "restart"])
 """Where the schedule of a branch stands: at the step of its trunk, or at the start of a curve over what is left."""
+
+_OF_A_TRUNK = "it on the command line, where its trunk is looked up, and in no file and no recipe"
+_OF_A_SWEEP = "SWEEP_DIR beside lr=auto on the command line of a single run"
 
 
 def _readers_of_streams() -> list[str]:
@@ -34,12 +36,12 @@ def _readers_of_streams() -> list[str]:
 
 
 @dataclass(kw_only=True)
-class RunConfig:
+class RunConfig(Checked):
     """One field per configuration group, and the top-level keys."""
 
-    lr: float
+    lr: Positive
     """Peak learning rate; the schedule multiplies it."""
-    seed: int
+    seed: Annotated[int, whole_number("a whole number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63)]
     run_name: str | None
     resume: str | None
     model: ModelConfig
@@ -57,35 +59,18 @@ class RunConfig:
     distributed: DistributedConfig
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Name of a registered callback to its keys and values. It has a default: older runs have no such key."""
-    branch_from: str | None = None
+    branch_from: Annotated[str, matching(r".+@[0-9a-f]{16}", _OF_A_TRUNK)] | None = None
     """Checkpoint of another run that this one started from, `FOLDER@DIGEST`. Older runs have no such key."""
     branch_schedule: BranchSchedule = BranchSchedule["continue"]
-    lr_from: str | None = None
+    lr_from: Annotated[str, matching(r".+: lr .+, 90 % interval .+", _OF_A_SWEEP)] | None = None
     """Where `lr` came from, with its interval, if `lr=auto` was typed. Older runs have no such key."""
-    matters: float | None = None
+    matters: Positive | None = None
     """Smallest difference of the main metric that counts in a verdict; None: a standard deviation between seeds."""
 
     def __post_init__(self) -> None:
-        """Refuse an lr or a seed out of range, and callbacks that do not fit their schemas."""
-        expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
-        expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
-        expect(
-            self.matters is None or 0 < self.matters < float("inf"), "matters", self.matters, "a number above 0 or null"
-        )
+        """Refuse callbacks that do not fit their schemas, and choices that do not go together."""
+        super().__post_init__()
         callback_configs(self.callbacks)
-        expect(
-            self.lr_from is None or re.fullmatch(r".+: lr .+, 90 % interval .+", self.lr_from, re.DOTALL) is not None,
-            "lr_from",
-            self.lr_from,
-            "null, or SWEEP_DIR beside lr=auto on the command line of a single run",
-        )
-        expect(
-            self.branch_from is None or re.fullmatch(r".+@[0-9a-f]{16}", self.branch_from, re.DOTALL) is not None,
-            "branch_from",
-            self.branch_from,
-            "on the command line, where its trunk is looked up",
-            "It is left out of files and recipes.",
-        )
         expect(
             self.branch_from is not None or self.branch_schedule is BranchSchedule["continue"],
             "branch_schedule",
