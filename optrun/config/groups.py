@@ -24,6 +24,7 @@ from optrun.config.schema import (
     param_groups,
     parametrization,
     scheduler,
+    sweeper,
     task,
     tracking,
     training,
@@ -45,6 +46,8 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "tracking": tracking.SCHEMAS,
     "distributed": distributed.SCHEMAS,
 }
+CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
+"""Those, and of Hydra's own groups the one that has schemas."""
 
 
 def keys_of(group: str) -> set[str]:

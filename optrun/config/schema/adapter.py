@@ -80,29 +80,22 @@ class LoraConfig(AdapterConfig):
         layers, given = self.layers_to_transform, self.init_lora_weights
         listed = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
         numbers = isinstance(listed, list | tuple) and bool(listed)
-        expect(
+        self.expect(
             layers is None or (numbers and all(type(one) is int and one >= 0 for one in listed)),
-            "adapter.layers_to_transform",
-            layers,
+            "layers_to_transform",
             "the number of a layer, a list of them, or null",
         )
         for name, rank in self.rank_pattern.items():
             expect_count(f"adapter.rank_pattern.{name}", rank)
         for name, alpha in self.alpha_pattern.items():
             expect_positive(f"adapter.alpha_pattern.{name}", alpha)
-        expect(
+        self.expect(
             isinstance(given, bool) or bool(re.fullmatch(_BEGINNINGS, str(given))),
-            "adapter.init_lora_weights",
-            given,
+            "init_lora_weights",
             "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
             "Not offered are those that look at data or a quantised base first: eva, corda, lora_ga, loftq.",
         )
-        expect(
-            given != "orthogonal" or self.r % 2 == 0,
-            "adapter.r",
-            self.r,
-            "an even rank with init_lora_weights=orthogonal",
-        )
+        self.expect(given != "orthogonal" or self.r % 2 == 0, "r", "an even rank with init_lora_weights=orthogonal")
 
     @property
     def keeps_base(self) -> bool:

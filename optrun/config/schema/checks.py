@@ -78,3 +78,18 @@ class Checked:
             in_order(vars(self), self.BOUNDS, self.GROUP)
         except (TypeError, ValueError) as error:
             raise ConfigError(str(error)) from error
+
+    def expect(self, good: bool, key: str, expected: str, hint: str = "") -> None:
+        """Refuse the value of a key of this group by name.
+
+        Args:
+            good: True where the value is right.
+            key: Of a field.
+            expected: What would have been right, as the end of "expected ...".
+            hint: What to do, one sentence.
+
+        Raises:
+            ConfigError: Where `good` is false.
+        """
+        if not good:
+            expect(good, f"{self.GROUP}{key}", getattr(self, key), expected, hint)

@@ -132,7 +132,7 @@ class PathsConfig(DataConfig):
     def __post_init__(self) -> None:
         """Refuse anything but a path or a list of paths."""
         super().__post_init__()
-        expect(self.eval != {}, "data.eval", self.eval, "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}")
+        self.expect(self.eval != {}, "eval", "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}")
         for key, value in (("data.train", self.train), *((eval_key(name), paths) for name, paths in self.eval_files())):
             refuse_url(key, value)
             paths = value if isinstance(value, list | tuple) else [value]
@@ -169,10 +169,9 @@ class StreamableConfig(ColumnsConfig):
     def __post_init__(self) -> None:
         """Refuse what a stream cannot do."""
         super().__post_init__()
-        expect(
+        self.expect(
             not self.streaming or self.max_train_examples is None,
-            "data.max_train_examples",
-            self.max_train_examples,
+            "max_train_examples",
             "null with data.streaming=true",
             "How much of a stream is read is said by training.max_steps.",
         )
@@ -199,11 +198,10 @@ class FilesConfig(PathsConfig, StreamableConfig):
         super().__post_init__()
         names = self.column_names
         good = names is None or (len(names) > 0 and len(set(names)) == len(names) and all(names))
-        expect(good, "data.column_names", names, "a name for each column, each once, or null")
-        expect(
+        self.expect(good, "column_names", "a name for each column, each once, or null")
+        self.expect(
             not self.streaming or self.eval is not None or self.eval_fraction == 0,
-            "data.streaming",
-            True,
+            "streaming",
             "rows to evaluate on in files of their own",
             "None are cut from a stream: name them with data.eval=FILE, or take data.eval_fraction=0.",
         )
@@ -226,7 +224,7 @@ class MixtureConfig(DataConfig):
         super().__post_init__()
         one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
         good = isinstance(self.mixture, Mapping) and bool(self.mixture)
-        expect(good, "data.mixture", self.mixture, f"a mapping from names to the keys of data=files, such as {one}")
+        self.expect(good, "mixture", f"a mapping from names to the keys of data=files, such as {one}")
         for name in self.mixture:
             named = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
             expect(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from optrun.config.schema.checks import Checked, expect
+from optrun.config.schema.checks import Checked
 from optrun.config.schema.ranges import Count, Positive, WholeNumber, matching, whole_number
 
 ShardDtype = StrEnum("ShardDtype", ["float32", "bfloat16", "float16"])
@@ -43,7 +43,7 @@ class RanksConfig(DistributedConfig):
         """Refuse machines that cannot meet."""
         super().__post_init__()
         there = self.rdzv_endpoint is not None or self.nnodes == 1
-        expect(there, "distributed.rdzv_endpoint", None, f"HOST:PORT, where the {self.nnodes} machines meet")
+        self.expect(there, "rdzv_endpoint", f"HOST:PORT, where the {self.nnodes} machines meet")
 
 
 @dataclass(kw_only=True)

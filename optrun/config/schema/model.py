@@ -61,9 +61,9 @@ class PretrainedConfig(ModelConfig):
         refuse_url("model.path", self.path)
         expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
         for key, default in (("bnb_4bit_quant_type", "nf4"), ("bnb_4bit_use_double_quant", False)):
-            value, beside = getattr(self, key), "It has an effect with model.quantization=4bit alone."
-            unused = self.quantization == "4bit" or value == default
-            expect(unused, f"model.{key}", value, f"{in_yaml(default)}, its default", beside)
+            good = self.quantization == "4bit" or getattr(self, key) == default
+            beside = "It has an effect with model.quantization=4bit alone."
+            self.expect(good, key, f"{in_yaml(default)}, its default", beside)
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.config.dialects import expect_dialect
-from optrun.config.schema.checks import Checked, expect
+from optrun.config.schema.checks import Checked
 from optrun.config.schema.ranges import (
     Betas,
     Count,
@@ -261,7 +261,7 @@ class SGDConfig(_DecaysForward):
         """Nesterov needs a momentum and no dampening, as torch says."""
         super().__post_init__()
         wants = not self.nesterov or (self.momentum > 0 and self.dampening == 0)
-        expect(wants, "optimizer.nesterov", self.nesterov, "a momentum above 0 and a dampening of 0 with it")
+        self.expect(wants, "nesterov", "a momentum above 0 and a dampening of 0 with it")
 
 
 @dataclass(kw_only=True)

@@ -91,7 +91,7 @@ class LayerwiseConfig(StandardConfig):
         super().__post_init__()
         if self.name_dict is not None:
             right = isinstance(self.name_dict, dict) and bool(self.name_dict)
-            expect(right, "param_groups.name_dict", self.name_dict, "a mapping with at least one name, or null")
+            self.expect(right, "name_dict", "a mapping with at least one name, or null")
             for key, value in self.name_dict.items():
                 expect_pattern(f"param_groups.name_dict[{key}]", key)
                 expect(

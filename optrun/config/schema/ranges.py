@@ -159,14 +159,14 @@ def patterns(name: str, value: object) -> list[str]:
     return listed
 
 
-def optional(check: Check) -> Check:
-    """Let None pass, too."""
+def optional(check: Check, said: str = "") -> Check:
+    """Let None pass, too, and say so behind what else is right."""
 
     def checked(name: str, value: object) -> Any:
         try:
             return None if value is None else check(name, value)
         except ValueError as error:
-            raise ValueError(f"{str(error).removesuffix('.')}, or null.") from error
+            raise ValueError(f"{str(error).removesuffix('.')}{said}.") from error
 
     return checked
 
@@ -218,7 +218,7 @@ def _of_hint(hint: object) -> Check | None:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
     inner = [one for one in get_args(hint) if one is not NoneType]
     check = _of_hint(inner[0]) if len(inner) == 1 and NoneType in get_args(hint) else None
-    return optional(check) if check else None
+    return optional(check, ", or null") if check else None
 
 
 def checks(schema: type) -> dict[str, Check]:

@@ -71,28 +71,26 @@ class RunConfig(Checked):
         """Refuse callbacks that do not fit their schemas, and choices that do not go together."""
         super().__post_init__()
         callback_configs(self.callbacks)
-        expect(
+        self.expect(
             self.branch_from is not None or self.branch_schedule is BranchSchedule["continue"],
             "branch_schedule",
-            self.branch_schedule.value,
             "continue without branch_from: only a branch can start its schedule anew",
         )
-
         if self.data.OF_TOKENS:
             self._expect_reader_of_tokens()
         if self.data.streamed_by is not None:
             self._expect_reader_of_streams(self.data.streamed_by)
-        smoothing = self.training.label_smoothing_factor
-        expect(
-            smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets),
-            "training.label_smoothing_factor",
-            smoothing,
+        classes = self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets
+        self.training.expect(
+            self.training.label_smoothing_factor == 0 or classes,
+            "label_smoothing_factor",
             f"0 with task={self.task.name}"
             + (" and numbers as labels" if self.task.of_numbers else " and any number of labels" * self.task.of_sets),
             "There are no classes to spread a target over.",
         )
+        lora, sharded = isinstance(self.adapter, LoraConfig), isinstance(self.distributed, FsdpConfig)
         expect(
-            not (isinstance(self.adapter, LoraConfig) and isinstance(self.distributed, FsdpConfig)),
+            not (lora and sharded),
             "distributed",
             self.distributed.name,
             f"ddp or none with adapter={self.adapter.name}",
@@ -100,27 +98,24 @@ class RunConfig(Checked):
         )
         if self.distributed.name == "none":
             self.training.expect_micro_batches(1)
-        expect(
-            not (self.training.noise_scale and isinstance(self.distributed, FsdpConfig)),
-            "training.noise_scale",
-            True,
+        self.training.expect(
+            not (self.training.noise_scale and sharded),
+            "noise_scale",
             "false with distributed=fsdp, whose gradients are added over ranks before anybody sees them",
         )
 
         if isinstance(self.adapter, QloraConfig):
             self._quantise_base()
         bits = getattr(self.model, "quantization", None)
-        expect(
-            bits is None or isinstance(self.adapter, LoraConfig),
-            "model.quantization",
-            bits,
+        self.model.expect(
+            bits is None or lora,
+            "quantization",
             f"null with adapter={self.adapter.name}",
             "Quantised weights cannot be trained; adapter=lora trains factors beside them.",
         )
-        expect(
+        self.adapter.expect(
             bits is None or not isinstance(self.adapter, LoraConfig) or self.adapter.keeps_base,
-            "adapter.init_lora_weights",
-            getattr(self.adapter, "init_lora_weights", None),
+            "init_lora_weights",
             f"true with model.quantization={bits}",
             "A part of quantised weights cannot be taken out of them.",
         )
@@ -142,17 +137,11 @@ class RunConfig(Checked):
 
     def _expect_room_for_small_steps(self) -> None:
         """Refuse weights of 8 bits of mantissa where a step below 1/256 of a weight would be lost."""
-        dtype, key = self.model.dtype.value, "model.dtype"
-        expect(
-            self.training.precision is Precision.bf16,
-            "training.precision",
-            self.training.precision.value,
-            f"bf16 with {key}={dtype}",
-        )
-        expect(
+        bf16 = self.training.precision is Precision.bf16
+        self.training.expect(bf16, "precision", f"bf16 with model.dtype={self.model.dtype}")
+        self.model.expect(
             not isinstance(self.distributed, FsdpConfig),
-            key,
-            dtype,
+            "dtype",
             "float32 with distributed=fsdp",
             "distributed.param_dtype=bfloat16 computes in bfloat16 from float32 shards.",
         )
@@ -160,10 +149,9 @@ class RunConfig(Checked):
         kept = getattr(self.optimizer, "master_weights", False) and not others
         has = hasattr(self.optimizer, "master_weights")
         way = "optimizer.master_weights=true" if has else "optimizer=lamb optimizer.master_weights=true"
-        expect(
+        self.model.expect(
             kept or isinstance(self.adapter, LoraConfig),
-            key,
-            dtype,
+            "dtype",
             f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no float32 copy of "
             "what it steps: a step below 1/256 of a weight would be lost",
             f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors are float32.",
@@ -178,18 +166,15 @@ class RunConfig(Checked):
             f"false with task={self.task.name}",
             f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
         )
-        packed = bool(getattr(self.task, "packing", False)) and not self.task.joins_documents
-        expect(
-            not packed,
-            "task.packing",
-            str(packed).lower(),
+        self.task.expect(
+            self.task.joins_documents or not getattr(self.task, "packing", False),
+            "packing",
             f"false with {key}=true and task={self.task.name}",
             "Which rows fit into a block is known of all of them alone.",
         )
-        expect(
+        self.task.expect(
             not self.task.of_sets,
-            "task.problem_type",
-            "multi_label_classification",
+            "problem_type",
             f"another with {key}=true",
             "Of a stream one label a row is read beforehand, and no sets.",
         )
@@ -199,12 +184,10 @@ class RunConfig(Checked):
         data = f"data={self.data.name}"
         expect(self.task.READS_TOKENS, "task", self.task.name, "causal_lm", f"{data} has token ids, and no texts.")
         packing = getattr(self.task, "packing", True)
-        expect(packing, "task.packing", packing, "true", f"{data} is one stream, which is cut into blocks.")
-        named = self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig)
-        expect(
-            named,
-            "model.tokenizer",
-            "null",
+        self.task.expect(packing, "packing", "true", f"{data} is one stream, which is cut into blocks.")
+        self.model.expect(
+            self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig),
+            "tokenizer",
             "the hub name or the folder of the tokenizer that the ids were made with",
             f"There are no texts in {data} that one could be trained on.",
         )

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from optrun.config import registry
-from optrun.config.schema.checks import Checked, expect
+from optrun.config.schema.checks import Checked
 from optrun.config.schema.ranges import (
     Count,
     Fraction,
@@ -56,18 +56,17 @@ class SchedulerConfig(Checked):
         super().__post_init__()
         self._expect_one_of("num_warmup_steps", "warmup_ratio")
         needed = self.weight_decay_curve in (WeightDecayCurve.linear, WeightDecayCurve.cosine)
-        expect(
+        self.expect(
             (self.weight_decay_final_ratio is not None) == needed,
-            "scheduler.weight_decay_final_ratio",
-            self.weight_decay_final_ratio,
+            "weight_decay_final_ratio",
             f"{'a number' if needed else 'null'} with scheduler.weight_decay_curve={in_yaml(self.weight_decay_curve)}",
         )
 
     def _expect_one_of(self, steps: str, share: str) -> None:
         """Refuse a length that is given in steps and as a share of the run."""
-        given, other = getattr(self, steps), getattr(self, share)
-        only = f"null, because scheduler.{steps}={given} is set"
-        expect(given is None or other is None, f"scheduler.{share}", other, only, "Give one of them.")
+        given = getattr(self, steps)
+        one = given is None or getattr(self, share) is None
+        self.expect(one, share, f"null, because scheduler.{steps}={given} is set", "Give one of them.")
 
 
 @dataclass(kw_only=True)
@@ -107,8 +106,8 @@ class CosineConfig(FloorConfig):
         """Refuse cycles that are none."""
         super().__post_init__()
         for key in ("cycle_mult", "cycle_decay"):
-            value, several = getattr(self, key), self.restarts and self.num_cycles > 1
-            expect(value == 1 or several, f"scheduler.{key}", value, "1 without restarts of two or more cycles")
+            good = getattr(self, key) == 1 or (self.restarts and self.num_cycles > 1)
+            self.expect(good, key, "1 without restarts of two or more cycles")
 
 
 @dataclass(kw_only=True)
@@ -124,10 +123,9 @@ class PolynomialConfig(FloorConfig):
     def __post_init__(self) -> None:
         """Refuse cycles without a length."""
         super().__post_init__()
-        expect(
+        self.expect(
             not self.cycle or self.decay_steps is not None,
-            "scheduler.cycle",
-            self.cycle,
+            "cycle",
             "false while scheduler.decay_steps is null, since the run ends where the first cycle does",
         )
 
@@ -166,10 +164,9 @@ class WsdConfig(FloorConfig):
         """Refuse two lengths of one decay, and a geometric decay to 0."""
         super().__post_init__()
         self._expect_one_of("num_decay_steps", "decay_ratio")
-        expect(
+        self.expect(
             self.decay_shape is not WsdShape.exponential or self.min_lr > 0,
-            "scheduler.min_lr",
-            self.min_lr,
+            "min_lr",
             "a number above 0 with scheduler.decay_shape=exponential, which comes down by equal factors",
         )
 
@@ -194,7 +191,7 @@ class MultistepConfig(FloorConfig):
     def __post_init__(self) -> None:
         """Refuse no milestone."""
         super().__post_init__()
-        expect(self.milestones != [], "scheduler.milestones", self.milestones, "at least one step")
+        self.expect(self.milestones != [], "milestones", "at least one step")
 
 
 @dataclass(kw_only=True)
@@ -211,12 +208,11 @@ class PiecewiseConfig(SchedulerConfig):
     def __post_init__(self) -> None:
         """Refuse lists that do not fit together."""
         super().__post_init__()
-        expect(bool(self.values), "scheduler.values", self.values, "at least one number")
-        expect(min(self.values) >= 0, "scheduler.values", self.values, "numbers of 0 or more")
-        expect(
+        self.expect(bool(self.values), "values", "at least one number")
+        self.expect(min(self.values) >= 0, "values", "numbers of 0 or more")
+        self.expect(
             self.boundaries is None or len(self.boundaries) == len(self.values) - 1,
-            "scheduler.boundaries",
-            self.boundaries,
+            "boundaries",
             f"{len(self.values) - 1} steps for {len(self.values)} values, or null for one value per step",
         )
 

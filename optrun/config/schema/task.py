@@ -6,7 +6,7 @@ from enum import Enum, StrEnum
 from typing import Annotated, Any, ClassVar
 
 from optrun.config import registry
-from optrun.config.schema.checks import Checked, expect, expect_positive
+from optrun.config.schema.checks import Checked, expect_positive
 from optrun.config.schema.metric import chosen_metrics
 from optrun.config.schema.ranges import InnerShare, NotNegative, Positive, WholeNumber, at_least, number
 
@@ -144,7 +144,7 @@ class ClassesConfig(TaskConfig):
         expected = "balanced, a list of numbers by class number, or a mapping from label to number"
         if given is None or given == "balanced":
             return
-        expect(isinstance(given, list | tuple | Mapping) and bool(given), "task.class_weights", given, expected)
+        self.expect(isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected)
         for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
             expect_positive(f"task.class_weights.{key}", weight)
 
@@ -176,10 +176,9 @@ class CausalLmConfig(TaskConfig):
     def __post_init__(self) -> None:
         """Refuse documents to be kept apart that are apart anyway."""
         super().__post_init__()
-        expect(
+        self.expect(
             self.packing or not self.document_masking,
-            "task.document_masking",
-            self.document_masking,
+            "document_masking",
             "false with task.packing=false",
             "Each row is an example of its own there.",
         )
@@ -288,10 +287,9 @@ class PreferenceConfig(TaskConfig):
     def __post_init__(self) -> None:
         """Refuse smoothing that the loss does not take."""
         super().__post_init__()
-        expect(
+        self.expect(
             self.label_smoothing == 0 or self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo),
-            "task.label_smoothing",
-            self.label_smoothing,
+            "label_smoothing",
             f"0 with task.loss_type={self.loss_type.value}",
             "task.loss_type=robust is sigmoid for labels that may be wrong; simpo takes it, too.",
         )
@@ -339,16 +337,14 @@ class SequenceClassificationConfig(ClassesConfig):
     def __post_init__(self) -> None:
         """Refuse weights of classes where there are none."""
         super().__post_init__()
-        expect(
+        self.expect(
             not self.of_numbers or self.class_weights is None,
-            "task.class_weights",
-            self.class_weights,
+            "class_weights",
             "null with task.problem_type=regression, which has no classes",
         )
-        expect(
+        self.expect(
             not self.of_sets or not self.metrics,
-            "task.metrics",
-            self.metrics,
+            "metrics",
             "[] with task.problem_type=multi_label_classification",
             "It reports loss, f1_micro, f1_macro and exact_match.",
         )
@@ -454,11 +450,10 @@ class EmbeddingConfig(TaskConfig):
         """Refuse numbers out of range, and metrics of numbers where there are none."""
         super().__post_init__()
         good = bool(self.recall_at) and all(k >= 1 for k in self.recall_at)
-        expect(good, "task.recall_at", self.recall_at, "numbers of 1 or more, such as [1, 10]")
-        expect(
+        self.expect(good, "recall_at", "numbers of 1 or more, such as [1, 10]")
+        self.expect(
             self.of_numbers or not self.metrics,
-            "task.metrics",
-            self.metrics,
+            "metrics",
             f"[] with task.loss={self.loss.value}, whose rows have no scores",
         )
 
