@@ -297,7 +297,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """Strip from a parsed value what Hydra's grammar remembers of its quotes."""
     text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
     if text is not None and not isinstance(value, str):
@@ -309,7 +309,7 @@ def plain_value(value: Any) -> Any:
     return value
 
 
-def assign(cfg: DictConfig, key: str, value: Any, *, merge: bool = False) -> None:
+def assign(cfg: DictConfig, key: str, value: object, *, merge: bool = False) -> None:
     """Set one value, with type.
 
     Args:

@@ -263,7 +263,7 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
     return decorate
 
 
-def _check(kind: str, name: str, schema: Any, where: str) -> None:
+def _check(kind: str, name: str, schema: object, where: str) -> None:
     prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
     plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
     if not plain or name.lower() in _NO_TEXTS:

@@ -108,7 +108,7 @@ class QloraConfig(LoraConfig):
     """`adapter=qlora`: a LoRA beside a base of 4 bits, Dettmers et al. 2023."""
 
 
-def _expect_names(key: str, value: Any, *, pattern: bool) -> None:
+def _expect_names(key: str, value: object, *, pattern: bool) -> None:
     if value is None:
         return
     if pattern and isinstance(value, str):

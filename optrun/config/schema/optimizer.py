@@ -63,7 +63,7 @@ AdjustLr = StrEnum("AdjustLr", ["original", "match_rms_adamw"])
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _names(name: str, value: Any) -> Any:
+def _names(name: str, value: object) -> Any:
     """Check for a mapping from parameter names to structured names, or None."""
     if value is None:
         return None

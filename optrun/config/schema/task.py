@@ -80,7 +80,7 @@ class TaskConfig(Checked):
         return self.name if self.name in found or not found else found[0]
 
     @classmethod
-    def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
+    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
         """Write the lines of the card's snippet, for the values of a run's task."""
         return cls.USAGE
 
@@ -350,7 +350,7 @@ class SequenceClassificationConfig(ClassesConfig):
         )
 
     @classmethod
-    def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
+    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:
         """Write the snippet by what the labels are."""
         last = cls._LAST.get(str(values.get("problem_type")))
         return cls.USAGE if last is None else (*cls.USAGE[:-1], last)
