@@ -90,7 +90,7 @@ def _imported(target: str) -> Any:
 _ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Schemas(Mapping[str, type[Any]]):
     """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
 
