@@ -42,8 +42,11 @@ def expecting(check: Check) -> Callable[[str, object], None]:
 
 
 expect_count = expecting(optional(at_least(1)))
+"""Expect a whole number of 1 or more, and one that somebody may have meant; None passes."""
 expect_not_negative = expecting(optional(not_negative))
+"""Expect a number of 0 or more; None passes."""
 expect_positive = expecting(positive)
+"""Expect a number above 0."""
 
 
 def expect_pattern(key: str, pattern: object) -> None:
