@@ -131,7 +131,7 @@ class LambConfig(_TwoMoments, _HasDialects):
 
     transfer = "lamb"
 
-    DIALECTS_OF: ClassVar[str] = "lamb"
+    DIALECTS_OF = "lamb"
     BOUNDS = (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust"))
     default_lr: Positive = 2e-2
     weight_decay: Finite = 0.01
@@ -176,7 +176,7 @@ class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
 
     transfer = "adam"
 
-    DIALECTS_OF: ClassVar[str] = "adamax"
+    DIALECTS_OF = "adamax"
     default_lr: Positive = 4e-3
     weight_decay_mode: WeightDecayMode = WeightDecayMode.l2
     eps_form: AdamaxEps = AdamaxEps.decayed
@@ -238,7 +238,7 @@ class AdamWConfig(AdamConfig, _HasDialects):
 
     COUPLED_DECAY = False
 
-    DIALECTS_OF: ClassVar[str] = "adamw"
+    DIALECTS_OF = "adamw"
     SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
     """Keys that no run has whose kind was not saved: by the others it may as well be Adam's."""
     weight_decay: NotNegative = 0.01
@@ -354,7 +354,7 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 
     transfer = "adam"
 
-    SCHEDULE_FREE: ClassVar[bool] = True
+    SCHEDULE_FREE = True
     default_lr: Positive = 2.5e-3
     weight_decay: NotNegative = 0.01
     betas: Annotated[
@@ -433,7 +433,7 @@ class PytorchOptimizerConfig(OptimizerConfig):
 
     named_by_library: ClassVar[bool] = True
     """So that its name may be that of one of our choices."""
-    DEFAULT_WARMUP: ClassVar[bool] = False
+    DEFAULT_WARMUP = False
     default_lr: Positive = 1e-3
     weight_decay: Finite = 0.0
     kwargs: dict[str, Any] = field(default_factory=dict)
