@@ -205,7 +205,11 @@ CASES = [
             *BAD_BETAS,
             *BAD_DECAY,
             ({"shampoo_beta": 1.0}, ValueError, r"shampoo_beta=1.0: expected a number in \[0, 1\)"),
-            ({"precondition_frequency": 0}, ValueError, r"precondition_frequency=0: expected a whole number, 1 or more"),
+            (
+                {"precondition_frequency": 0},
+                ValueError,
+                r"precondition_frequency=0: expected a whole number, 1 or more",
+            ),
         ],
         foreach=False,
         exact=False,

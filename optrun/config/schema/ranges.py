@@ -76,6 +76,11 @@ share = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 inner_share = number("a number in (0, 1)", lambda x: 0 < x < 1)
 
 
+def seconds(name: str, value: float) -> float:
+    """Check for a time above 0; `inf` stands for one without end."""
+    return value if value == math.inf else float(positive(name, value))
+
+
 def at_least(least: int, why: str = "") -> Check:
     """Make a checker for a count: a whole number, and one that somebody may have meant."""
     low = whole_number(f"a whole number, {least} or more{why}", lambda x: x >= least)
@@ -175,6 +180,7 @@ Finite = Annotated[float, finite]
 NotNegative = Annotated[float, not_negative]
 Positive = Annotated[float, positive]
 Fraction = Annotated[float, fraction]
+Seconds = Annotated[float, seconds]
 Share = Annotated[float, share]
 InnerShare = Annotated[float, inner_share]
 WholeNumber = Annotated[int, at_least(0)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.objective import read_objectives
-from optrun.config.schema.ranges import Count, Positive, at_least, rising
+from optrun.config.schema.ranges import Count, Seconds, at_least, rising
 
 STORAGE = "hydra.sweeper.storage"
 """How a message names a storage that is not the sweep's own; its URL may hold a password."""
@@ -55,10 +55,10 @@ class SweeperConfig(Checked):
     objectives: list[str]
     """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second]; NAME:min or NAME:max
     where the better direction is not known; empty: the main metric alone."""
-    timeout: Positive | None
+    timeout: Seconds | None
     """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on. A
     job that has not ended 300 s later is killed."""
-    stall_seconds: Positive | None
+    stall_seconds: Seconds | None
     """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is killed and tried once more;
     null: 20 times the longest pause of any job so far, at least an hour, and a day until it has logged a step."""
     retry_failed: bool

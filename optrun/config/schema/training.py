@@ -6,7 +6,17 @@ from typing import Annotated
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import Checked
-from optrun.config.schema.ranges import MOST, Count, Fraction, NotNegative, Positive, matching, number, whole_number
+from optrun.config.schema.ranges import (
+    MOST,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Seconds,
+    matching,
+    number,
+    whole_number,
+)
 
 MOST_PER_DEVICE = 16
 """Examples of a micro-batch at most where nobody says how many; `conf/training/default.yaml` has the same number."""
@@ -57,7 +67,7 @@ class TrainingConfig(Checked):
     """Ranks on each machine where `distributed` is not `none`: a number, or `auto`: one a GPU, or one on the CPU."""
     device: str
     """`auto` (cuda, then mps, then cpu) or a torch device such as `cuda:1`."""
-    max_seconds: Positive | None
+    max_seconds: Seconds | None
     """Time budget; when it is spent everything is saved and the run exits with 75."""
     on_nonfinite: OnNonfinite
     """`stop`: save what is needed to look at it, exit 3. `skip`: leave the update out, count it, go on. `rollback`: go
