@@ -19,19 +19,19 @@ Bad = tuple[Mapping[str, Any], type[Exception], str]
 """Keywords, the error, and a regular expression in its message."""
 
 BAD_LR: tuple[Bad, ...] = (
-    ({"lr": -1}, ValueError, r"lr=-1: expected a finite number >= 0"),
-    ({"lr": float("nan")}, ValueError, r"lr=nan: expected a finite number >= 0"),
-    ({"lr": "fast"}, TypeError, r"lr='fast': expected a finite number >= 0, got str"),
-    ({"lr": True}, TypeError, r"lr=True: expected a finite number >= 0, got bool"),
+    ({"lr": -1}, ValueError, r"lr=-1: expected a number of 0 or more"),
+    ({"lr": float("nan")}, ValueError, r"lr=nan: expected a finite number of 0 or more"),
+    ({"lr": "fast"}, TypeError, r"lr='fast': expected a number of 0 or more, got str"),
+    ({"lr": True}, TypeError, r"lr=True: expected a number of 0 or more, got bool"),
 )
 BAD_BETAS: tuple[Bad, ...] = (
     ({"betas": [0.9]}, ValueError, r"betas=\[0.9\]: expected two numbers, each in \[0, 1\)"),
     ({"betas": (0.9, 1.0)}, ValueError, r"betas=\(0.9, 1.0\): expected two numbers, each in \[0, 1\)"),
     ({"betas": 0.9}, TypeError, r"betas=0.9: expected two numbers"),
-    ({"eps": -1e-8}, ValueError, r"eps=-1e-08: expected a finite number >= 0"),
+    ({"eps": -1e-8}, ValueError, r"eps=-1e-08: expected a number of 0 or more"),
 )
 BAD_DECAY: tuple[Bad, ...] = (
-    ({"weight_decay": -0.1}, ValueError, r"weight_decay=-0.1: expected a finite number >= 0"),
+    ({"weight_decay": -0.1}, ValueError, r"weight_decay=-0.1: expected a number of 0 or more"),
 )
 BAD_FOREACH: tuple[Bad, ...] = (({"foreach": 1}, TypeError, r"foreach=1: expected True or False, got int"),)
 ADAM_BAD = (*BAD_LR, *BAD_BETAS, *BAD_DECAY, *BAD_FOREACH)
@@ -99,7 +99,7 @@ CASES = [
             ({"always_adapt": 1}, TypeError, r"always_adapt=1: expected True or False"),
             ({"weight_decy": 0.1}, TypeError, r"weight_decy"),
             ({"bias_correction": True}, TypeError, r"bias_correction=True: expected one of 'moments', 'lr'"),
-            ({"max_trust": 0.0}, ValueError, r"max_trust=0.0: expected a finite number > 0"),
+            ({"max_trust": 0.0}, ValueError, r"max_trust=0.0: expected a number above 0"),
             ({"min_trust": 2.0, "max_trust": 1.0}, ValueError, r"min_trust=2.0: expected at most max_trust=1.0"),
             ({"weight_decay_mode": "scheduled", "lr": lambda _: 0.1}, ValueError, r"scheduled.*peak.*build_scheduler"),
         ],
@@ -133,7 +133,7 @@ CASES = [
             *BAD_BETAS,
             *BAD_FOREACH,
             ({"decay_form": "once"}, ValueError, r"decay_form='once': expected one of 'documented'"),
-            ({"layerwise_decay": 0}, ValueError, r"layerwise_decay=0: expected a finite number > 0"),
+            ({"layerwise_decay": 0}, ValueError, r"layerwise_decay=0: expected a number above 0"),
             ({"layerwise_decay": 0.8}, ValueError, r"layerwise_decay=0.8 moves no block"),
             ({"n_layers": 1.5}, TypeError, r"n_layers=1.5: expected a whole number"),
             ({"name_dict": {"nobody": "x"}}, ValueError, r"name_dict lacks the parameter 'body.weight'"),
@@ -152,7 +152,7 @@ CASES = [
         ],
         bad=[
             *ADAM_BAD,
-            ({"loss_scale": 0}, ValueError, r"loss_scale=0: expected a finite number > 0"),
+            ({"loss_scale": 0}, ValueError, r"loss_scale=0: expected a number above 0"),
             ({"eps_form": "torch"}, ValueError, r"expected one of 'documented', 'mindspore'"),
             ({"nesterov": "yes"}, TypeError, r"nesterov='yes': expected True or False"),
         ],
@@ -182,7 +182,7 @@ CASES = [
             *BAD_DECAY,
             *BAD_FOREACH,
             ({"betas": (0.9, 0.999)}, ValueError, r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)"),
-            ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a finite number >= 0"),
+            ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a number of 0 or more"),
             ({"beta3_warmup_steps": 2.5}, TypeError, r"beta3_warmup_steps=2.5: expected a whole number"),
         ],
         wide=True,
@@ -192,7 +192,7 @@ CASES = [
         good=[{}, {"betas": (0.8, 0.9), "gamma": 0.5, "optimize_1d": True, "weight_decay": 0.1}],
         bad=[
             *ADAM_BAD,
-            ({"gamma": -0.1}, ValueError, r"gamma=-0.1: expected a finite number >= 0"),
+            ({"gamma": -0.1}, ValueError, r"gamma=-0.1: expected a number of 0 or more"),
             ({"betas_1d": (0.9, 1.0)}, ValueError, r"betas_1d=\(0.9, 1.0\): expected two numbers"),
         ],
         wide=True,
@@ -205,7 +205,11 @@ CASES = [
             *BAD_BETAS,
             *BAD_DECAY,
             ({"shampoo_beta": 1.0}, ValueError, r"shampoo_beta=1.0: expected a number in \[0, 1\)"),
-            ({"precondition_frequency": 0}, ValueError, r"precondition_frequency=0: expected a whole number >= 1"),
+            (
+                {"precondition_frequency": 0},
+                ValueError,
+                r"precondition_frequency=0: expected a whole number, 1 or more",
+            ),
         ],
         foreach=False,
         exact=False,

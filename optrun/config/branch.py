@@ -102,7 +102,7 @@ def _interpolated(composed: DictConfig, key: str) -> bool:
     return node is not None and bool(node._is_interpolation())
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     r"""Write a value in Hydra's grammar.
 
     Example:
@@ -151,7 +151,7 @@ def under(trunk: Sequence[str], values: Mapping[str, Any], typed: Sequence[str])
     return [*chosen, *(own for own in kept if own not in chosen), *given]
 
 
-def _is_choice_of(section: Mapping[str, Any], group: str, override: Override) -> bool:
+def _is_choice_of(section: Mapping[str, object], group: str, override: Override) -> bool:
     """Tell whether the one choice that was typed is the one there is already."""
     if override.is_sweep_override():
         return False
@@ -220,5 +220,5 @@ def refuse_ended(where: str, step: int, total: int, key: str) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "null" if value is None else str(value)

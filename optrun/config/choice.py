@@ -68,7 +68,7 @@ def choice(
     return schema(**values)
 
 
-def _of_its_type(key: str, schema: type[Any], name: str, value: Any) -> Any:
+def _of_its_type(key: str, schema: type[Any], name: str, value: object) -> Any:
     """Check that a field can hold a value: for the command line Hydra does this."""
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
@@ -82,7 +82,7 @@ def _of_its_type(key: str, schema: type[Any], name: str, value: Any) -> Any:
     return fields[name] if isinstance(value, str) else value
 
 
-def _enum_member(key: str, hint: Any, value: Any) -> Any:
+def _enum_member(key: str, hint: object, value: object) -> Any:
     """Look up the member of an Enum where its name was given, as Hydra does it."""
     kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Enum)]
     if not kinds or not isinstance(value, str):

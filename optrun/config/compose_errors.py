@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.errors import MissingConfigException
@@ -12,11 +11,10 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from optrun.base.errors import ConfigError, did_you_mean
-from optrun.config.groups import GROUPS
+from optrun.config.groups import CHOICES, GROUPS
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, unknown_hydra_group, unknown_key
 from optrun.config.safety import code_refusal
-from optrun.config.schema import sweeper
 from optrun.config.types import expected_type, in_yaml
 from optrun.config.yaml_files import READ, entries, line_of, mentioned, shown, users_files
 
@@ -84,7 +82,8 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     """Refuse a recipe, or an entry of a defaults list, that leads nowhere."""
     group, _, name = missing.rpartition("/")
     options = hydra.config_loader.get_group_options(group)
-    twin = next((path for path in _folders(hydra) if (path / f"{missing}.yml").is_file()), None)
+    folders = (Path(source.path) for source in hydra.config_loader.get_sources() if source.scheme() == "file")
+    twin = next((path for path in folders if (path / f"{missing}.yml").is_file()), None)
     near = f"{shown(twin / missing)}.yml: call it {name}.yaml." if twin else did_you_mean(name, options)
     if missing == config_name.strip("/"):
         near = near or "It is the name of a file, not a path."
@@ -95,18 +94,10 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
         groups = hydra.config_loader.list_groups(group.rpartition("/")[0])
         return ConfigError(f"{where}{group}={name}: no such group {group}. {did_you_mean(group, groups)}")
     if name.endswith("_schema"):
-        near = did_you_mean(name, [f"{choice}_schema" for choice in _schemas(group)])
+        near = did_you_mean(name, [f"{choice}_schema" for choice in CHOICES.get(group, ())])
     return ConfigError(
         f"{where}{group or 'defaults'}={name}: no such {group if group in GROUPS else 'configuration'}. {near}"
     )
-
-
-def _folders(hydra: Hydra) -> list[Path]:
-    return [Path(source.path) for source in hydra.config_loader.get_sources() if source.scheme() == "file"]
-
-
-def _schemas(group: str) -> dict[str, Any]:
-    return {**GROUPS.get(group, {}), **(sweeper.SCHEMAS if group == "hydra/sweeper" else {})}
 
 
 # A file that does not fit ---------------------------------------------------------------------------------------------
@@ -131,7 +122,7 @@ def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
 
 def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseException) -> str:
     group, _, leaf = key.rpartition(".")
-    choices = _schemas(group.replace(".", "/"))
+    choices = CHOICES.get(group.replace(".", "/"), {})
     if leaf == "_target_":
         values = {name: node.value for name, node, _ in entries(READ[config_path], config_path)}
         return str(code_refusal(key, values.get(key)))

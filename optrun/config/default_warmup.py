@@ -30,7 +30,7 @@ def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float 
     return None if begins_anew or short or _parent_.get("num_warmup_steps") is not None else float(ratio)
 
 
-def outside_a_run(value: Any) -> Any:
+def outside_a_run(value: object) -> Any:
     """Read a value as it stands in a YAML of ours where there is no run.
 
     Example:

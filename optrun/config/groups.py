@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optrun.base.bounded_yaml import yaml_mapping
@@ -24,13 +24,14 @@ from optrun.config.schema import (
     param_groups,
     parametrization,
     scheduler,
+    sweeper,
     task,
     tracking,
     training,
 )
 
 # The tables themselves, not copies: a plugin adds to them.
-GROUPS: dict[str, dict[str, type[Any]]] = {
+GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "task": task.SCHEMAS,
     "data": data.SCHEMAS,
     "model": model.SCHEMAS,
@@ -45,12 +46,8 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "tracking": tracking.SCHEMAS,
     "distributed": distributed.SCHEMAS,
 }
-
-
-_GENERATING = ("grpo", "ppo", "rloo", "online_dpo", "reinforce", "nash_md", "xpo", "gkd", "dapo", "rlhf")
-"""Methods that generate answers while they train, as people call them."""
-_PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
-"""Methods that are losses of one task."""
+CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
+"""Those, and of Hydra's own groups the one that has schemas."""
 
 
 def keys_of(group: str) -> set[str]:
@@ -84,17 +81,11 @@ def default_values(group: str, choice: str) -> dict[str, Any]:
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
     """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
-    if group == "task" and str(name).lower() in _GENERATING:
-        return ConfigError(
-            f"task={name}: not offered: it generates answers while it trains, so its batches are no function of the "
-            "rows, and neither an exact resume nor a verdict would hold. task=preference learns from rows (DPO, ORPO, "
-            "SimPO and others); TRL has trainers that generate."
-        )
-    if group == "task" and str(name).lower() in _PREFERENCES:
-        return ConfigError(f"task={name}: here it is task=preference task.loss_type={_PREFERENCES[str(name).lower()]}.")
     if str(name).startswith("["):
         return ConfigError(f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}.")
     other = other_choice(group, str(name))
+    if other is not None and other.startswith("not offered"):
+        return ConfigError(f"{group}={name}: {other}.")
     near, close = did_you_mean(str(name), options), nearest(str(name), options)
     if other is not None and other.split()[0].partition("=")[2] in options and not (close and "path=" in other):
         near, close = f"Did you mean {other}?", [other]

@@ -54,7 +54,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     return kinds[0]
 
 
-def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, object]) -> dict[str, Any]:
     """Return the plain values of a group as they are saved: with its kind, if the name is another.
 
     Raises:
@@ -64,7 +64,7 @@ def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[st
     return dict(values) if kind == values.get("name") else {KIND: kind, **values}
 
 
-def saved_kind(group: str, schemas: Schemas, values: Mapping[str, Any]) -> str:
+def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> str:
     """Name the choice that saved values are of.
 
     Runs of earlier versions have no kind in them: there the name says it where it is a choice with these keys, else

@@ -116,7 +116,7 @@ def is_path(key: str, keys: Iterable[str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
-def same_files(before: Any, after: Any, folder: Path | None) -> bool:
+def same_files(before: object, after: object, folder: Path | None) -> bool:
     """Tell whether two values of such a key lead to the same files.
 
     Args:
@@ -127,14 +127,14 @@ def same_files(before: Any, after: Any, folder: Path | None) -> bool:
     return bool(_whole(before, folder or Path.cwd()) == _whole(after, Path.cwd()))
 
 
-def _whole(value: Any, folder: Path) -> Any:
+def _whole(value: object, folder: Path) -> Any:
     """Resolve every path in a value, as far as it leads somewhere."""
     if isinstance(value, list):
         return [_whole(item, folder) for item in value]
     return os.path.normpath(_from(folder, value)) if isinstance(value, str) else value
 
 
-def _from(folder: Path, value: Any) -> Any:
+def _from(folder: Path, value: object) -> Any:
     if not isinstance(value, str) or Path(value).expanduser().is_absolute():
         return value
     path = str(folder / value)

@@ -134,26 +134,28 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
     """
     parsed = [_without_glob(hydra, override) for override in parse(tokens)]
     refuse_twice(parsed)
-    choices = [override for override in parsed if _is_choice(override)]
-    for override in choices:
+    groups = [override for override in parsed if override.key_or_group in store.GROUPS]
+    for override in groups:
         _check_choice(hydra, override, sweep=sweep)
-    settled = [f"{override.key_or_group}={_first(override)}" for override in choices]
-    full = store.compose(hydra, config_name, [*settled, *_choices_for_keys(hydra, parsed)])
+    of_hydra = [override for override in parsed if override.key_or_group.startswith("hydra/")]
+    for override in of_hydra:
+        _check_hydra_choice(hydra, override)
+    choices = [*groups, *of_hydra]
+    settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
+    full = store.compose(hydra, config_name, settled)
     base = store.without_hydra(full)
-    _check_hydra_keys(full, parsed)
+    OmegaConf.set_struct(full, False)
+    OmegaConf.set_readonly(full, False)
     found = []
     for override in parsed:
-        key, token = override.key_or_group, str(override.input_line)
-        if key == "hydra":
+        token = str(override.input_line)
+        if override.key_or_group == "hydra":
             raise ConfigError(f"{token}: expected a key of Hydra's, such as hydra.run.dir=DIR.")
-        if key.startswith("hydra/"):
-            _check_hydra_choice(hydra, override)
-        if key.startswith("hydra.") and override.is_sweep_override():
-            _refuse_values_of_sweep(override)
-        if override in choices or key.startswith(("hydra.", "hydra/")):
-            found.append(token)
-            continue
-        found.append(_check_value(base, token, override, sweep=sweep))
+        if override.key_or_group.startswith("hydra."):
+            _check_hydra_key(full, override)
+        elif override not in choices:
+            token = _check_value(base, token, override, sweep=sweep)
+        found.append(token)
     return found
 
 
@@ -167,24 +169,13 @@ def _without_glob(hydra: Hydra, override: Override) -> Override:
     if not isinstance(pattern, Glob):
         return override
     key = override.key_or_group
-    if not _is_choice(override):
+    if key not in store.GROUPS:
         raise ConfigError(f"{override.input_line}: glob() goes with a group, such as 'optimizer=glob(ad*)'.")
     options = hydra.config_loader.get_group_options(key)
     names = pattern.filter(options)
     if not names:
         raise ConfigError(f"{override.input_line}: no {key} matches. {did_you_mean('', options)}")
     return parse_token(f"{key}={','.join(names)}")
-
-
-def _refuse_values_of_sweep(override: Override) -> None:
-    """Refuse several values for a key of Hydra's own, which is one thing for all jobs.
-
-    Raises:
-        ConfigError: With the form in which a list is one value.
-    """
-    key, given = override.key_or_group, str(override.input_line).partition("=")[2]
-    one = f"{key}='{given}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{given}]"
-    raise ConfigError(f"{override.input_line}: {key} is not swept over. Expected one value; a list is {one}.")
 
 
 def refuse_twice(parsed: list[Override]) -> None:
@@ -206,10 +197,6 @@ def refuse_twice(parsed: list[Override]) -> None:
         )
 
 
-def _is_choice(override: Override) -> bool:
-    return override.key_or_group in store.GROUPS
-
-
 def values_of(override: Override) -> list[Any]:
     """List every value of an override that is a list of names, as text."""
     if not override.is_sweep_override():
@@ -227,10 +214,6 @@ def _typed_values(override: Override) -> list[Any]:
         ends = [float(end) for end in (swept.start, swept.end) if end is not None]
         return [int(end) if end.is_integer() else end for end in ends]
     return list(override.sweep_iterator())
-
-
-def _first(override: Override) -> Any:
-    return values_of(override)[0]
 
 
 def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
@@ -264,42 +247,27 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
         )
 
 
-def _choices_for_keys(hydra: Hydra, parsed: list[Override]) -> list[str]:
-    """List the choices below `hydra/`, if keys below `hydra.` are given that may belong to them."""
-    if not any(override.key_or_group.startswith("hydra.") for override in parsed):
-        return []
-    choices = [override for override in parsed if override.key_or_group.startswith("hydra/")]
-    for override in choices:
-        _check_hydra_choice(hydra, override)
-    return [f"{choice.key_or_group}={_first(choice)}" for choice in choices]
-
-
-def _check_hydra_keys(full: DictConfig, parsed: list[Override]) -> None:
-    """Refuse keys below `hydra.` that do not exist, with the nearest that do, and values of another type.
+def _check_hydra_key(full: DictConfig, override: Override) -> None:
+    """Refuse a key below `hydra.` that does not exist, several values for one, and a value of another type.
 
     Args:
         full: With Hydra's node; it is changed.
-        parsed: All overrides.
+        override: Of such a key.
 
     Raises:
-        ConfigError: Naming the key.
+        ConfigError: With the nearest keys, or the form in which a list is one value.
     """
-    asked = [override for override in parsed if override.key_or_group.startswith("hydra.")]
-    if not asked:
-        return
-    OmegaConf.set_struct(full, False)
-    OmegaConf.set_readonly(full, False)
-    known = all_keys(full)
-    for override in asked:
-        key = override.key_or_group
-        if override.is_add() or override.is_force_add() or open_prefix(full, key) is not None:
-            continue
-        if key in known:
-            if not override.is_delete() and not override.is_sweep_override():
-                value = plain_value(override.value())
-                assign(full, key, value, merge=isinstance(value, dict))  # as Hydra does
-            continue
+    key, known = override.key_or_group, all_keys(full)
+    is_open = override.is_add() or override.is_force_add() or open_prefix(full, key) is not None
+    if not is_open and key not in known:
         raise unknown_hydra_key(known, key)
+    if override.is_sweep_override():
+        given = str(override.input_line).partition("=")[2]
+        one = f"{key}='{given}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{given}]"
+        raise ConfigError(f"{override.input_line}: {key} is not swept over. Expected one value; a list is {one}.")
+    if not is_open and not override.is_delete():
+        value = plain_value(override.value())
+        assign(full, key, value, merge=isinstance(value, dict))  # as Hydra does
 
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
@@ -329,7 +297,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """Strip from a parsed value what Hydra's grammar remembers of its quotes."""
     text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
     if text is not None and not isinstance(value, str):
@@ -341,7 +309,7 @@ def plain_value(value: Any) -> Any:
     return value
 
 
-def assign(cfg: DictConfig, key: str, value: Any, *, merge: bool = False) -> None:
+def assign(cfg: DictConfig, key: str, value: object, *, merge: bool = False) -> None:
     """Set one value, with type.
 
     Args:

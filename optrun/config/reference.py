@@ -12,13 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optrun.base.reading import read_text
-from optrun.config.groups import GROUPS, complete_choices
+from optrun.config.groups import CHOICES as CHOICES
+from optrun.config.groups import complete_choices
 from optrun.config.paths import config_dir
-from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
-
-CHOICES: dict[str, dict[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
-"""Group, then choice, then the schema of its values."""
 
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 _DIALECT = re.compile(r"^\$\{dialect:(.*)\}$")

@@ -68,7 +68,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def refuse_interpolations(values: Mapping[str, Any], where: str) -> None:
+def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
     """Refuse an interpolation in a resolved configuration: `${oc.env:...}` may be a secret, if no start noted it.
 
     Raises:
@@ -82,7 +82,7 @@ def refuse_interpolations(values: Mapping[str, Any], where: str) -> None:
         )
 
 
-def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
+def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
     """Put plain values under their dataclasses.
 
     Args:
@@ -191,7 +191,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return resolved
 
 
-def _referring(cfg: DictConfig, node: Any, value: Any, key: str, noted: list[str]) -> Any:
+def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: list[str]) -> Any:
     """Put the references to environment variables back into a resolved value.
 
     Args:
@@ -227,7 +227,7 @@ def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
     return str(node._value()) if isinstance(node, Node) and not isinstance(node, Container) else str(found[0])
 
 
-def without_secrets(text: str, values: Mapping[str, Any]) -> str:
+def without_secrets(text: str, values: Mapping[str, object]) -> str:
     """Put the references of a configuration in the place of what they stand for, where a message repeats that."""
     texts = "".join(text for _, text in interpolations(dict(values)))
     secrets = {os.environ.get(found[1], ""): found[0] for found in REFERENCE.finditer(texts)}
@@ -268,7 +268,7 @@ def variables_asked(values: Mapping[str, Any], where: str, typed: Sequence[str])
     return notes
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Map dotted names to leaf values; lists are leaves.
 
     Example:
@@ -285,7 +285,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
     """Map dotted names whose values differ to both values; a key that is absent counts as None.
 
     Example:
@@ -327,7 +327,7 @@ def is_default(values: Mapping[str, Any], key: str) -> bool:
     return same(flat(values).get(key), OmegaConf.select(cfg, key))
 
 
-def same(before: Any, after: Any) -> bool:
+def same(before: object, after: object) -> bool:
     """Compare two values for equality, NaN and NaN among them: a configuration says a value, not its result."""
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(same, before, after))
@@ -347,7 +347,7 @@ def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(group: str, section: Mapping[str, object]) -> dict[str, Any]:
     """Fill the saved values of a group with their kind, and with keys that came later, as they stand in its file."""
     schemas = store.GROUPS[group]
     kind = saved_kind(group, schemas, section)

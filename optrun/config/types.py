@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 _EXPECTED = {
     "could not be converted to Float": "a number",
     "could not be converted to Integer": "a whole number",
@@ -35,7 +33,7 @@ def expected_type(refusal: Exception) -> str:
     return f"another type ({line})"
 
 
-def in_yaml(value: Any) -> Any:
+def in_yaml(value: object) -> object:
     """Write a value as in YAML and on the command line.
 
     Example:

@@ -5,14 +5,15 @@ Nothing is trained and no weight is read; of data in local files a sample is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.formatting import listed
 from optrun.config.branch import refuse_ended
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
@@ -70,9 +71,8 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         notes += model_notes
         if config.task.keeps_apart is not None:
             notes.append(separation(model, config.task.keeps_apart))
-    said = [config.default_lr_note(), config.factors_note(), config.schedule_note()]
-    notes += [note for note in said if note is not None]
-    notes += [*data_notes, *discarded()]
+    said = (config.default_lr_note(), config.factors_note(), config.schedule_note())
+    notes += [*filter(None, said), *data_notes, *discarded()]
     micro, count = config.training.step_over(rank_count(config))
     if count > 1 or config.training.global_batch_size is not None:
         notes.append(f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over all ranks")
@@ -105,6 +105,9 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     notes += _tied(model, params)
     branch = None if trunk is None else branch_facts(trunk, optimizer, scheduler, steps)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
+    options = options_of(config.optimizer)
+    if hasattr(config.optimizer, "dialect"):
+        options = {"dialect": config.optimizer.dialect, **options}
     return Facts(
         model=type(model).__name__,
         task=config.task.name,
@@ -112,7 +115,11 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         kernel=kernel_row(optimizer, device_type(config.training.device), whole=not sharded),
         lr=config.lr,
         param_groups=config.param_groups.name,
-        rules=_rules_in_words(config),
+        rules=[
+            f"[{index}] {rule['pattern']}: "
+            + ", ".join(f"{key} {value}" for key, value in rule.items() if key != "pattern")
+            for index, rule in enumerate(config.param_groups.rules)
+        ],
         scheduler=config.scheduler.name,
         warmup_steps=climb,
         warmup_share=climb / steps if config.scheduler.num_warmup_steps is None else None,
@@ -131,16 +138,9 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         rank_memory=rank_memory(config, params, held, states),
         data=sampled,
         branch=branch,
-        options=_options(config),
+        options=options,
         notes=notes,
     )
-
-
-def _options(config: RunConfig) -> dict[str, Any]:
-    """Return the optimizer's options as they are in force, beginning with its dialect if it has dialects."""
-    own = config.optimizer
-    named = {"dialect": own.dialect} if hasattr(own, "dialect") else {}
-    return named | options_of(own)
 
 
 def weight_dtype(config: RunConfig) -> str:
@@ -152,23 +152,11 @@ def weight_dtype(config: RunConfig) -> str:
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
     """Write one note for each tensor that has several names."""
     first = {id(param): name for name, param in params.items()}
-    others: dict[str, list[str]] = {}
+    others = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         if name not in params:
-            others.setdefault(first[id(param)], []).append(name)
-    tied = []
-    for name, more in others.items():
-        rest = f" and {len(more) - 2} more" if len(more) > 2 else ""
-        tied.append(f"{name} is also {', '.join(more[:2])}{rest}: tied, counted once.")
-    return tied
-
-
-def _rules_in_words(config: RunConfig) -> list[str]:
-    return [
-        f"[{index}] {rule['pattern']}: "
-        + ", ".join(f"{key} {value}" for key, value in rule.items() if key != "pattern")
-        for index, rule in enumerate(config.param_groups.rules)
-    ]
+            others[first[id(param)]].append(name)
+    return [f"{name} is also {listed(more, 2)}: tied, counted once." for name, more in others.items()]
 
 
 def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
@@ -221,6 +209,7 @@ def _tensors(
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_scale")
+            exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(param)  # by the optimizer itself
             out.append(
                 TensorFacts(
                     name=name,
@@ -231,7 +220,7 @@ def _tensors(
                     optimizer=group.get("optimizer", config.optimizer.name),
                     lr_peak=float(group["initial_lr"]) * curve.peak * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
-                    weight_decay=decay if _decays(stepper, param) else 0.0,
+                    weight_decay=0.0 if exempt else decay,
                     adapted=bool(stepper.adapted(param, before)) if hasattr(stepper, "adapted") else None,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
@@ -241,11 +230,6 @@ def _tensors(
                 )
             )
     return out
-
-
-def _decays(stepper: Optimizer, param: Tensor) -> bool:
-    """Tell whether a parameter decays: not where the optimizer itself exempts a parameter from what its group says."""
-    return stepper.decays(param) if isinstance(stepper, NamedOptimizer) else True
 
 
 def _clip_in_words(config: RunConfig) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -191,9 +193,7 @@ class GroupFacts:
     @property
     def adapted(self) -> int | None:
         """Number of tensors with a trust ratio; None for optimizers without a trust ratio."""
-        if any(tensor.adapted is None for tensor in self.tensors):
-            return None
-        return sum(bool(tensor.adapted) for tensor in self.tensors)
+        return total([tensor.adapted for tensor in self.tensors])
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to numbers, strings and lists for JSON."""
@@ -213,22 +213,16 @@ class GroupFacts:
 
 def groups_of(facts: Facts) -> list[GroupFacts]:
     """List the groups in the optimizer's order."""
-    found: dict[int, list[TensorFacts]] = {}
+    found = defaultdict(list)
     for tensor in facts.tensors:
-        found.setdefault(tensor.group, []).append(tensor)
+        found[tensor.group].append(tensor)
     return [GroupFacts(index, tensors) for index, tensors in found.items()]
 
 
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
     """Sort groups of a layer beside each other, layers in the order of the model, the head last."""
-    order: dict[str, int] = {}
-    for group in groups:
-        order.setdefault(group.first.layer, len(order))
-
-    def key(group: GroupFacts) -> tuple[bool, int, int]:
-        return group.first.layer == "head", order[group.first.layer], group.index
-
-    return sorted(groups, key=key)
+    order = list(dict.fromkeys(group.first.layer for group in groups))
+    return sorted(groups, key=lambda group: (group.first.layer == "head", order.index(group.first.layer), group.index))
 
 
 def peaks_by_layer(facts: Facts) -> dict[str, float]:
@@ -240,7 +234,7 @@ def peaks_by_layer(facts: Facts) -> dict[str, float]:
     return peaks
 
 
-def total(sizes: list[int | None]) -> int | None:
+def total(sizes: Iterable[int | None]) -> int | None:
     """Add up sizes; None where one is not known."""
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    known = [*sizes]
+    return None if None in known else sum(filter(None, known))

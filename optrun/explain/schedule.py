@@ -73,20 +73,17 @@ def curves_of(
         config: The run's.
         steps: Length of the run.
     """
+    owns = [config_of_group(group, config) for group in optimizer.param_groups]
+    different = [owns.index(own) for own in owns]  # the first group that has this schedule
+    sampled = {
+        index: _sampled(partial(scheduler.multiplier, group_index=index), owns[index], steps)
+        for index in dict.fromkeys(different)
+    }
     curves: list[CurveFacts] = []
-    curve_of: dict[int, int] = {}
-    seen: list[tuple[SchedulerConfig, int]] = []
-    for index, group in enumerate(optimizer.param_groups):
-        own = config_of_group(group, config)
-        position = next((position for other, position in seen if other == own), None)
-        if position is None:
-            curve = _sampled(partial(scheduler.multiplier, group_index=index), own, steps)
-            if curve not in curves:
-                curves.append(curve)
-            position = curves.index(curve)
-            seen.append((own, position))
-        curve_of[index] = position
-    return curves, curve_of
+    for curve in sampled.values():
+        if curve not in curves:
+            curves.append(curve)
+    return curves, {index: curves.index(sampled[first]) for index, first in enumerate(different)}
 
 
 def _sampled(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:

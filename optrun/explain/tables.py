@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
-from optrun.base.formatting import count, rate, size, span
+from optrun.base.formatting import count, listed, rate, size, span
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
 from optrun.explain.plot import COLOURS, bar, line_plot
 from optrun.task.data_check import data_check
@@ -45,20 +45,15 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
         console: Where; its width decides which columns there are.
         all_tensors: Every tensor rather than every group.
     """
-    console.print()
-    console.print(_headline(facts))
-    console.print()
-    console.print(_fitting(facts, console, all_tensors=all_tensors))
-    console.print()
-    console.print(_memory(facts))
-    console.print()
-    console.print(_schedule(facts, console.width))
+    table = _fitting(facts, console, all_tensors=all_tensors)
+    for part in (_headline(facts), table, _memory(facts), _schedule(facts, console.width)):
+        console.print()
+        console.print(part)
     peaks = _peaks(facts, console.width)
     if peaks is not None:
         console.print(peaks)
     if facts.frozen:
-        names = ", ".join(facts.frozen[:3]) + (f" and {len(facts.frozen) - 3} more" if len(facts.frozen) > 3 else "")
-        console.print(Text(f"· frozen: {names}", style="dim"))
+        console.print(Text(f"· frozen: {listed(facts.frozen, 3)}", style="dim"))
     for line in data_lines(facts):
         console.print(Text(printable(line)), soft_wrap=True)
     for note in facts.notes:
@@ -76,18 +71,11 @@ def data_lines(facts: Facts) -> list[str]:
         return ["", line]
     if data.looked_at != sizes:
         line += "; of {:,} and {:,} of them:".format(*data.looked_at)
-    return ["", line, *data_check(data.facts), *_example(data.example)]
-
-
-def _example(text: str | None) -> list[str]:
-    """Write an example out, its lines set off."""
-    if text is None:
-        return []
-    return [
-        "",
-        "the first training row; what carries loss stands between « and »:",
-        *(f"  {line}" for line in text.splitlines()),
-    ]
+    lines = ["", line, *data_check(data.facts)]
+    if data.example is not None:
+        lines += ["", "the first training row; what carries loss stands between « and »:"]
+        lines += [f"  {line}" for line in data.example.splitlines()]
+    return lines
 
 
 def _headline(facts: Facts) -> RenderableType:
@@ -182,6 +170,14 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
     def share(row: GroupFacts) -> Text:
         return Text(bar(row.lr_peaks[1] / top if top else 0.0, BAR_WIDTH), style="cyan")
 
+    def decay(row: GroupFacts) -> Text:
+        return Text(span(*row.weight_decays)) if row.weight_decays[1] else Text("–", style="dim")
+
+    def adapts(row: GroupFacts) -> Text:
+        if not row.adapted:
+            return Text("–", style="dim")
+        return Text("yes" if row.adapted == len(row.tensors) else f"{row.adapted}/{len(row.tensors)}")
+
     def role(row: GroupFacts) -> Text:
         return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
 
@@ -197,9 +193,8 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         "optimizer": varies("optimizer") and _Column("optimizer", lambda row: Text(row.first.optimizer)),
         "lr": _Column("peak lr", lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"), right=True),
         "bar": varies("lr_peak") and _Column("", share),
-        "decay": _Column("decay", lambda row: _decay_cell(*row.weight_decays), right=True),
-        "adapts": any(tensor.adapted is not None for tensor in facts.tensors)
-        and _Column("adapts", lambda row: _adapted_cell(row.adapted, len(row.tensors)), right=True),
+        "decay": _Column("decay", decay, right=True),
+        "adapts": any(tensor.adapted is not None for tensor in facts.tensors) and _Column("adapts", adapts, right=True),
         "middle": _Column(*number, right=True),
         "params": _Column("params", lambda row: Text(count(row.parameters)), count(facts.parameters), right=True),
         "state": _Column("state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True),
@@ -271,16 +266,6 @@ def _folded(name: str, width: int) -> str:
             lines.append("")
         lines[-1] += piece
     return "\n".join(line[at : at + width] for line in lines for at in range(0, len(line), width))
-
-
-def _decay_cell(low: float, high: float) -> Text:
-    return Text(span(low, high) if high else "–", style="" if high else "dim")
-
-
-def _adapted_cell(adapted: int | None, tensors: int) -> Text:
-    if adapted is None or adapted == 0:
-        return Text("–", style="dim")
-    return Text("yes" if adapted == tensors else f"{adapted}/{tensors}")
 
 
 # -- memory and schedule ----------------------------------------------------------------------------------------------

@@ -163,8 +163,8 @@ WRONG = [
     (["load_in_4bit=true"], ["load_in_4bit", "model.quantization=4bit"]),
     (["model.quantization=4bit"], ["model.quantization", "belongs to model=pretrained"]),
     ([*FULL, "model.quantization=4bit"], ["model.quantization=4bit", "null with adapter=none", "adapter=lora"]),
-    ([*LORA, "model.quantization=3bit"], ["model.quantization=3bit", "4bit, 8bit or null"]),
-    ([*LORA, "model.quantization=4bit", "model.bnb_4bit_quant_type=int4"], ["int4", "nf4 or fp4"]),
+    ([*LORA, "model.quantization=3bit"], ["model.quantization=3bit", "4bit, 8bit, or null"]),
+    ([*LORA, "model.quantization=4bit", "model.bnb_4bit_quant_type=int4"], ["int4", "one of nf4, fp4"]),
     ([*LORA, "model.bnb_4bit_quant_type=fp4"], ["model.bnb_4bit_quant_type=fp4", "model.quantization=4bit alone"]),
     (
         [*LORA, "model.quantization=8bit", "model.bnb_4bit_use_double_quant=true"],

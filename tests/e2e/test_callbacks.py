@@ -300,4 +300,4 @@ def test_the_documented_row_inside_the_package(go: Go, tmp_path: Path, monkeypat
         assert go(*RUN, "callbacks.loss_target.target=99", "hydra.run.dir=run")[0] == 0
         assert summary(Path("run"))["stopped"]["by"] == "callbacks.loss_target"
     finally:
-        del registry._ROWS["callback"]["loss_target"], registry._SCHEMAS["callback"]["loss_target"]
+        del registry._ROWS["callback"]["loss_target"]

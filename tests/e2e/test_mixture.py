@@ -80,7 +80,7 @@ TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
         (["data.mixture={}"], "data.mixture={}: expected a mapping from names"),
         (["data.mixture={a: {trian: a.jsonl}}"], r"data.mixture.a.trian: there is no such key. Did you mean train"),
         (["data.mixture={a: {eval: a.jsonl}}"], "data.mixture.a.train=null: expected a path"),
-        (["data.mixture={a: {train: a, streaming: true}}"], "data.mixture.a: data.streaming=True: expected rows to"),
+        (["data.mixture={a: {train: a, streaming: true}}"], "data.mixture.a: data.streaming=true: expected rows to"),
         ([TWO, "data.probabilities={a: 0.5, c: 0.5}"], "data.probabilities.c: there is no such source"),
         ([TWO, "data.probabilities={a: 1.0}"], "data.probabilities: data.mixture.b has none"),
         ([TWO, "data.probabilities={a: 0.5, b: 0.4}"], "numbers with the sum 1, and theirs is 0.9"),

@@ -71,7 +71,7 @@ def test_its_keys_are_checked(lion: Path, capsys: pytest.CaptureFixture[str]) ->
     for word, fact in {
         "optimizer=my_lio": "Did you mean my_lion",
         "optimizer.beta=1": "optimizer.betas",
-        "optimizer.default_lr=-1": "> 0",
+        "optimizer.default_lr=-1": "above 0",
         "optimizer.weight_decay=heavy": "optimizer.weight_decay=heavy",
     }.items():
         chosen = [] if word.startswith("optimizer=") else ["optimizer=my_lion"]

@@ -58,9 +58,9 @@ FILES = ("data=files", "data.train=a.jsonl", "data.streaming=true")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (FILES, "data.streaming=True: expected rows to evaluate on in files of their own"),
+        (FILES, "data.streaming=true: expected rows to evaluate on in files of their own"),
         ((*FILES, "data.eval=b", "data.max_train_examples=9"), "data.max_train_examples=9: expected null"),
-        ((*FILES, "data.eval=b", "data.shuffle_window=0"), "data.shuffle_window=0: expected 1 or more"),
+        ((*FILES, "data.eval=b", "data.shuffle_window=0"), "data.shuffle_window=0: expected a whole number, 1 or more"),
         (
             (*FILES, "data.eval=b", "task=sequence_classification", "task.problem_type=multi_label_classification"),
             "task.problem_type=multi_label_classification: expected another with data.streaming=true",
@@ -88,7 +88,7 @@ def test_what_does_not_go_with_a_stream_is_refused(words: tuple[str, ...], messa
 def test_a_task_that_needs_all_rows_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a task of the user's own may."""
     monkeypatch.setattr("optrun.config.schema.task.Seq2SeqLmConfig.READS_STREAMS", False)
-    message = "data.streaming=True: expected false with task=seq2seq_lm. Tasks that read streams: causal_lm"
+    message = "data.streaming=true: expected false with task=seq2seq_lm. Tasks that read streams: causal_lm"
     with pytest.raises(ConfigError, match=message):
         composed.__wrapped__(*FILES, "data.eval=b", "task=seq2seq_lm", "model=from_config", "model.model_type=t5")
 

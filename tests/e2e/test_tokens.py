@@ -59,8 +59,8 @@ TOKENS = ("data=tokens", "data.train=a.bin", "model.tokenizer=t")
     [
         (TOKENS[:2], "model.tokenizer=null: expected the hub name or the folder of the tokenizer"),
         ((*TOKENS, "task=masked_lm"), "task=masked_lm: expected causal_lm"),
-        ((*TOKENS, "task.packing=false"), "task.packing=False: expected true"),
-        ((*TOKENS, "data.dtype=uint8"), "data.dtype=uint8: expected null, uint16"),
+        ((*TOKENS, "task.packing=false"), "task.packing=false: expected true"),
+        ((*TOKENS, "data.dtype=uint8"), "data.dtype=uint8: expected one of uint16"),
     ],
 )
 def test_what_does_not_go_with_tokens_is_refused(words: tuple[str, ...], message: str) -> None:

@@ -289,7 +289,7 @@ def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
         (["optimizer=lamb,sgd", "optimizer.always_adapt=true,false"], "always_adapt"),
         (["lr=interval(0.1,0.2)"], "hydra/sweeper=optuna"),
         (["seed=0,1", "hydra/launcher=joblab"], "joblib"),
-        (["seed=0,1", "hydra.sweeper.rungs=[5,3]"], "ascending"),
+        (["seed=0,1", "hydra.sweeper.rungs=[5,3]"], "rising"),
         (["seed=0,1", "hydra.sweep.subdir=x"], "hydra.sweep.subdir"),
         (["seed=0,1", "training.nproc_per_node=2"], "training.nproc_per_node=2"),
     ],

@@ -87,24 +87,28 @@ def _imported(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-class _Schemas(dict[str, "Schema"]):
+_ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
+
+
+@dataclass(frozen=True, eq=False)
+class _Schemas(Mapping[str, type[Any]]):
     """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    kind: str
 
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (isinstance(name, str) and find(self.kind, name) is not None)
-
-    def __missing__(self, name: str) -> Schema:
+    def __getitem__(self, name: str) -> type[Any]:
         row = find(self.kind, name)
         if row is None:
             raise KeyError(name)
         return row.schema
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ROWS[self.kind])
 
-_ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
-_SCHEMAS: dict[str, dict[str, Schema]] = {kind: _Schemas(kind) for kind in KINDS}
+    def __len__(self) -> int:
+        return len(_ROWS[self.kind])
+
+
 _origin: list[str] = []
 """Who is being loaded; the last counts."""
 
@@ -124,7 +128,6 @@ def add(choice: Choice) -> None:
             "Choose another name."
         )
     _ROWS[choice.kind][choice.name] = choice
-    _SCHEMAS[choice.kind][choice.name] = choice.schema
 
 
 def _by(origin: str | None) -> str:
@@ -132,7 +135,7 @@ def _by(origin: str | None) -> str:
     return "" if _origin else f"{origin or 'optrun'}: "
 
 
-def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[Any]]:
+def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, type[Any]]:
     """Add optrun's own rows of a kind.
 
     Args:
@@ -147,9 +150,9 @@ def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[
     return schemas(kind)
 
 
-def schemas(kind: str) -> dict[str, type[Any]]:
-    """Return the schemas of a kind by name; the dict grows as rows are added, and is not for writing."""
-    return _SCHEMAS[kind]
+def schemas(kind: str) -> Mapping[str, type[Any]]:
+    """Return the schemas of a kind by name, those added later too."""
+    return _Schemas(kind)
 
 
 def names(kind: str) -> list[str]:
@@ -219,9 +222,9 @@ def adopt(module: str, origin: str) -> None:
 
 def remove(origin: str) -> None:
     """Take back the rows of an origin."""
-    for kind, rows in _ROWS.items():
+    for rows in _ROWS.values():
         for name in [name for name, row in rows.items() if row.origin == origin]:
-            del rows[name], _SCHEMAS[kind][name]
+            del rows[name]
 
 
 @contextmanager
@@ -234,7 +237,7 @@ def origin(name: str) -> Iterator[None]:
     except BaseException:
         for kind, rows in before.items():
             for new in _ROWS[kind].keys() - rows.keys():
-                del _ROWS[kind][new], _SCHEMAS[kind][new]
+                del _ROWS[kind][new]
         raise
     finally:
         _origin.pop()
@@ -260,7 +263,7 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
     return decorate
 
 
-def _check(kind: str, name: str, schema: Any, where: str) -> None:
+def _check(kind: str, name: str, schema: object, where: str) -> None:
     prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
     plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
     if not plain or name.lower() in _NO_TEXTS:

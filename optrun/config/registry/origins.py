@@ -32,7 +32,7 @@ def changes_allowed() -> bool:
     return _allowed[0]
 
 
-def records(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def records(values: Mapping[str, object]) -> list[dict[str, Any]]:
     """List the code of others that a configuration chooses.
 
     Args:
@@ -108,7 +108,7 @@ def require(recorded: object, where: str) -> list[str]:
     return notes
 
 
-def _difference(record: Mapping[str, Any], row: registry.Choice) -> str | None:
+def _difference(record: Mapping[str, object], row: registry.Choice) -> str | None:
     """Describe what has changed since the code of a row was recorded; None: nothing."""
     name = f"{row.kind}={row.name}"
     if row.origin is None:
@@ -210,7 +210,7 @@ def _source(row: registry.Choice) -> dict[str, Any]:
     }
 
 
-def _who(record: Mapping[str, Any]) -> str:
+def _who(record: Mapping[str, object]) -> str:
     if "plugin" in record:
         return str(record["plugin"])
     if "distribution" in record:
@@ -218,7 +218,7 @@ def _who(record: Mapping[str, Any]) -> str:
     return f"the module {record.get('module')}"
 
 
-def _remedy(record: Mapping[str, Any]) -> str:
+def _remedy(record: Mapping[str, object]) -> str:
     if "plugin" in record:
         return f"give --plugin {record['plugin']}"
     if "distribution" in record:
@@ -226,7 +226,7 @@ def _remedy(record: Mapping[str, Any]) -> str:
     return f"import it before, or give --plugin {record.get('module')}"
 
 
-def _texts(value: Any) -> set[str]:
+def _texts(value: object) -> set[str]:
     """Collect every text in a configuration, also the keys of mappings."""
     if isinstance(value, str):
         return {value}

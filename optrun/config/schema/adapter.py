@@ -1,13 +1,12 @@
 """Few new weights that train beside frozen ones; names as in peft."""
 
-import math
 import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from optrun.base.errors import ConfigError
-from optrun.config.schema.checks import expect, expect_fraction, expect_positive
+from optrun.config.schema.checks import Checked, expect, expect_count, expect_pattern, expect_positive
+from optrun.config.schema.ranges import Count, Fraction, Positive
 
 _BEGINNINGS = r"gaussian|orthogonal|olora|pissa(_niter_\d+)?"
 
@@ -22,9 +21,10 @@ class Bias(Enum):
 
 
 @dataclass(kw_only=True)
-class AdapterConfig:
+class AdapterConfig(Checked):
     """What every choice has."""
 
+    GROUP = "adapter."
     package: ClassVar[str | None] = None
     """Package of Python's that it needs."""
 
@@ -42,10 +42,10 @@ class LoraConfig(AdapterConfig):
 
     package = "peft"
 
-    r: int
+    r: Count
     """Rank of B A."""
-    lora_alpha: float
-    lora_dropout: float
+    lora_alpha: Positive
+    lora_dropout: Fraction
     target_modules: Any
     """Names of modules, or ends of names at a dot, or one regular expression that fits whole names. Null, or
     all-linear: every linear module (transformers' Conv1D among them) but the head."""
@@ -66,48 +66,36 @@ class LoraConfig(AdapterConfig):
     bias: Bias
     use_rslora: bool
     use_dora: bool
-    loraplus_lr_ratio: float | None
+    loraplus_lr_ratio: Positive | None
     """What the lr of B is multiplied by; null: 1."""
-    default_lr_factor: float | None
+    default_lr_factor: Positive | None
     """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this, of any model; null: 1."""
 
     def __post_init__(self) -> None:
-        """Refuse ranks and factors that are none, and names that cannot be names."""
-        expect(self.r >= 1, "adapter.r", self.r, "1 or more")
-        expect_positive("adapter.lora_alpha", self.lora_alpha)
-        expect_fraction("adapter.lora_dropout", self.lora_dropout)
-        for key in ("loraplus_lr_ratio", "default_lr_factor"):
-            value = getattr(self, key)
-            expect(value is None or 0 < value < math.inf, f"adapter.{key}", value, "a number above 0, or null")
+        """Refuse ranks and beginnings that are none, and names that cannot be names."""
+        super().__post_init__()
         _expect_names("adapter.target_modules", self.target_modules, pattern=True)
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
         _expect_names("adapter.exclude_modules", self.exclude_modules, pattern=True)
         layers, given = self.layers_to_transform, self.init_lora_weights
         listed = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
         numbers = isinstance(listed, list | tuple) and bool(listed)
-        expect(
+        self.expect(
             layers is None or (numbers and all(type(one) is int and one >= 0 for one in listed)),
-            "adapter.layers_to_transform",
-            layers,
+            "layers_to_transform",
             "the number of a layer, a list of them, or null",
         )
         for name, rank in self.rank_pattern.items():
-            expect(rank >= 1, f"adapter.rank_pattern.{name}", rank, "1 or more")
+            expect_count(f"adapter.rank_pattern.{name}", rank)
         for name, alpha in self.alpha_pattern.items():
             expect_positive(f"adapter.alpha_pattern.{name}", alpha)
-        expect(
+        self.expect(
             isinstance(given, bool) or bool(re.fullmatch(_BEGINNINGS, str(given))),
-            "adapter.init_lora_weights",
-            given,
+            "init_lora_weights",
             "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
             "Not offered are those that look at data or a quantised base first: eva, corda, lora_ga, loftq.",
         )
-        expect(
-            given != "orthogonal" or self.r % 2 == 0,
-            "adapter.r",
-            self.r,
-            "an even rank with init_lora_weights=orthogonal",
-        )
+        self.expect(given != "orthogonal" or self.r % 2 == 0, "r", "an even rank with init_lora_weights=orthogonal")
 
     @property
     def keeps_base(self) -> bool:
@@ -120,15 +108,12 @@ class QloraConfig(LoraConfig):
     """`adapter=qlora`: a LoRA beside a base of 4 bits, Dettmers et al. 2023."""
 
 
-def _expect_names(key: str, value: Any, *, pattern: bool) -> None:
+def _expect_names(key: str, value: object, *, pattern: bool) -> None:
     if value is None:
         return
     if pattern and isinstance(value, str):
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ConfigError(f"{key}={value}: not a regular expression: {error}.") from error
         expect(bool(value), key, "''", "module names, or null")
+        expect_pattern(key, value)
         return
     either = "a list of module names, a regular expression, or null" if pattern else "a list of module names, or null"
     names = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)

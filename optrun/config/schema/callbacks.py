@@ -13,11 +13,11 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import registry
 from optrun.config.types import expected_type
 
-SCHEMAS: dict[str, type[Any]] = registry.own("callback", {})
+SCHEMAS: Mapping[str, type[Any]] = registry.own("callback", {})
 """Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""
 
 
-def callback_configs(callbacks: Mapping[str, Any]) -> dict[str, Any]:
+def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
     """Check the callbacks of a configuration against the schemas of their rows.
 
     Args:
@@ -32,7 +32,7 @@ def callback_configs(callbacks: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _typed(str(name), values) for name, values in callbacks.items()}
 
 
-def _typed(name: str, values: Any) -> Any:
+def _typed(name: str, values: object) -> Any:
     key = f"callbacks.{name}"
     if name not in SCHEMAS:
         hint = " ".join(["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]).strip()

@@ -1,48 +1,38 @@
 """When everything is saved, and what is kept."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
+from typing import Annotated
 
-from optrun.config.schema.checks import expect, expect_count, expect_not_negative
+from optrun.config.schema.checks import Checked
+from optrun.config.schema.ranges import Count, WholeNumber, at_least
 
+Mode = StrEnum("Mode", ["min", "max"])
+"""Which direction of a metric is better."""
 
-class Mode(Enum):
-    """Which direction of a metric is better."""
-
-    min = "min"
-    max = "max"
-
-
-# Written as a call because one of its words is Python's too.
-OnStorageError = Enum("OnStorageError", {"continue": "continue", "stop": "stop"})
+OnStorageError = StrEnum("OnStorageError", ["continue", "stop"])
 """What happens when a checkpoint or a metrics line cannot be written."""
 
 
-class OnOtherOptimizer(Enum):
-    """What happens on resume when the optimizer is not the one whose state was saved."""
+OnOtherOptimizer = StrEnum("OnOtherOptimizer", ["refuse", "reset"])
+"""What happens on resume when the optimizer is not the one whose state was saved."""
 
-    refuse = "refuse"
-    reset = "reset"
-
-
-class Checksum(Enum):
-    """Algorithms of `optrun.artifacts.checksum`."""
-
-    xxh3 = "xxh3"
-    sha256 = "sha256"
+Checksum = StrEnum("Checksum", ["xxh3", "sha256"])
+"""Algorithms of `optrun.artifacts.checksum`."""
 
 
 @dataclass(kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """Choices: `default`, `none`."""
 
+    GROUP = "checkpoint."
     name: str
     enabled: bool
-    save_steps: int | None
+    save_steps: Count | None
     """Optimizer steps between saves; null: only at the end and when stopped."""
-    keep_last: int
+    keep_last: Annotated[int, at_least(1, "; the newest is always kept")]
     """Newest checkpoints kept."""
-    keep_best: int
+    keep_best: WholeNumber
     """Best checkpoints kept beside them, by `metric`."""
     metric: str | None
     """Metric that says which is best, such as `eval/loss`; null: the task's own."""
@@ -57,12 +47,6 @@ class CheckpointConfig:
     nobody can make another file that has the same."""
     allow_nonfinite: bool
     """Save and resume weights that hold NaN or infinity."""
-
-    def __post_init__(self) -> None:
-        """Refuse a retention that keeps nothing."""
-        expect_count("checkpoint.save_steps", self.save_steps)
-        expect(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "1 or more", "The newest is always kept.")
-        expect_not_negative("checkpoint.keep_best", self.keep_best)
 
 
 SCHEMAS: dict[str, type[CheckpointConfig]] = {"default": CheckpointConfig, "none": CheckpointConfig}

@@ -1,17 +1,18 @@
-"""Range checks shared by the configuration dataclasses: one wording for every refusal."""
+"""Checks of the configuration: a dataclass that refuses values out of range, and the refusal of a value by its key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from optrun.base.errors import ConfigError
+from optrun.config.schema.ranges import Check, at_least, in_order, not_negative, optional, positive, ranges
+from optrun.config.types import in_yaml
 
-MOST = 2**31 - 1
-"""A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps."""
 
-
-def expect(condition: bool, key: str, value: Any, expected: str, hint: str = "") -> None:
+def expect(condition: bool, key: str, value: object, expected: str, hint: str = "") -> None:
     """Refuse a value by name.
 
     Args:
@@ -25,30 +26,73 @@ def expect(condition: bool, key: str, value: Any, expected: str, hint: str = "")
         ConfigError: Where `condition` is false.
     """
     if not condition:
-        raise ConfigError(f"{key}={value}: expected {expected}." + (f" {hint}" if hint else ""))
+        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}." + (f" {hint}" if hint else ""))
 
 
-def expect_positive(key: str, value: float | None) -> None:
-    """Expect a number above 0; None passes."""
-    expect(value is None or value > 0, key, value, "a number above 0")
+def expecting(check: Check) -> Callable[[str, object], None]:
+    """Make a function that refuses a value of a key as a configuration does."""
+
+    def refuse(key: str, value: object) -> None:
+        try:
+            check(key, value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+    return refuse
 
 
-def expect_count(key: str, value: int | None) -> None:
-    """Expect a whole number of 1 or more, and one that somebody may have meant; None passes."""
-    expect(value is None or value >= 1, key, value, "1 or more")
-    expect(value is None or value <= MOST, key, value, f"{MOST:,} or less")
+expect_count = expecting(optional(at_least(1)))
+"""Expect a whole number of 1 or more, and one that somebody may have meant; None passes."""
+expect_not_negative = expecting(optional(not_negative))
+"""Expect a number of 0 or more; None passes."""
+expect_positive = expecting(positive)
+"""Expect a number above 0."""
 
 
-def expect_not_negative(key: str, value: float | None) -> None:
-    """Expect a number of 0 or more; None passes."""
-    expect(value is None or value >= 0, key, value, "0 or more")
+def expect_pattern(key: str, pattern: object) -> None:
+    """Refuse what is no regular expression."""
+    expect(isinstance(pattern, str) and bool(pattern), key, pattern, "a regular expression")
+    try:
+        re.compile(str(pattern))
+    except re.error as error:
+        raise ConfigError(f"{key}={pattern}: not a regular expression: {error}.") from error
 
 
-def expect_fraction(key: str, value: float | None) -> None:
-    """Expect a number in [0, 1); None passes."""
-    expect(value is None or 0 <= value < 1, key, value, "a number in [0, 1)")
+@dataclass(kw_only=True)
+class Checked:
+    """Values of a group, each in the range that its type says."""
 
+    GROUP: ClassVar[str] = ""
+    """What stands before the keys, with a dot."""
+    BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of keys of which the first is not above the second."""
+    PATHS: ClassVar[tuple[str, ...]] = ()
+    """Keys that hold files or folders: relative ones are found again when the run goes on from another folder."""
 
-def expect_one_of(key: str, value: Any, choices: Sequence[str]) -> None:
-    """Expect a word out of a list, with the list in the message."""
-    expect(value in choices, key, value, f"one of {', '.join(choices)}")
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            ConfigError: With the key, the value and the range.
+        """
+        try:
+            for key, check in ranges(type(self)).items():
+                setattr(self, key, check(f"{self.GROUP}{key}", getattr(self, key)))
+            in_order(vars(self), self.BOUNDS, self.GROUP)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+    def expect(self, good: bool, key: str, expected: str, hint: str = "") -> None:
+        """Refuse the value of a key of this group by name.
+
+        Args:
+            good: True where the value is right.
+            key: Of a field.
+            expected: What would have been right, as the end of "expected ...".
+            hint: What to do, one sentence.
+
+        Raises:
+            ConfigError: Where `good` is false.
+        """
+        if not good:
+            expect(good, f"{self.GROUP}{key}", getattr(self, key), expected, hint)

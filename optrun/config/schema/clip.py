@@ -1,16 +1,17 @@
 """What happens to gradients between the backward pass and the step."""
 
-import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from optrun.base.errors import ConfigError
-from optrun.config.schema.checks import expect
+from optrun.config.schema.checks import Checked, expect, expect_pattern
+from optrun.config.schema.ranges import NotNegative, number
 
 
 @dataclass(kw_only=True)
-class ClipConfig:
+class ClipConfig(Checked):
     """What every choice has."""
 
+    GROUP = "clip."
     name: str
 
 
@@ -29,20 +30,18 @@ class ClipExclusionConfig(ClipConfig):
 
     def __post_init__(self) -> None:
         """Refuse what is no regular expression."""
+        super().__post_init__()
         for pattern in self.exclude:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ConfigError(f"clip.exclude={pattern}: not a regular expression: {error}.") from error
+            expect_pattern("clip.exclude", pattern)
 
 
 @dataclass(kw_only=True)
 class NormClipConfig(ClipExclusionConfig):
     """Each gradient tensor alone: g * min(1, max_norm / (|g| + eps))."""
 
-    max_norm: float
-    """Largest L2 norm that is left alone; above 0."""
-    eps: float
+    max_norm: Annotated[float, number("a number above 0; to leave gradients alone: clip=none", lambda x: x > 0)]
+    """Largest L2 norm that is left alone."""
+    eps: NotNegative
     """Added to the norm before dividing. 1e-6: torch. 0: Paddle, Keras."""
     max_value: float | None
     """Clamp elementwise to [min_value, max_value] first (Keras: clipvalue); null: do not."""
@@ -50,16 +49,8 @@ class NormClipConfig(ClipExclusionConfig):
     """Null: -max_value."""
 
     def __post_init__(self) -> None:
-        """Refuse norms that would silence or flip gradients."""
+        """Refuse an empty interval."""
         super().__post_init__()
-        expect(
-            0 < self.max_norm < float("inf"),
-            "clip.max_norm",
-            self.max_norm,
-            "a number above 0",
-            "To leave gradients alone: clip=none.",
-        )
-        expect(0 <= self.eps < float("inf"), "clip.eps", self.eps, "0 or more")
         _check_values(self.min_value, self.max_value, optional=True)
 
 

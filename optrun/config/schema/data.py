@@ -5,11 +5,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from optrun.base.errors import ConfigError, did_you_mean, refuse_url
 from optrun.config import registry
-from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_one_of
+from optrun.config.schema.checks import Checked, expect, expecting
+from optrun.config.schema.ranges import Count, Fraction, at_least, matching, one_of, share
 
 STOPPING_STRATEGIES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 """Those of `datasets.interleave_datasets`."""
@@ -17,40 +18,42 @@ TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 """Types of ids in files without a header."""
 
 
+def _encoding(name: str, value: str) -> str:
+    """Check for an encoding of texts that Python has."""
+    try:
+        good = getattr(codecs.lookup(value), "_is_text_encoding", True)
+    except (LookupError, ValueError):
+        good = False
+    if not good:
+        raise ValueError(f"{name}={value}: expected utf-8, cp1252, gb18030 or the like.")
+    return value
+
+
 @dataclass(kw_only=True)
-class DataConfig:
+class DataConfig(Checked):
     """What every source has."""
 
+    GROUP = "data."
     EVALUATION_ROWS: ClassVar[str | None] = None
     """How other rows to evaluate on are named; None: such a source has no others."""
-    PATHS: ClassVar[tuple[str, ...]] = ()
-    """Keys that hold files or folders: relative ones are found again when the run goes on from another folder."""
     OF_TOKENS: ClassVar[bool] = False
     """Whether its rows are token ids, and no texts."""
     # Values where a registered source has no YAML that says them.
     name: str
-    max_length: int = 128
+    max_length: Annotated[int, at_least(2)] = 128
     """Tokens of an example, at most; of a block, exactly."""
-    eval_fraction: float = 0.1
-    """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is given; in [0, 1); 0:
-    none, and no evaluation."""
-    max_train_examples: int | None = None
+    eval_fraction: Fraction = 0.1
+    """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is given; 0: none, and
+    no evaluation."""
+    max_train_examples: Count | None = None
     """Use only this many training examples (rows; blocks when packed), picked by the seed; null: all."""
-    max_eval_examples: int | None = None
+    max_eval_examples: Count | None = None
     """Use only this many evaluation examples, the same ones whatever the seed; null: all."""
 
     @property
     def streamed_by(self) -> str | None:
         """The key by which training rows are a stream; None: they are not."""
         return "data.streaming" if getattr(self, "streaming", False) else None
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that leave nothing to train on."""
-        expect(self.max_length >= 2, "data.max_length", self.max_length, "2 tokens or more")
-        expect_count("data.max_length", self.max_length)
-        expect_fraction("data.eval_fraction", self.eval_fraction)
-        expect_count("data.max_train_examples", self.max_train_examples)
-        expect_count("data.max_eval_examples", self.max_eval_examples)
 
 
 @dataclass(kw_only=True)
@@ -119,8 +122,8 @@ class ColumnsConfig(DataConfig):
 class PathsConfig(DataConfig):
     """Sources that are files of the user's."""
 
-    EVALUATION_ROWS: ClassVar[str | None] = "data.eval=FILE"
-    PATHS: ClassVar[tuple[str, ...]] = ("train", "eval")
+    EVALUATION_ROWS = "data.eval=FILE"
+    PATHS = ("train", "eval")
     train: Any
     """One path, a list of paths, or a glob."""
     eval: Any
@@ -129,7 +132,7 @@ class PathsConfig(DataConfig):
     def __post_init__(self) -> None:
         """Refuse anything but a path or a list of paths."""
         super().__post_init__()
-        expect(self.eval != {}, "data.eval", self.eval, "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}")
+        self.expect(self.eval != {}, "eval", "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}")
         for key, value in (("data.train", self.train), *((eval_key(name), paths) for name, paths in self.eval_files())):
             refuse_url(key, value)
             paths = value if isinstance(value, list | tuple) else [value]
@@ -160,17 +163,15 @@ class StreamableConfig(ColumnsConfig):
     streaming: bool = False
     """True: training rows (jsonl, parquet) are read where they lie whenever they are needed; only where each begins
     is kept. It has a default: older runs have no such key."""
-    shuffle_window: int = 1000
+    shuffle_window: Count = 1000
     """Rows of a window of a stream; the windows of all files are permuted, and every four shuffled together."""
 
     def __post_init__(self) -> None:
         """Refuse what a stream cannot do."""
         super().__post_init__()
-        expect_count("data.shuffle_window", self.shuffle_window)
-        expect(
+        self.expect(
             not self.streaming or self.max_train_examples is None,
-            "data.max_train_examples",
-            self.max_train_examples,
+            "max_train_examples",
             "null with data.streaming=true",
             "How much of a stream is read is said by training.max_steps.",
         )
@@ -184,29 +185,23 @@ class FilesConfig(PathsConfig, StreamableConfig):
     format: str | None = None
     """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx, text, conll; null:
     by their endings."""
-    delimiter: str | None = None
+    delimiter: Annotated[str, matching('tab|[^"\r\n]', 'one character, such as ";", or the word tab')] | None = None
     """What separates the columns of csv and tsv, one character or the word tab; null: found by the first rows, and
     said."""
-    encoding: str | None = None
+    encoding: Annotated[str, _encoding] | None = None
     """Of texts, as Python names it, such as utf-8, cp1252 or gb18030; null: found, and said if it is not utf-8."""
     column_names: list[str] | None = None
     """Names of the columns of csv, tsv and xlsx without a line of names; null: their first line has them."""
 
     def __post_init__(self) -> None:
-        """Refuse a stream without rows to evaluate on, and what names no encoding and no delimiter."""
+        """Refuse a stream without rows to evaluate on, and columns without a name of their own."""
         super().__post_init__()
-        one = self.delimiter in (None, "tab") or (len(self.delimiter) == 1 and self.delimiter not in '"\r\n')
-        expect(one, "data.delimiter", self.delimiter, 'one character, such as ";", the word tab, or null')
-        expect(
-            _is_encoding(self.encoding), "data.encoding", self.encoding, "utf-8, cp1252, gb18030 or the like, or null"
-        )
         names = self.column_names
         good = names is None or (len(names) > 0 and len(set(names)) == len(names) and all(names))
-        expect(good, "data.column_names", names, "a name for each column, each once, or null")
-        expect(
+        self.expect(good, "column_names", "a name for each column, each once, or null")
+        self.expect(
             not self.streaming or self.eval is not None or self.eval_fraction == 0,
-            "data.streaming",
-            True,
+            "streaming",
             "rows to evaluate on in files of their own",
             "None are cut from a stream: name them with data.eval=FILE, or take data.eval_fraction=0.",
         )
@@ -216,12 +211,12 @@ class FilesConfig(PathsConfig, StreamableConfig):
 class MixtureConfig(DataConfig):
     """Several sources of the user's files, mixed as `datasets.interleave_datasets` does."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("mixture.*.train", "mixture.*.eval")
+    PATHS = ("mixture.*.train", "mixture.*.eval")
     mixture: Any
     """Name to the keys of a source, which are those of data=files."""
     probabilities: Any
     """Name to the probability that an example is drawn from that source; null: by turns."""
-    stopping_strategy: str
+    stopping_strategy: Annotated[str, one_of(*STOPPING_STRATEGIES)]
     """When an epoch ends: with the first source that is exhausted, or with the last."""
 
     def __post_init__(self) -> None:
@@ -229,13 +224,12 @@ class MixtureConfig(DataConfig):
         super().__post_init__()
         one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
         good = isinstance(self.mixture, Mapping) and bool(self.mixture)
-        expect(good, "data.mixture", self.mixture, f"a mapping from names to the keys of data=files, such as {one}")
+        self.expect(good, "mixture", f"a mapping from names to the keys of data=files, such as {one}")
         for name in self.mixture:
             named = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
             expect(
                 named, "data.mixture", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in train/loss/NAME"
             )
-        expect_one_of("data.stopping_strategy", self.stopping_strategy, STOPPING_STRATEGIES)
         self._expect_probabilities()
         self._expect_apart(self.parts())
 
@@ -254,8 +248,7 @@ class MixtureConfig(DataConfig):
             value = given.get(name)
             if value is None:
                 raise ConfigError(f"{key}: data.mixture.{name} has none. Give each source one, 0 to leave it out.")
-            good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-            expect(good, f"{key}.{name}", value, "a number from 0 to 1")
+            expecting(share)(f"{key}.{name}", value)
             if value == 0 and self.stopping_strategy == "all_exhausted":
                 raise ConfigError(
                     f"{key}.{name}=0: with data.stopping_strategy=all_exhausted an epoch would never end. Leave the "
@@ -319,24 +312,17 @@ class MixtureConfig(DataConfig):
 class TokensConfig(PathsConfig):
     """Token ids that another program wrote: nanoGPT's, llm.c's or Megatron's files, mapped from disk."""
 
-    OF_TOKENS: ClassVar[bool] = True
-    dtype: str | None
+    OF_TOKENS = True
+    dtype: Annotated[str, one_of(*TOKEN_TYPES)] | None
     """Type of the ids where a file does not say it, as nanoGPT's do not; null: `uint16`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no type of ids."""
-        super().__post_init__()
-        expect(
-            self.dtype is None or self.dtype in TOKEN_TYPES, "data.dtype", self.dtype, f"null, {', '.join(TOKEN_TYPES)}"
-        )
 
 
 @dataclass(kw_only=True)
 class HubConfig(StreamableConfig):
     """A dataset by `datasets.load_dataset`: hub name or local folder."""
 
-    EVALUATION_ROWS: ClassVar[str | None] = "data.eval_split=NAME"
-    PATHS: ClassVar[tuple[str, ...]] = ("path",)
+    EVALUATION_ROWS = "data.eval_split=NAME"
+    PATHS = ("path",)
     path: str
     subset: str | None
     """The dataset's configuration, what `load_dataset` calls `name`."""
@@ -349,14 +335,6 @@ class HubConfig(StreamableConfig):
         """Refuse what is no name and no folder."""
         super().__post_init__()
         refuse_url("data.path", self.path)
-
-
-def _is_encoding(name: str | None) -> bool:
-    """Tell whether Python has an encoding of texts of this name."""
-    try:
-        return name is None or bool(getattr(codecs.lookup(name), "_is_text_encoding", True))
-    except (LookupError, ValueError):
-        return False
 
 
 def eval_key(name: str) -> str:
@@ -402,7 +380,7 @@ def mixed_eval_name(source: str, own: str) -> str:
     return f"{source}_{own}" if own else source
 
 
-SCHEMAS: dict[str, type[DataConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[DataConfig]] = registry.own(
     "data",
     {
         "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),

@@ -1,31 +1,24 @@
 """On how many ranks, and how a model is divided among them; names as in torch and torchtitan."""
 
-import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
+from typing import Annotated
 
-from optrun.config.schema.checks import expect, expect_count, expect_not_negative, expect_positive
+from optrun.config.schema.checks import Checked
+from optrun.config.schema.ranges import Count, Positive, WholeNumber, matching, whole_number
 
-
-class ShardDtype(Enum):
-    """Floating types that parameters may compute in, and gradients may be reduced in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+ShardDtype = StrEnum("ShardDtype", ["float32", "bfloat16", "float16"])
+"""Floating types that parameters may compute in, and gradients may be reduced in."""
 
 
 @dataclass(kw_only=True)
-class DistributedConfig:
+class DistributedConfig(Checked):
     """What every choice has."""
 
+    GROUP = "distributed."
     name: str
-    timeout_seconds: float
+    timeout_seconds: Positive
     """How long a rank may be silent before the run ends; without ranks, how long a step may take before it is told."""
-
-    def __post_init__(self) -> None:
-        """Refuse no time at all."""
-        expect_positive("distributed.timeout_seconds", self.timeout_seconds)
 
 
 @dataclass(kw_only=True)
@@ -37,11 +30,11 @@ class NoDistributedConfig(DistributedConfig):
 class RanksConfig(DistributedConfig):
     """`distributed=ddp`, and what `fsdp` has too."""
 
-    nnodes: int
+    nnodes: Count
     """Machines; the same command is started on each."""
-    rdzv_endpoint: str | None
+    rdzv_endpoint: Annotated[str, matching(r"\[?[^\s/]+\]?:\d{1,5}", "HOST:PORT")] | None
     """HOST:PORT where the machines meet."""
-    max_restarts: int
+    max_restarts: WholeNumber
     """How often ranks that failed are started again, from the last checkpoint."""
     backend: str
     """`auto` or a backend of torch.distributed."""
@@ -49,21 +42,8 @@ class RanksConfig(DistributedConfig):
     def __post_init__(self) -> None:
         """Refuse machines that cannot meet."""
         super().__post_init__()
-        expect_count("distributed.nnodes", self.nnodes)
-        expect_not_negative("distributed.max_restarts", self.max_restarts)
-        endpoint = self.rdzv_endpoint
-        expect(
-            endpoint is None or re.fullmatch(r"\[?[^\s/]+\]?:\d{1,5}", endpoint) is not None,
-            "distributed.rdzv_endpoint",
-            endpoint,
-            "HOST:PORT",
-        )
-        expect(
-            endpoint is not None or self.nnodes == 1,
-            "distributed.rdzv_endpoint",
-            endpoint,
-            f"HOST:PORT, where the {self.nnodes} machines meet",
-        )
+        there = self.rdzv_endpoint is not None or self.nnodes == 1
+        self.expect(there, "rdzv_endpoint", f"HOST:PORT, where the {self.nnodes} machines meet")
 
 
 @dataclass(kw_only=True)
@@ -75,9 +55,9 @@ class DdpConfig(RanksConfig):
 class FsdpConfig(RanksConfig):
     """Shards."""
 
-    data_parallel_replicate_degree: int
+    data_parallel_replicate_degree: Count
     """Above 1: HSDP, so many groups of ranks with a whole model each."""
-    data_parallel_shard_degree: int
+    data_parallel_shard_degree: Annotated[int, whole_number("1 or more, or -1", lambda x: x == -1 or x > 0)]
     """Ranks that share one model; -1: all of such a group."""
     reshard_after_forward: bool
     """Free a block's parameters after its forward pass."""
@@ -87,13 +67,6 @@ class FsdpConfig(RanksConfig):
     """Of forward and backward; null: as the parameters are."""
     reduce_dtype: ShardDtype | None
     """Of the reduction of gradients; null: as `param_dtype`."""
-
-    def __post_init__(self) -> None:
-        """Refuse degrees that are none."""
-        super().__post_init__()
-        expect_count("distributed.data_parallel_replicate_degree", self.data_parallel_replicate_degree)
-        degree = self.data_parallel_shard_degree
-        expect(degree == -1 or degree > 0, "distributed.data_parallel_shard_degree", degree, "1 or more, or -1")
 
 
 SCHEMAS: dict[str, type[DistributedConfig]] = {

@@ -27,25 +27,25 @@ class MetricConfig:
 class OfClasses(MetricConfig):
     """Predicted classes against true ones."""
 
-    OF_NUMBERS: ClassVar[bool | None] = False
+    OF_NUMBERS = False
 
 
 class F1(OfClasses):
     """Its meaning depends on how many classes there are."""
 
-    WANTS_NUM_LABELS: ClassVar[bool] = True
+    WANTS_NUM_LABELS = True
 
 
 class Correlation(MetricConfig):
     """Predicted numbers against true ones; more is better."""
 
-    OF_NUMBERS: ClassVar[bool | None] = True
+    OF_NUMBERS = True
 
 
 class PredictionError(Correlation):
     """Likewise; less is better."""
 
-    MODE: ClassVar[str] = "min"
+    MODE = "min"
 
 
 SCHEMAS = registry.own(

@@ -1,25 +1,23 @@
 """Which transformers model, and with which tokenizer."""
 
-import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
 from optrun.base.errors import refuse_url
-from optrun.config.schema.checks import expect, expect_count
+from optrun.config.schema.checks import Checked, expect
+from optrun.config.schema.ranges import Positive, at_least, one_of
+from optrun.config.types import in_yaml
 
-
-class WeightDtype(Enum):
-    """Floating types of weights."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
+WeightDtype = StrEnum("WeightDtype", ["float32", "bfloat16"])
+"""Floating types of weights."""
 
 
 @dataclass(kw_only=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """What every model choice has."""
 
+    GROUP = "model."
     name: str
     config: dict[str, Any]
     """Values for the transformers configuration, by its own names; an unknown one is an error."""
@@ -32,6 +30,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no name and no folder."""
+        super().__post_init__()
         refuse_url("model.tokenizer", self.tokenizer)
 
 
@@ -41,39 +40,30 @@ class PretrainedConfig(ModelConfig):
 
     path: str
     """Hub name or local folder."""
-    default_lr_factor: float | None = None
+    default_lr_factor: Positive | None = None
     """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this: weights that were trained
     before are moved in smaller steps. Null, as in configurations saved before it existed: 1."""
     revision: str | None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
-    quantization: str | None = None
+    quantization: Annotated[str, one_of("4bit", "8bit")] | None = None
     """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes. This and the next two
     have defaults: older runs have no such keys."""
-    bnb_4bit_quant_type: str = "nf4"
+    bnb_4bit_quant_type: Annotated[str, one_of("nf4", "fp4")] = "nf4"
     """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`, which are floating-point numbers."""
     bnb_4bit_use_double_quant: bool = False
     """Of each 64 weights in 4 bits the constant is in 8 bits, too, not in 32."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty path and a factor without a sense."""
+        """Refuse an empty path, and what has an effect in 4 bits alone."""
         super().__post_init__()
         refuse_url("model.path", self.path)
         expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
-        factor = self.default_lr_factor
-        expect(
-            factor is None or 0 < factor < math.inf,
-            "model.default_lr_factor",
-            factor,
-            "a number above 0, or null",
-        )
-        bits, kind = self.quantization, self.bnb_4bit_quant_type
-        expect(bits in (None, "4bit", "8bit"), "model.quantization", bits, "4bit, 8bit or null")
-        expect(kind in ("nf4", "fp4"), "model.bnb_4bit_quant_type", kind, "nf4 or fp4")
-        twice, beside = self.bnb_4bit_use_double_quant, "It has an effect with model.quantization=4bit alone."
-        expect(bits == "4bit" or kind == "nf4", "model.bnb_4bit_quant_type", kind, "nf4, its default", beside)
-        expect(bits == "4bit" or not twice, "model.bnb_4bit_use_double_quant", "true", "false, its default", beside)
+        for key, default in (("bnb_4bit_quant_type", "nf4"), ("bnb_4bit_use_double_quant", False)):
+            good = self.quantization == "4bit" or getattr(self, key) == default
+            beside = "It has an effect with model.quantization=4bit alone."
+            self.expect(good, key, f"{in_yaml(default)}, its default", beside)
 
 
 @dataclass(kw_only=True)
@@ -82,14 +72,8 @@ class FromConfigConfig(ModelConfig):
 
     model_type: str
     """transformers' name of the architecture: `gpt2`, `bert`, `llama`, `t5`, `vit`, ..."""
-    vocab_size: int
+    vocab_size: Annotated[int, at_least(300, ": 256 bytes and special tokens")]
     """Size of the byte-level BPE vocabulary trained on the training text, where no tokenizer is named."""
-
-    def __post_init__(self) -> None:
-        """Refuse a vocabulary that cannot hold the 256 bytes and the special tokens."""
-        super().__post_init__()
-        expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more: 256 bytes and special tokens")
-        expect_count("model.vocab_size", self.vocab_size)
 
 
 SCHEMAS: dict[str, type[ModelConfig]] = {

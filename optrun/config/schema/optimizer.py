@@ -6,13 +6,13 @@ Keywords of the classes, with defaults and checks, are read from here; the files
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.config.dialects import expect_dialect
-from optrun.config.schema.checks import expect, expect_count
+from optrun.config.schema.checks import Checked
 from optrun.config.schema.ranges import (
     Betas,
     Count,
@@ -24,93 +24,46 @@ from optrun.config.schema.ranges import (
     ThreeBetas,
     WholeNumber,
     fraction,
-    in_order,
+    inner_share,
     not_negative,
     number,
     one_of,
     optional,
-    ranges,
     several,
     whole_number,
 )
 
+StepCount = StrEnum("StepCount", ["parameter", "optimizer"])
+"""Whose steps bias correction counts."""
 
-class StepCount(Enum):
-    """Whose steps bias correction counts."""
+UnmatchedPatterns = StrEnum("UnmatchedPatterns", ["error", "ignore"])
+"""What a pattern is that is found in no parameter name."""
 
-    parameter = "parameter"
-    optimizer = "optimizer"
+WeightDecayMode = StrEnum("WeightDecayMode", ["l1", "l2", "decoupled"])
+"""Coupled (`l1`, `l2`: part of the gradient) or decoupled."""
 
+BiasCorrection = StrEnum("BiasCorrection", ["moments", "lr", "lr_first", "none"])
+"""What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or nothing."""
 
-class UnmatchedPatterns(Enum):
-    """What a pattern is that is found in no parameter name."""
+DecoupledDecay = StrEnum("DecoupledDecay", ["decoupled", "fixed", "scheduled", "corrected"])
+"""What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / base lr (timm's)."""
 
-    error = "error"
-    ignore = "ignore"
+AdamaxEps = StrEnum("AdamaxEps", ["decayed", "gradient", "denominator"])
+"""Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
 
+LambDecay = StrEnum("LambDecay", ["adapted", "decoupled", "fixed", "scheduled", "corrected"])
+"""Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / base lr."""
 
-class WeightDecayMode(Enum):
-    """Coupled (`l1`, `l2`: part of the gradient) or decoupled."""
+EpsForm = StrEnum("EpsForm", ["documented", "mindspore"])
+"""Where LazyAdam adds eps."""
 
-    l1 = "l1"
-    l2 = "l2"
-    decoupled = "decoupled"
-
-
-class BiasCorrection(Enum):
-    """What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or nothing."""
-
-    moments = "moments"
-    lr = "lr"
-    lr_first = "lr_first"
-    none = "none"
-
-
-class DecoupledDecay(Enum):
-    """What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / base lr (timm's)."""
-
-    decoupled = "decoupled"
-    fixed = "fixed"
-    scheduled = "scheduled"
-    corrected = "corrected"
-
-
-class AdamaxEps(Enum):
-    """Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
-
-    decayed = "decayed"
-    gradient = "gradient"
-    denominator = "denominator"
-
-
-class LambDecay(Enum):
-    """Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / base lr."""
-
-    adapted = "adapted"
-    decoupled = "decoupled"
-    fixed = "fixed"
-    scheduled = "scheduled"
-    corrected = "corrected"
-
-
-class EpsForm(Enum):
-    """Where LazyAdam adds eps."""
-
-    documented = "documented"
-    mindspore = "mindspore"
-
-
-class AdjustLr(Enum):
-    """How Muon's lr depends on a matrix's shape."""
-
-    original = "original"
-    match_rms_adamw = "match_rms_adamw"
-
+AdjustLr = StrEnum("AdjustLr", ["original", "match_rms_adamw"])
+"""How Muon's lr depends on a matrix's shape."""
 
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _names(name: str, value: Any) -> Any:
+def _names(name: str, value: object) -> Any:
     """Check for a mapping from parameter names to structured names, or None."""
     if value is None:
         return None
@@ -124,9 +77,10 @@ def _names(name: str, value: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """What every optimizer choice has."""
 
+    GROUP = "optimizer."
     name: str
     default_lr: Positive
     """Peak learning rate where the top-level `lr` is not set."""
@@ -141,17 +95,6 @@ class OptimizerConfig:
     not known, and refused. `optrun certify transfer` finds out."""
     COUPLED_DECAY: ClassVar[bool] = False
     """Whether weight decay is always part of the gradient."""
-    BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of options of which the first is not above the second."""
-
-    def __post_init__(self) -> None:
-        """Each option lies in the range that its type says."""
-        try:
-            for key, check in ranges(type(self)).items():
-                object.__setattr__(self, key, check(f"optimizer.{key}", getattr(self, key)))
-            in_order(vars(self), self.BOUNDS, "optimizer.")
-        except (TypeError, ValueError) as error:
-            raise ConfigError(str(error)) from error
 
 
 @dataclass(kw_only=True)
@@ -188,11 +131,8 @@ class LambConfig(_TwoMoments, _HasDialects):
 
     transfer = "lamb"
 
-    DIALECTS_OF: ClassVar[str] = "lamb"
-    BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("min_param_norm", "max_param_norm"),
-        ("min_trust", "max_trust"),
-    )
+    DIALECTS_OF = "lamb"
+    BOUNDS = (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust"))
     default_lr: Positive = 2e-2
     weight_decay: Finite = 0.01
     eps: NotNegative = 1e-6
@@ -236,7 +176,7 @@ class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
 
     transfer = "adam"
 
-    DIALECTS_OF: ClassVar[str] = "adamax"
+    DIALECTS_OF = "adamax"
     default_lr: Positive = 4e-3
     weight_decay_mode: WeightDecayMode = WeightDecayMode.l2
     eps_form: AdamaxEps = AdamaxEps.decayed
@@ -298,7 +238,7 @@ class AdamWConfig(AdamConfig, _HasDialects):
 
     COUPLED_DECAY = False
 
-    DIALECTS_OF: ClassVar[str] = "adamw"
+    DIALECTS_OF = "adamw"
     SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
     """Keys that no run has whose kind was not saved: by the others it may as well be Adam's."""
     weight_decay: NotNegative = 0.01
@@ -321,7 +261,7 @@ class SGDConfig(_DecaysForward):
         """Nesterov needs a momentum and no dampening, as torch says."""
         super().__post_init__()
         wants = not self.nesterov or (self.momentum > 0 and self.dampening == 0)
-        expect(wants, "optimizer.nesterov", self.nesterov, "a momentum above 0 and a dampening of 0 with it")
+        self.expect(wants, "nesterov", "a momentum above 0 and a dampening of 0 with it")
 
 
 @dataclass(kw_only=True)
@@ -362,14 +302,14 @@ class AdafactorConfig(_DecaysForward):
     """`optimizer=adafactor`; ranges as in torch's constructor."""
 
     default_lr: Positive = 8e-2
-    beta2_decay: Annotated[float, number("a finite number <= 0", lambda x: x <= 0)] = -0.8
+    beta2_decay: Annotated[float, number("a number of 0 or less", lambda x: x <= 0)] = -0.8
     """Exponent, at most 0: beta2 of step t is 1 - t ** beta2_decay."""
     eps: Annotated[
         tuple[float | None, float],
         several("two numbers, 0 or more, the first may be null", optional(not_negative), not_negative),
     ] = (None, 1e-3)
     """Of the update's denominator (null: the dtype's own) and of the parameter's scale."""
-    d: Annotated[float, number("a finite number >= 1", lambda x: x >= 1)] = 1.0
+    d: Annotated[float, number("a number of 1 or more", lambda x: x >= 1)] = 1.0
     """Clipping threshold of the update's root mean square."""
     foreach: bool | None = None
 
@@ -414,14 +354,14 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 
     transfer = "adam"
 
-    SCHEDULE_FREE: ClassVar[bool] = True
+    SCHEDULE_FREE = True
     default_lr: Positive = 2.5e-3
     weight_decay: NotNegative = 0.01
     betas: Annotated[
         tuple[float, float],
         several(
             "two numbers, each in [0, 1), the first above 0",
-            number("a number in (0, 1)", lambda x: 0 < x < 1),
+            inner_share,
             fraction,
         ),
     ] = (0.9, 0.999)
@@ -486,11 +426,6 @@ class SoapConfig(_DecaysForward):
     """A longer dimension is left as it is."""
     precondition_1d: bool = False
 
-    def __post_init__(self) -> None:
-        """Steps are as many as a run may have."""
-        super().__post_init__()
-        expect_count("optimizer.precondition_frequency", self.precondition_frequency)
-
 
 @dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
@@ -498,14 +433,14 @@ class PytorchOptimizerConfig(OptimizerConfig):
 
     named_by_library: ClassVar[bool] = True
     """So that its name may be that of one of our choices."""
-    DEFAULT_WARMUP: ClassVar[bool] = False
+    DEFAULT_WARMUP = False
     default_lr: Positive = 1e-3
     weight_decay: Finite = 0.0
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its own keywords; an unknown one is an error."""
 
 
-SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.own(
     "optimizer",
     {
         "lamb": (LambConfig, "optrun.optimizer.lamb:Lamb"),

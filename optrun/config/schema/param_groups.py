@@ -1,14 +1,14 @@
 """Which parameter gets which learning rate and weight decay; independent of the optimizer."""
 
 import difflib
-import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema import optimizer
-from optrun.config.schema.checks import expect, expect_count, expect_positive
+from optrun.config.schema.checks import Checked, expect, expect_pattern, expecting
+from optrun.config.schema.ranges import Count, Positive, Share, not_negative
 
 GROUPING_KEYS = {
     "lr_scale": "number of 0 or more; times the base lr, in place of the layer's own",
@@ -39,9 +39,10 @@ class Dialect(Enum):
 
 
 @dataclass(kw_only=True)
-class ParamGroupsConfig:
+class ParamGroupsConfig(Checked):
     """What every choice has."""
 
+    GROUP = "param_groups."
     name: str
     rules: list[dict[str, Any]]
     """Ordered; the first whose `pattern` (a regular expression searched in the name) matches a parameter overrides what
@@ -49,6 +50,7 @@ class ParamGroupsConfig:
 
     def __post_init__(self) -> None:
         """Refuse rules that say nothing, or something unknown."""
+        super().__post_init__()
         for index, rule in enumerate(self.rules):
             _check_rule(f"param_groups.rules[{index}]", rule)
 
@@ -70,48 +72,34 @@ class StandardConfig(ParamGroupsConfig):
 class LayerwiseConfig(StandardConfig):
     """As `standard`, and the learning rate falls from the head down to the embeddings by a factor per layer."""
 
-    decay_rate: float
+    decay_rate: Positive
     """The factor; 1 keeps all layers alike."""
     dialect: Dialect
     name_dict: Any
     """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a
     regular expression searched in it, -> where it belongs: a block number from 0, `head`, `embeddings`, or a name with
     `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the module tree."""
-    n_layers: int | None
+    n_layers: Count | None
     """Depth to count from; null: as found."""
-    min_scale: float
+    min_scale: Share
     """No layer's scale is less."""
-    no_opt_scale: float | None
+    no_opt_scale: Share | None
     """Layers with a smaller scale do not train, unless a rule gives them an lr; null: all train."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that are none and a map that says nothing."""
+        """Refuse a map that says nothing."""
         super().__post_init__()
-        expect_positive("param_groups.decay_rate", self.decay_rate)
-        expect_count("param_groups.n_layers", self.n_layers)
-        expect(0 <= self.min_scale <= 1, "param_groups.min_scale", self.min_scale, "a number from 0 to 1")
-        freezes = self.no_opt_scale is None or 0 <= self.no_opt_scale <= 1
-        expect(freezes, "param_groups.no_opt_scale", self.no_opt_scale, "a number from 0 to 1, or null")
         if self.name_dict is not None:
             right = isinstance(self.name_dict, dict) and bool(self.name_dict)
-            expect(right, "param_groups.name_dict", self.name_dict, "a mapping with at least one name, or null")
+            self.expect(right, "name_dict", "a mapping with at least one name, or null")
             for key, value in self.name_dict.items():
-                check_pattern(f"param_groups.name_dict[{key}]", key)
+                expect_pattern(f"param_groups.name_dict[{key}]", key)
                 expect(
                     isinstance(value, str | int) and not isinstance(value, bool),
                     f"param_groups.name_dict[{key}]",
                     value,
                     "a block number, head, embeddings, or a name with layers.<number> or embedding in it",
                 )
-
-
-def check_pattern(key: str, pattern: Any) -> None:
-    """Refuse what is no regular expression."""
-    expect(isinstance(pattern, str) and bool(pattern), key, pattern, "a regular expression")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{key}={pattern}: not a regular expression: {error}.") from error
 
 
 def hyper_parameters() -> list[str]:
@@ -126,7 +114,7 @@ def _check_rule(key: str, rule: Any) -> None:
         near = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
         hint = f"`{near[0]}` may be it." if near else "It is a regular expression searched in parameter names."
         raise ConfigError(f"{key}: has no `pattern`. {hint}")
-    check_pattern(f"{key}.pattern", rule["pattern"])
+    expect_pattern(f"{key}.pattern", rule["pattern"])
     overrides = [str(name) for name in rule if name != "pattern"]
     expect(bool(overrides), key, rule, "at least one override beside `pattern`")
     valid = {*GROUPING_KEYS, *hyper_parameters()}
@@ -136,9 +124,7 @@ def _check_rule(key: str, rule: Any) -> None:
     expect(not ("lr" in rule and "lr_scale" in rule), key, rule, "either lr or lr_scale, not both")
     for name in ("lr", "lr_scale"):
         if name in rule:
-            value = rule[name]
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            expect(number and 0 <= value < float("inf"), f"{key}.{name}", value, "a number of 0 or more")
+            expecting(not_negative)(f"{key}.{name}", rule[name])
     if "optimizer" in rule:
         name = str(rule["optimizer"])
         hint = did_you_mean(name, optimizer.SCHEMAS)

@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
-
-class TransferDecay(Enum):
-    """What weight decay keeps as lr is scaled: its share of a weight in each step, or the optimizer's coefficient."""
-
-    independent = "independent"
-    torch = "torch"
+TransferDecay = StrEnum("TransferDecay", ["independent", "torch"])
+"""What weight decay keeps as lr is scaled: its share of a weight in each step, or the optimizer's coefficient."""
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,9 @@ that takes the option as a keyword.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -15,55 +17,103 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
+from optrun.config.types import in_yaml
+
 Check: TypeAlias = Callable[[str, Any], Any]
 """`check(name, value)` returns the value in the type it is kept in, or raises TypeError / ValueError."""
 
+MOST = 2**31 - 1
+"""A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps."""
 
-def _refused(name: str, value: Any, expected: str, *, kind: bool = False) -> Exception:
-    """Make the refusal of a value: of another kind, or out of range."""
+
+def _refused(name: str, value: object, expected: str, *, kind: bool = False) -> Exception:
+    """Make the refusal of a value: of another kind, or out of range.
+
+    A dotted name is a key of the configuration, whose value is written as there; another one is a keyword of Python's.
+    """
+    given = f"{name}={in_yaml(value)}" if "." in name else f"{name}={value!r}"
     if kind:
-        return TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
-    return ValueError(f"{name}={value!r}: expected {expected}.")
+        return TypeError(f"{given}: expected {expected}, got {type(value).__name__}.")
+    return ValueError(f"{given}: expected {expected}.")
 
 
-def number(expected: str, fits: Callable[[Any], bool] = lambda _: True, kind: type = Real) -> Check:
+def number(expected: str, fits: Callable[[Any], bool] = lambda _: True, *, whole: bool = False) -> Check:
     """Make a checker for a finite number.
 
     Args:
         expected: What is right, for the message.
         fits: Whether a finite number is.
-        kind: `Real` or `Integral`.
+        whole: Whether it is a whole one.
 
     Example:
-        >>> number("a finite number > 0", lambda x: x > 0)("lr", 0.0)
+        >>> number("a number above 0", lambda x: x > 0)("lr", 0.0)
         Traceback (most recent call last):
-        ValueError: lr=0.0: expected a finite number > 0.
+        ValueError: lr=0.0: expected a number above 0.
     """
+    kinds: Any = Integral if whole else Real
 
     def check(name: str, value: Any) -> float:
-        number: Any = value
-        if isinstance(value, bool) or not isinstance(value, kind):
+        if isinstance(value, bool) or not isinstance(value, kinds):
             error = _refused(name, value, expected, kind=True)
             # torch takes a tensor so that a captured step may read another value; here a schedule or set_lr writes it.
             raise TypeError(f"{error} Pass a plain number, {name}.item().") if hasattr(value, "item") else error
-        if not (math.isfinite(number) and fits(number)):
+        plain: float = int(value) if whole else float(value)
+        if not whole and not math.isfinite(plain):
+            raise _refused(name, value, re.sub("^a number", "a finite number", expected))
+        if not fits(plain):
             raise _refused(name, value, expected)
-        return float(number) if kind is Real else int(number)
+        return plain
 
     return check
 
 
-whole_number = partial(number, kind=Integral)
+whole_number = partial(number, whole=True)
 finite = number("a finite number")
-not_negative = number("a finite number >= 0", lambda x: x >= 0)
-positive = number("a finite number > 0", lambda x: x > 0)
+not_negative = number("a number of 0 or more", lambda x: x >= 0)
+positive = number("a number above 0", lambda x: x > 0)
 fraction = number("a number in [0, 1)", lambda x: 0 <= x < 1)
+share = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
+inner_share = number("a number in (0, 1)", lambda x: 0 < x < 1)
+
+
+def seconds(name: str, value: float) -> float:
+    """Check for a time above 0; `inf` stands for one without end."""
+    return value if value == math.inf else float(positive(name, value))
+
+
+def at_least(least: int, why: str = "") -> Check:
+    """Make a checker for a count: a whole number, and one that somebody may have meant."""
+    low = whole_number(f"a whole number, {least} or more{why}", lambda x: x >= least)
+    high = whole_number(f"{MOST:,} or less", lambda x: x <= MOST)
+    return lambda name, value: high(name, low(name, value))
+
+
+def rising(least: int) -> Check:
+    """Make a checker for a list of steps, each above the one before."""
+
+    def check(name: str, value: list[int]) -> list[int]:
+        if not all(low < high for low, high in itertools.pairwise([least - 1, *value])):
+            raise _refused(name, value, f"rising steps of {least} or more")
+        return value
+
+    return check
+
+
+def matching(pattern: str, expected: str) -> Check:
+    """Make a checker for a text that a regular expression fits as a whole."""
+
+    def check(name: str, value: str) -> str:
+        if not re.fullmatch(pattern, value, re.DOTALL):
+            raise _refused(name, value, expected)
+        return value
+
+    return check
 
 
 def several(expected: str, *checks: Check) -> Check:
     """Make a checker for as many values as there are checkers; it returns a tuple."""
 
-    def check(name: str, value: Any) -> tuple[Any, ...]:
+    def check(name: str, value: object) -> tuple[object, ...]:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise _refused(name, value, expected, kind=True)
         if len(value) != len(checks):
@@ -71,7 +121,7 @@ def several(expected: str, *checks: Check) -> Check:
         try:
             return tuple(own(name, entry) for own, entry in zip(checks, value, strict=True))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}={value!r}: expected {expected}.") from error
+            raise type(error)(str(_refused(name, value, expected))) from error
 
     return check
 
@@ -85,22 +135,23 @@ def one_of(*words: str) -> Check:
         ValueError: weight_decay_mode='l3': expected one of 'l1', 'l2'.
     """
 
-    def check(name: str, value: Any) -> str:
+    def check(name: str, value: object) -> str:
         if value in words:
             return str(value)
-        raise _refused(name, value, f"one of {', '.join(map(repr, words))}", kind=not isinstance(value, str))
+        listed = ", ".join(words if "." in name else map(repr, words))
+        raise _refused(name, value, f"one of {listed}", kind=not isinstance(value, str))
 
     return check
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Check for True or False, and nothing that merely counts as one."""
     if not isinstance(value, bool):
         raise _refused(name, value, "True or False", kind=True)
     return value
 
 
-def patterns(name: str, value: Any) -> list[str]:
+def patterns(name: str, value: object) -> list[str]:
     """Check for a list of regular expressions; a bare string would be taken letter by letter."""
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}].")
@@ -113,17 +164,28 @@ def patterns(name: str, value: Any) -> list[str]:
     return listed
 
 
-def optional(check: Check) -> Check:
-    """Let None pass, too."""
-    return lambda name, value: None if value is None else check(name, value)
+def optional(check: Check, said: str = "") -> Check:
+    """Let None pass, too, and say so behind what else is right."""
+
+    def checked(name: str, value: object) -> Any:
+        try:
+            return None if value is None else check(name, value)
+        except ValueError as error:
+            raise ValueError(f"{str(error).removesuffix('.')}{said}.") from error
+
+    return checked
 
 
 Finite = Annotated[float, finite]
 NotNegative = Annotated[float, not_negative]
 Positive = Annotated[float, positive]
 Fraction = Annotated[float, fraction]
-WholeNumber = Annotated[int, whole_number("a whole number >= 0", lambda x: x >= 0)]
-Count = Annotated[int, whole_number("a whole number >= 1", lambda x: x >= 1)]
+Seconds = Annotated[float, seconds]
+Share = Annotated[float, share]
+InnerShare = Annotated[float, inner_share]
+WholeNumber = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(1)]
+Steps = Annotated[list[int], rising(0)]
 Betas = Annotated[tuple[float, float], several("two numbers, each in [0, 1)", fraction, fraction)]
 ThreeBetas = Annotated[
     tuple[float, float, float], several("three numbers, each in [0, 1)", fraction, fraction, fraction)
@@ -157,12 +219,12 @@ def ranges(schema: type) -> dict[str, Check]:
     return found
 
 
-def _of_hint(hint: Any) -> Check | None:
+def _of_hint(hint: object) -> Check | None:
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
     inner = [one for one in get_args(hint) if one is not NoneType]
     check = _of_hint(inner[0]) if len(inner) == 1 and NoneType in get_args(hint) else None
-    return optional(check) if check else None
+    return optional(check, ", or null") if check else None
 
 
 def checks(schema: type) -> dict[str, Check]:

@@ -1,16 +1,15 @@
 """The whole configuration of a run."""
 
 import math
-import re
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
 from optrun.config import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig, QloraConfig
 from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig
-from optrun.config.schema.checks import expect
+from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
@@ -18,14 +17,17 @@ from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtyp
 from optrun.config.schema.optimizer import LambConfig, OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.parametrization import ParametrizationConfig
+from optrun.config.schema.ranges import Positive, matching, whole_number
 from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
 
-# Written as a call because one of its words is Python's too.
-BranchSchedule = Enum("BranchSchedule", {"continue": "continue", "restart": "restart"})
+BranchSchedule = StrEnum("BranchSchedule", ["continue", "restart"])
 """Where the schedule of a branch stands: at the step of its trunk, or at the start of a curve over what is left."""
+
+_OF_A_TRUNK = "it on the command line, where its trunk is looked up, and in no file and no recipe"
+_OF_A_SWEEP = "SWEEP_DIR beside lr=auto on the command line of a single run"
 
 
 def _readers_of_streams() -> list[str]:
@@ -34,12 +36,12 @@ def _readers_of_streams() -> list[str]:
 
 
 @dataclass(kw_only=True)
-class RunConfig:
+class RunConfig(Checked):
     """One field per configuration group, and the top-level keys."""
 
-    lr: float
+    lr: Positive
     """Peak learning rate; the schedule multiplies it."""
-    seed: int
+    seed: Annotated[int, whole_number("a whole number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63)]
     run_name: str | None
     resume: str | None
     model: ModelConfig
@@ -57,57 +59,38 @@ class RunConfig:
     distributed: DistributedConfig
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Name of a registered callback to its keys and values. It has a default: older runs have no such key."""
-    branch_from: str | None = None
+    branch_from: Annotated[str, matching(r".+@[0-9a-f]{16}", _OF_A_TRUNK)] | None = None
     """Checkpoint of another run that this one started from, `FOLDER@DIGEST`. Older runs have no such key."""
     branch_schedule: BranchSchedule = BranchSchedule["continue"]
-    lr_from: str | None = None
+    lr_from: Annotated[str, matching(r".+: lr .+, 90 % interval .+", _OF_A_SWEEP)] | None = None
     """Where `lr` came from, with its interval, if `lr=auto` was typed. Older runs have no such key."""
-    matters: float | None = None
+    matters: Positive | None = None
     """Smallest difference of the main metric that counts in a verdict; None: a standard deviation between seeds."""
 
     def __post_init__(self) -> None:
-        """Refuse an lr or a seed out of range, and callbacks that do not fit their schemas."""
-        expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
-        expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
-        expect(
-            self.matters is None or 0 < self.matters < float("inf"), "matters", self.matters, "a number above 0 or null"
-        )
+        """Refuse callbacks that do not fit their schemas, and choices that do not go together."""
+        super().__post_init__()
         callback_configs(self.callbacks)
-        expect(
-            self.lr_from is None or re.fullmatch(r".+: lr .+, 90 % interval .+", self.lr_from, re.DOTALL) is not None,
-            "lr_from",
-            self.lr_from,
-            "null, or SWEEP_DIR beside lr=auto on the command line of a single run",
-        )
-        expect(
-            self.branch_from is None or re.fullmatch(r".+@[0-9a-f]{16}", self.branch_from, re.DOTALL) is not None,
-            "branch_from",
-            self.branch_from,
-            "on the command line, where its trunk is looked up",
-            "It is left out of files and recipes.",
-        )
-        expect(
+        self.expect(
             self.branch_from is not None or self.branch_schedule is BranchSchedule["continue"],
             "branch_schedule",
-            self.branch_schedule.value,
             "continue without branch_from: only a branch can start its schedule anew",
         )
-
         if self.data.OF_TOKENS:
             self._expect_reader_of_tokens()
         if self.data.streamed_by is not None:
             self._expect_reader_of_streams(self.data.streamed_by)
-        smoothing = self.training.label_smoothing_factor
-        expect(
-            smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets),
-            "training.label_smoothing_factor",
-            smoothing,
+        classes = self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets
+        self.training.expect(
+            self.training.label_smoothing_factor == 0 or classes,
+            "label_smoothing_factor",
             f"0 with task={self.task.name}"
             + (" and numbers as labels" if self.task.of_numbers else " and any number of labels" * self.task.of_sets),
             "There are no classes to spread a target over.",
         )
+        lora, sharded = isinstance(self.adapter, LoraConfig), isinstance(self.distributed, FsdpConfig)
         expect(
-            not (isinstance(self.adapter, LoraConfig) and isinstance(self.distributed, FsdpConfig)),
+            not (lora and sharded),
             "distributed",
             self.distributed.name,
             f"ddp or none with adapter={self.adapter.name}",
@@ -115,27 +98,24 @@ class RunConfig:
         )
         if self.distributed.name == "none":
             self.training.expect_micro_batches(1)
-        expect(
-            not (self.training.noise_scale and isinstance(self.distributed, FsdpConfig)),
-            "training.noise_scale",
-            True,
+        self.training.expect(
+            not (self.training.noise_scale and sharded),
+            "noise_scale",
             "false with distributed=fsdp, whose gradients are added over ranks before anybody sees them",
         )
 
         if isinstance(self.adapter, QloraConfig):
             self._quantise_base()
         bits = getattr(self.model, "quantization", None)
-        expect(
-            bits is None or isinstance(self.adapter, LoraConfig),
-            "model.quantization",
-            bits,
+        self.model.expect(
+            bits is None or lora,
+            "quantization",
             f"null with adapter={self.adapter.name}",
             "Quantised weights cannot be trained; adapter=lora trains factors beside them.",
         )
-        expect(
+        self.adapter.expect(
             bits is None or not isinstance(self.adapter, LoraConfig) or self.adapter.keeps_base,
-            "adapter.init_lora_weights",
-            getattr(self.adapter, "init_lora_weights", None),
+            "init_lora_weights",
             f"true with model.quantization={bits}",
             "A part of quantised weights cannot be taken out of them.",
         )
@@ -157,17 +137,11 @@ class RunConfig:
 
     def _expect_room_for_small_steps(self) -> None:
         """Refuse weights of 8 bits of mantissa where a step below 1/256 of a weight would be lost."""
-        dtype, key = self.model.dtype.value, "model.dtype"
-        expect(
-            self.training.precision is Precision.bf16,
-            "training.precision",
-            self.training.precision.value,
-            f"bf16 with {key}={dtype}",
-        )
-        expect(
+        bf16 = self.training.precision is Precision.bf16
+        self.training.expect(bf16, "precision", f"bf16 with model.dtype={self.model.dtype}")
+        self.model.expect(
             not isinstance(self.distributed, FsdpConfig),
-            key,
-            dtype,
+            "dtype",
             "float32 with distributed=fsdp",
             "distributed.param_dtype=bfloat16 computes in bfloat16 from float32 shards.",
         )
@@ -175,10 +149,9 @@ class RunConfig:
         kept = getattr(self.optimizer, "master_weights", False) and not others
         has = hasattr(self.optimizer, "master_weights")
         way = "optimizer.master_weights=true" if has else "optimizer=lamb optimizer.master_weights=true"
-        expect(
+        self.model.expect(
             kept or isinstance(self.adapter, LoraConfig),
-            key,
-            dtype,
+            "dtype",
             f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no float32 copy of "
             "what it steps: a step below 1/256 of a weight would be lost",
             f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors are float32.",
@@ -193,18 +166,15 @@ class RunConfig:
             f"false with task={self.task.name}",
             f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
         )
-        packed = bool(getattr(self.task, "packing", False)) and not self.task.joins_documents
-        expect(
-            not packed,
-            "task.packing",
-            str(packed).lower(),
+        self.task.expect(
+            self.task.joins_documents or not getattr(self.task, "packing", False),
+            "packing",
             f"false with {key}=true and task={self.task.name}",
             "Which rows fit into a block is known of all of them alone.",
         )
-        expect(
+        self.task.expect(
             not self.task.of_sets,
-            "task.problem_type",
-            "multi_label_classification",
+            "problem_type",
             f"another with {key}=true",
             "Of a stream one label a row is read beforehand, and no sets.",
         )
@@ -214,12 +184,10 @@ class RunConfig:
         data = f"data={self.data.name}"
         expect(self.task.READS_TOKENS, "task", self.task.name, "causal_lm", f"{data} has token ids, and no texts.")
         packing = getattr(self.task, "packing", True)
-        expect(packing, "task.packing", packing, "true", f"{data} is one stream, which is cut into blocks.")
-        named = self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig)
-        expect(
-            named,
-            "model.tokenizer",
-            "null",
+        self.task.expect(packing, "packing", "true", f"{data} is one stream, which is cut into blocks.")
+        self.model.expect(
+            self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig),
+            "tokenizer",
             "the hub name or the folder of the tokenizer that the ids were made with",
             f"There are no texts in {data} that one could be trained on.",
         )

@@ -2,34 +2,23 @@
 
 import re
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.checks import expect, expect_count, expect_positive
+from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.objective import read_objectives
+from optrun.config.schema.ranges import Count, Seconds, at_least, rising
 
 STORAGE = "hydra.sweeper.storage"
 """How a message names a storage that is not the sweep's own; its URL may hold a password."""
 
 
-class Sampler(Enum):
-    """Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it has a start."""
+Sampler = StrEnum("Sampler", ["auto", "tpe", "random", "qmc", "gp", "cmaes"])
+"""Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it has a start."""
 
-    auto = "auto"
-    tpe = "tpe"
-    random = "random"
-    qmc = "qmc"
-    gp = "gp"
-    cmaes = "cmaes"
-
-
-class Pruner(Enum):
-    """Who stops the weaker trials of a search, each as soon as it is at a rung."""
-
-    none = "none"
-    asha = "asha"
-    hyperband = "hyperband"
+Pruner = StrEnum("Pruner", ["none", "asha", "hyperband"])
+"""Who stops the weaker trials of a search, each as soon as it is at a rung."""
 
 
 @dataclass(kw_only=True)
@@ -52,9 +41,10 @@ class ConfirmConfig:
 
 
 @dataclass(kw_only=True)
-class SweeperConfig:
+class SweeperConfig(Checked):
     """What both ways of sweeping share."""
 
+    GROUP = "hydra.sweeper."
     name: str
     params: dict[str, Any]
     """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`; the command line wins."""
@@ -65,21 +55,21 @@ class SweeperConfig:
     objectives: list[str]
     """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second]; NAME:min or NAME:max
     where the better direction is not known; empty: the main metric alone."""
-    timeout: float | None
+    timeout: Seconds | None
     """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on. A
     job that has not ended 300 s later is killed."""
-    stall_seconds: float | None
+    stall_seconds: Seconds | None
     """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is killed and tried once more;
     null: 20 times the longest pause of any job so far, at least an hour, and a day until it has logged a step."""
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
-    max_batch_size: int | None
+    max_batch_size: Count | None
     """Jobs handed to the launcher at a time; null: all."""
     devices: Any
     """CUDA devices to use side by side, each job pinned to its own: `auto`, or a list of indices, UUIDs, MIG names."""
-    rungs: list[int]
-    """Successive halving: steps at which the weaker jobs are stopped, ascending; empty: every job runs to its end."""
-    reduction_factor: int
+    rungs: Annotated[list[int], rising(1)]
+    """Successive halving: steps at which the weaker jobs are stopped; empty: every job runs to its end."""
+    reduction_factor: Annotated[int, at_least(2)]
     """Of so many jobs at a rung one goes on, from its checkpoint."""
 
     @property
@@ -88,14 +78,9 @@ class SweeperConfig:
         return bool(self.rungs)
 
     def __post_init__(self) -> None:
-        """Refuse rungs that are no ladder."""
-        expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
-        expect_positive("hydra.sweeper.timeout", self.timeout)
-        expect_positive("hydra.sweeper.stall_seconds", self.stall_seconds)
+        """Refuse objectives and devices beside what goes with none of them."""
+        super().__post_init__()
         self._check_objectives()
-        ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
-        expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
-        expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
         self._check_devices()
 
     def _check_objectives(self) -> None:
@@ -142,18 +127,18 @@ class GridConfig(SweeperConfig):
 class OptunaConfig(SweeperConfig):
     """Trials proposed by Optuna, one better informed than the other."""
 
-    n_trials: int
+    n_trials: Count
     """Trials in all, those of earlier starts among them; optimizers with spaces of their own share them equally."""
-    n_steps: int | None
+    n_steps: Count | None
     """Optimizer steps in all, shared in the same way; no trial begins that would exceed them. Null: no limit."""
-    n_jobs: int
+    n_jobs: Count
     """Trials under way at a time."""
     sampler: Sampler
     seed: int
     """Of the sampler."""
     pruner: Pruner
     """Asynchronous halving: no trial waits for another. Rungs are min_resource * reduction_factor^k steps."""
-    min_resource: int | None
+    min_resource: Count | None
     """Steps of the first rung of a pruner."""
     storage: str | None
     """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null: sqlite in the sweep."""
@@ -172,9 +157,6 @@ class OptunaConfig(SweeperConfig):
                 f"hydra.sweeper.sampler=cmaes: goes for one objective, and hydra.sweeper.objectives={self.objectives}. "
                 "Choose tpe, gp, qmc or random."
             )
-        expect_count("hydra.sweeper.n_trials", self.n_trials)
-        expect_count("hydra.sweeper.n_steps", self.n_steps)
-        expect_count("hydra.sweeper.n_jobs", self.n_jobs)
         if self.storage is not None and journal_path(self.storage) is None and "://" not in self.storage:
             raise ConfigError(
                 f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a disk that several "
@@ -183,7 +165,6 @@ class OptunaConfig(SweeperConfig):
 
     def _check_pruner(self) -> None:
         key, given = "hydra.sweeper.min_resource", f"hydra.sweeper.pruner={self.pruner.value}"
-        expect_count(key, self.min_resource)
         if self.pruner is Pruner.none and self.min_resource is not None:
             raise ConfigError(f"{key}={self.min_resource}: has no effect with {given}. Choose asha or hyperband.")
         if self.pruner is Pruner.none:

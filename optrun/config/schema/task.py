@@ -1,70 +1,42 @@
 """What is learnt: how rows become examples, and which numbers judge the model."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, ClassVar
+from enum import Enum, StrEnum
+from typing import Annotated, Any, ClassVar
 
 from optrun.config import registry
-from optrun.config.schema.checks import expect, expect_not_negative, expect_positive
+from optrun.config.schema.checks import Checked, expect_positive
 from optrun.config.schema.metric import chosen_metrics
+from optrun.config.schema.ranges import InnerShare, NotNegative, Positive, WholeNumber, at_least, number
 
+ProblemType = StrEnum("ProblemType", ["single_label_classification", "regression", "multi_label_classification"])
+"""What a label column holds."""
 
-class ProblemType(Enum):
-    """What a label column holds."""
+ChatLayout = StrEnum("ChatLayout", ["messages", "prompt_completion", "alpaca", "sharegpt"])
+"""How rows hold chats."""
 
-    single_label_classification = "single_label_classification"
-    regression = "regression"
-    multi_label_classification = "multi_label_classification"
+EmbeddingLoss = StrEnum(
+    "EmbeddingLoss",
+    ["multiple_negatives_ranking", "multiple_negatives_symmetric_ranking", "cosine_similarity", "cosent", "triplet"],
+)
+"""What embeddings are trained by; the losses of sentence-transformers."""
 
+EmbeddingPooling = StrEnum("EmbeddingPooling", ["mean", "cls", "last"])
+"""Which states of a text become its embedding."""
 
-class ChatLayout(Enum):
-    """How rows hold chats."""
+EmbeddingDistance = StrEnum("EmbeddingDistance", ["cosine", "euclidean", "manhattan"])
+"""How far apart two embeddings are, for the triplet loss."""
 
-    messages = "messages"
-    prompt_completion = "prompt_completion"
-    alpaca = "alpaca"
-    sharegpt = "sharegpt"
-
-
-class EmbeddingLoss(Enum):
-    """What embeddings are trained by; the losses of sentence-transformers."""
-
-    multiple_negatives_ranking = "multiple_negatives_ranking"
-    multiple_negatives_symmetric_ranking = "multiple_negatives_symmetric_ranking"
-    cosine_similarity = "cosine_similarity"
-    cosent = "cosent"
-    triplet = "triplet"
-
-
-class EmbeddingPooling(Enum):
-    """Which states of a text become its embedding."""
-
-    mean = "mean"
-    cls = "cls"
-    last = "last"
-
-
-class EmbeddingDistance(Enum):
-    """How far apart two embeddings are, for the triplet loss."""
-
-    cosine = "cosine"
-    euclidean = "euclidean"
-    manhattan = "manhattan"
-
-
-class OverlongRows(Enum):
-    """What becomes of rows of which no target is left within data.max_length."""
-
-    refuse = "refuse"
-    drop = "drop"
+OverlongRows = StrEnum("OverlongRows", ["refuse", "drop"])
+"""What becomes of rows of which no target is left within data.max_length."""
 
 
 @dataclass(kw_only=True)
-class TaskConfig:
+class TaskConfig(Checked):
     """What every task has, and what others than the task itself need to know of it, without torch."""
 
+    GROUP = "task."
     AUTO_CLASS: ClassVar[str] = "AutoModel"
     """The transformers class that builds a model with the head for it."""
     PROCESSOR: ClassVar[str] = "AutoTokenizer"
@@ -98,6 +70,7 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         """Refuse metrics that do not exist, or mean nothing here."""
+        super().__post_init__()
         chosen_metrics(self.metrics, self.kind, of_numbers=self.of_numbers)
 
     @property
@@ -107,7 +80,7 @@ class TaskConfig:
         return self.name if self.name in found or not found else found[0]
 
     @classmethod
-    def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
+    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
         """Write the lines of the card's snippet, for the values of a run's task."""
         return cls.USAGE
 
@@ -154,9 +127,9 @@ class TaskConfig:
 class ClassesConfig(TaskConfig):
     """What tasks with classes have."""
 
-    MAIN_METRIC: ClassVar[str] = "accuracy"
-    MODE: ClassVar[str] = "max"
-    COUNTED_FROM_DATA: ClassVar[str] = "labels"
+    MAIN_METRIC = "accuracy"
+    MODE = "max"
+    COUNTED_FROM_DATA = "labels"
 
     class_weights: Any = None
     """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the training rows), a
@@ -171,22 +144,21 @@ class ClassesConfig(TaskConfig):
         expected = "balanced, a list of numbers by class number, or a mapping from label to number"
         if given is None or given == "balanced":
             return
-        expect(isinstance(given, list | tuple | Mapping) and bool(given), "task.class_weights", given, expected)
+        self.expect(isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected)
         for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
-            good = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf
-            expect(good, f"task.class_weights.{key}", weight, "a finite number above 0")
+            expect_positive(f"task.class_weights.{key}", weight)
 
 
 @dataclass(kw_only=True)
 class CausalLmConfig(TaskConfig):
     """Next-token prediction."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
-    READS_TOKENS: ClassVar[bool] = True
-    READS_STREAMS: ClassVar[bool] = True
-    TITLE: ClassVar[str] = "language modelling"
-    PIPELINE_TAG: ClassVar[str] = "text-generation"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForCausalLM"
+    READS_TOKENS = True
+    READS_STREAMS = True
+    TITLE = "language modelling"
+    PIPELINE_TAG = "text-generation"
+    USAGE = (
         'inputs = tokenizer("def ", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
     )
@@ -195,20 +167,18 @@ class CausalLmConfig(TaskConfig):
     """True: documents are joined and cut into blocks of data.max_length. False: one row, one example."""
     prompt: str | None
     """Continued after training so that a person sees what was learnt; null: no sample."""
-    sample_tokens: int
+    sample_tokens: WholeNumber
     """How many tokens the sample has at most."""
     document_masking: bool = False
     """True: tokens of a block see those of their own document alone, and positions begin anew with each. It has a
     default: older runs have no such key."""
 
     def __post_init__(self) -> None:
-        """Refuse a negative sample, and documents to be kept apart that are apart anyway."""
+        """Refuse documents to be kept apart that are apart anyway."""
         super().__post_init__()
-        expect_not_negative("task.sample_tokens", self.sample_tokens)
-        expect(
+        self.expect(
             self.packing or not self.document_masking,
-            "task.document_masking",
-            self.document_masking,
+            "document_masking",
             "false with task.packing=false",
             "Each row is an example of its own there.",
         )
@@ -223,12 +193,12 @@ class CausalLmConfig(TaskConfig):
 class SftConfig(TaskConfig):
     """Supervised fine-tuning on chats, or on prompts and completions."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
-    TITLE: ClassVar[str] = "chat"
-    PIPELINE_TAG: ClassVar[str] = "text-generation"
-    READS_STREAMS: ClassVar[bool] = True
-    PATHS: ClassVar[tuple[str, ...]] = ("chat_template",)
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForCausalLM"
+    TITLE = "chat"
+    PIPELINE_TAG = "text-generation"
+    READS_STREAMS = True
+    PATHS = ("chat_template",)
+    USAGE = (
         'chat = [{"role": "user", "content": "What is a generator?"}]',
         'asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}',
         "inputs = tokenizer.apply_chat_template(chat, **asked)",
@@ -248,18 +218,10 @@ class SftConfig(TaskConfig):
     """Several rows in a block of data.max_length, none cut, by best fit; they see nothing of each other."""
     overlong_rows: OverlongRows
     """Rows of which no target is left within data.max_length: refuse the data, or leave them out and say how many."""
-    samples: int
+    samples: WholeNumber
     """Rows of the first evaluation set that are answered at each evaluation, into samples.jsonl."""
-    sample_tokens: int
+    sample_tokens: Annotated[int, at_least(1, "; task.samples=0: no answers")]
     """Tokens of each answer, at most."""
-
-    def __post_init__(self) -> None:
-        """Refuse negative numbers, and answers without a token."""
-        super().__post_init__()
-        expect_not_negative("task.samples", self.samples)
-        expect(
-            self.sample_tokens > 0, "task.sample_tokens", self.sample_tokens, "1 or more; task.samples=0: no answers"
-        )
 
     @property
     def joins_documents(self) -> bool:
@@ -298,22 +260,22 @@ class PreferenceLoss(Enum):
 class PreferenceConfig(TaskConfig):
     """Which of two answers to a prompt is preferred: DPO and its kin."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
-    LABEL_SMOOTHING: ClassVar[bool] = False
-    TITLE: ClassVar[str] = "preference tuning"
-    PIPELINE_TAG: ClassVar[str] = "text-generation"
-    PATHS: ClassVar[tuple[str, ...]] = ("chat_template",)
-    USAGE: ClassVar[tuple[str, ...]] = SftConfig.USAGE
+    AUTO_CLASS = "AutoModelForCausalLM"
+    LABEL_SMOOTHING = False
+    TITLE = "preference tuning"
+    PIPELINE_TAG = "text-generation"
+    PATHS = ("chat_template",)
+    USAGE = SftConfig.USAGE
     assistant_only_loss: ClassVar[bool] = False
     completion_only_loss: ClassVar[bool] = True
 
     loss_type: PreferenceLoss
     """The formula, by its name in TRL."""
-    beta: float
+    beta: Positive
     """How far the model may move from where it started; the weight of the odds ratio in orpo, tau in ipo."""
-    label_smoothing: float
+    label_smoothing: Annotated[float, number("a number in [0, 0.5)", lambda x: 0 <= x < 0.5)]
     """Probability that a preference is the wrong way round; robust and simpo take it."""
-    simpo_gamma: float
+    simpo_gamma: NotNegative
     """Margin between the rewards of the two answers that simpo asks for."""
     disable_dropout: bool
     """Dropout off: two log-probabilities of one answer differ by the weights alone."""
@@ -323,56 +285,45 @@ class PreferenceConfig(TaskConfig):
     """Pairs of which no answer is left within data.max_length: refuse the data, or leave them out and say how many."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range, and those that the loss does not take."""
+        """Refuse smoothing that the loss does not take."""
         super().__post_init__()
-        name, smoothing = self.loss_type.value, self.label_smoothing
-        expect(0 < self.beta < math.inf, "task.beta", self.beta, "a finite number above 0")
-        taken = self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo)
-        expect(
-            smoothing == 0 or taken,
-            "task.label_smoothing",
-            smoothing,
-            f"0 with task.loss_type={name}",
+        self.expect(
+            self.label_smoothing == 0 or self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo),
+            "label_smoothing",
+            f"0 with task.loss_type={self.loss_type.value}",
             "task.loss_type=robust is sigmoid for labels that may be wrong; simpo takes it, too.",
         )
-        expect(0 <= smoothing < 0.5, "task.label_smoothing", smoothing, "a number in [0, 0.5)")
-        expect(0 <= self.simpo_gamma < math.inf, "task.simpo_gamma", self.simpo_gamma, "a finite number of 0 or more")
 
 
 @dataclass(kw_only=True)
 class MaskedLmConfig(TaskConfig):
     """Prediction of masked tokens (Devlin et al. 2018): of the chosen, 80 % masked, 10 % random, 10 % kept."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForMaskedLM"
-    READS_STREAMS: ClassVar[bool] = True
-    TITLE: ClassVar[str] = "masked language modelling"
-    PIPELINE_TAG: ClassVar[str] = "fill-mask"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForMaskedLM"
+    READS_STREAMS = True
+    TITLE = "masked language modelling"
+    PIPELINE_TAG = "fill-mask"
+    USAGE = (
         'inputs = tokenizer(f"a {tokenizer.mask_token} text", return_tensors="pt")',
         "masked = inputs.input_ids == tokenizer.mask_token_id",
         "print(tokenizer.decode(model(**inputs).logits[masked].argmax(-1)))",
     )
 
     packing: bool
-    mlm_probability: float
-    """Share of tokens chosen, in (0, 1)."""
-
-    def __post_init__(self) -> None:
-        """Refuse a share that chooses nothing or everything."""
-        super().__post_init__()
-        expect(0 < self.mlm_probability < 1, "task.mlm_probability", self.mlm_probability, "a number in (0, 1)")
+    mlm_probability: InnerShare
+    """Share of tokens chosen."""
 
 
 @dataclass(kw_only=True)
 class SequenceClassificationConfig(ClassesConfig):
     """A label, several labels, or a number, for a text or a pair of texts."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForSequenceClassification"
-    READS_STREAMS: ClassVar[bool] = True
-    METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
-    TITLE: ClassVar[str] = "text classification"
-    PIPELINE_TAG: ClassVar[str] = "text-classification"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForSequenceClassification"
+    READS_STREAMS = True
+    METRICS = ("accuracy", "f1", "mcc")
+    TITLE = "text classification"
+    PIPELINE_TAG = "text-classification"
+    USAGE = (
         'logits = model(**tokenizer("a text", return_tensors="pt")).logits',
         "print(model.config.id2label[int(logits.argmax())])",
     )
@@ -386,22 +337,20 @@ class SequenceClassificationConfig(ClassesConfig):
     def __post_init__(self) -> None:
         """Refuse weights of classes where there are none."""
         super().__post_init__()
-        expect(
+        self.expect(
             not self.of_numbers or self.class_weights is None,
-            "task.class_weights",
-            self.class_weights,
+            "class_weights",
             "null with task.problem_type=regression, which has no classes",
         )
-        expect(
+        self.expect(
             not self.of_sets or not self.metrics,
-            "task.metrics",
-            self.metrics,
+            "metrics",
             "[] with task.problem_type=multi_label_classification",
             "It reports loss, f1_micro, f1_macro and exact_match.",
         )
 
     @classmethod
-    def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
+    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:
         """Write the snippet by what the labels are."""
         last = cls._LAST.get(str(values.get("problem_type")))
         return cls.USAGE if last is None else (*cls.USAGE[:-1], last)
@@ -431,12 +380,12 @@ class SequenceClassificationConfig(ClassesConfig):
 class TokenClassificationConfig(ClassesConfig):
     """A label for each word; data.text_column holds lists of words, data.label_column lists of labels."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForTokenClassification"
-    READS_STREAMS: ClassVar[bool] = True
-    MAIN_METRIC: ClassVar[str] = "f1"
-    TITLE: ClassVar[str] = "token classification"
-    PIPELINE_TAG: ClassVar[str] = "token-classification"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForTokenClassification"
+    READS_STREAMS = True
+    MAIN_METRIC = "f1"
+    TITLE = "token classification"
+    PIPELINE_TAG = "token-classification"
+    USAGE = (
         'words = "words of a text".split()',
         'inputs = tokenizer(words, is_split_into_words=True, return_tensors="pt")',
         "found = model(**inputs).logits[0].argmax(-1).tolist()",
@@ -452,14 +401,14 @@ class TokenClassificationConfig(ClassesConfig):
 class MultipleChoiceConfig(TaskConfig):
     """Which of several texts goes with a text; data.choices_column holds lists of texts."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForMultipleChoice"
-    READS_STREAMS: ClassVar[bool] = True
-    MAIN_METRIC: ClassVar[str] = "accuracy"
-    MODE: ClassVar[str] = "max"
-    METRICS: ClassVar[tuple[str, ...]] = ("accuracy",)
-    TITLE: ClassVar[str] = "multiple choice"
-    PIPELINE_TAG: ClassVar[str] = "multiple-choice"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForMultipleChoice"
+    READS_STREAMS = True
+    MAIN_METRIC = "accuracy"
+    MODE = "max"
+    METRICS = ("accuracy",)
+    TITLE = "multiple choice"
+    PIPELINE_TAG = "multiple-choice"
+    USAGE = (
         'text, choices = "a text", ["one way to go on", "another one"]',
         'inputs = tokenizer([text] * len(choices), choices, padding=True, return_tensors="pt")',
         "print(choices[int(model(**{name: ids[None] for name, ids in inputs.items()}).logits.argmax())])",
@@ -470,12 +419,12 @@ class MultipleChoiceConfig(TaskConfig):
 class EmbeddingConfig(TaskConfig):
     """Texts to vectors that are close where the texts belong together."""
 
-    MODE: ClassVar[str] = "max"
-    LABEL_SMOOTHING: ClassVar[bool] = False
-    EMBEDS: ClassVar[bool] = True
-    TITLE: ClassVar[str] = "sentence embedding"
-    PIPELINE_TAG: ClassVar[str] = "sentence-similarity"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    MODE = "max"
+    LABEL_SMOOTHING = False
+    EMBEDS = True
+    TITLE = "sentence embedding"
+    PIPELINE_TAG = "sentence-similarity"
+    USAGE = (
         'inputs = tokenizer(["a text", "another text"], padding=True, return_tensors="pt")',
         "states = model(**inputs).last_hidden_state  # pooled, and normalised, by modules.json:",
         '# sentence_transformers.SentenceTransformer(folder).encode(["a text", "another text"])',
@@ -484,9 +433,9 @@ class EmbeddingConfig(TaskConfig):
 
     loss: EmbeddingLoss
     """The ranking losses and `triplet` read texts that belong together; the others a score of each pair."""
-    scale: float
+    scale: Positive
     """1 / temperature of the ranking losses and of `cosent`."""
-    margin: float
+    margin: Positive
     """By how much a negative is to be further away than the positive (`triplet`)."""
     distance: EmbeddingDistance
     """Of `triplet`."""
@@ -500,14 +449,11 @@ class EmbeddingConfig(TaskConfig):
     def __post_init__(self) -> None:
         """Refuse numbers out of range, and metrics of numbers where there are none."""
         super().__post_init__()
-        expect_positive("task.scale", self.scale)
-        expect_positive("task.margin", self.margin)
         good = bool(self.recall_at) and all(k >= 1 for k in self.recall_at)
-        expect(good, "task.recall_at", self.recall_at, "numbers of 1 or more, such as [1, 10]")
-        expect(
+        self.expect(good, "recall_at", "numbers of 1 or more, such as [1, 10]")
+        self.expect(
             self.of_numbers or not self.metrics,
-            "task.metrics",
-            self.metrics,
+            "metrics",
             f"[] with task.loss={self.loss.value}, whose rows have no scores",
         )
 
@@ -538,22 +484,17 @@ class EmbeddingConfig(TaskConfig):
 class Seq2SeqLmConfig(TaskConfig):
     """A text from a text: data.text_column to data.target_column."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    READS_STREAMS: ClassVar[bool] = True
-    TITLE: ClassVar[str] = "sequence to sequence"
-    PIPELINE_TAG: ClassVar[str] = "text2text-generation"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForSeq2SeqLM"
+    READS_STREAMS = True
+    TITLE = "sequence to sequence"
+    PIPELINE_TAG = "text2text-generation"
+    USAGE = (
         'inputs = tokenizer("a text", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0], skip_special_tokens=True))",
     )
 
-    max_target_length: int
+    max_target_length: Annotated[int, at_least(2)]
     """Tokens of the target, at most."""
-
-    def __post_init__(self) -> None:
-        """Refuse an empty target."""
-        super().__post_init__()
-        expect(self.max_target_length > 1, "task.max_target_length", self.max_target_length, "2 or more")
 
     def positions(self, max_length: int) -> int:
         """Count the positions of the longer side."""
@@ -564,14 +505,14 @@ class Seq2SeqLmConfig(TaskConfig):
 class ImageClassificationConfig(ClassesConfig):
     """A label for an image."""
 
-    AUTO_CLASS: ClassVar[str] = "AutoModelForImageClassification"
-    READS_STREAMS: ClassVar[bool] = True
-    PROCESSOR: ClassVar[str] = "AutoImageProcessor"
-    METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
-    COUNTED_FROM_DATA: ClassVar[str] = "classes"
-    TITLE: ClassVar[str] = "image classification"
-    PIPELINE_TAG: ClassVar[str] = "image-classification"
-    USAGE: ClassVar[tuple[str, ...]] = (
+    AUTO_CLASS = "AutoModelForImageClassification"
+    READS_STREAMS = True
+    PROCESSOR = "AutoImageProcessor"
+    METRICS = ("accuracy", "f1", "mcc")
+    COUNTED_FROM_DATA = "classes"
+    TITLE = "image classification"
+    PIPELINE_TAG = "image-classification"
+    USAGE = (
         "import PIL.Image",
         'image = PIL.Image.open("image.png").convert("RGB")',
         'logits = model(**processor(image, return_tensors="pt")).logits',
@@ -586,7 +527,7 @@ class ImageClassificationConfig(ClassesConfig):
         return {} if self.image_size is None else {"image_size": self.image_size}
 
 
-SCHEMAS: dict[str, type[TaskConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[TaskConfig]] = registry.own(
     "task",
     {
         "causal_lm": (CausalLmConfig, "optrun.task.causal_lm:CausalLm"),

@@ -1,5 +1,6 @@
 """Where metrics go besides `metrics.jsonl`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,7 +63,7 @@ class MlflowConfig(TrackingConfig):
     experiment: str
 
 
-SCHEMAS: dict[str, type[TrackingConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[TrackingConfig]] = registry.own(
     "tracker",
     {
         "none": (NoTrackingConfig, "optrun.training.trackers:NoTracker"),

@@ -19,7 +19,7 @@ from optrun.config.schema.run import RunConfig
 from tests.running import optrun
 
 FIELDS = [field.name for field in dataclasses.fields(transformers.TrainingArguments)]
-TABLES = {**elsewhere.SWEEPER, **elsewhere.HABITS, **elsewhere.TRAINING_ARGUMENTS}
+TABLES = elsewhere.KNOWN
 # The configuration dataclasses of hydra-optuna-sweeper 1.2, below hydra.sweeper.
 PLUGIN = (
     "direction", "storage", "study_name", "n_trials", "n_jobs", "max_failure_rate", "params", "search_space",
@@ -46,7 +46,7 @@ def there(composed: DictConfig) -> set[str]:
 
 
 def test_every_field_of_the_installed_version_is_in_the_table() -> None:
-    assert set(FIELDS) - set(elsewhere.TRAINING_ARGUMENTS) == set()
+    assert set(FIELDS) - set(elsewhere.KNOWN) == set()
 
 
 def test_every_counterpart_exists(there: set[str]) -> None:

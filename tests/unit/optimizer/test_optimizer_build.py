@@ -115,14 +115,14 @@ def test_every_choice_builds(choice: str) -> None:
     ("choice", "overrides", "message"),
     [
         ("adamw", {"betas": [0.9]}, r"optimizer.betas=\[0.9\]: expected two numbers, each in \[0, 1\)"),
-        ("lamb", {"eps": -1.0}, r"optimizer.eps=-1.0: expected a finite number >= 0"),
-        ("lamb", {"default_lr": 0.0}, r"optimizer.default_lr=0.0: expected a finite number > 0"),
+        ("lamb", {"eps": -1.0}, r"optimizer.eps=-1.0: expected a number of 0 or more"),
+        ("lamb", {"default_lr": 0.0}, r"optimizer.default_lr=0.0: expected a number above 0"),
         ("adamw", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         ("adamax", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         (
             "adamwdl",
             {"decay_form": "twice"},
-            r"optimizer.decay_form='twice': expected one of 'documented', 'p",
+            r"optimizer.decay_form=twice: expected one of documented, p",
         ),
         (
             "adamwdl",
@@ -132,7 +132,7 @@ def test_every_choice_builds(choice: str) -> None:
         ("adamwdl", {"name_dict": {}}, r"optimizer.name_dict=\{\}: expected a mapping from parameter names"),
         ("adamwdl", {"name_dict": {"fc": 3}}, r"optimizer.name_dict\[fc\]=3: expected a name with encoder.layers"),
         ("lazy_adam", {"loss_scale": 0.0}, r"optimizer.loss_scale=0.0"),
-        ("sgd", {"nesterov": True, "momentum": 0.0}, r"optimizer.nesterov=True: expected a momentum above 0"),
+        ("sgd", {"nesterov": True, "momentum": 0.0}, r"optimizer.nesterov=true: expected a momentum above 0"),
         ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
         ("adafactor", {"beta2_decay": 0.1}, r"optimizer.beta2_decay=0.1"),
         ("adafactor", {"eps": [1e-3]}, r"optimizer.eps=\[0.001\]: expected two numbers"),
@@ -381,14 +381,14 @@ def test_a_class_of_others_takes_keywords_defaults_and_ranges_from_its_schema() 
     built = _Plain(params, strength=3)
     assert built.get_config() == {"lr": 0.5, "weight_decay": 0.0, "strength": 3.0, "form": "any"}
     for given, message in (
-        ({"strength": -1.0}, r"strength=-1.0: expected a finite number >= 0"),
+        ({"strength": -1.0}, r"strength=-1.0: expected a number of 0 or more"),
         ({"strenght": 1.0}, r"_Plain has no option 'strenght'. Did you mean strength"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             _Plain(params, **given)
     with pytest.raises(TypeError, match="too many positional"):
         _Plain(params, 0.1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"optimizer.strength=-1.0: expected a finite number >= 0"):
+    with pytest.raises(ConfigError, match=r"optimizer.strength=-1.0: expected a number of 0 or more"):
         _PlainConfig(name="plain", strength=-1.0)
     with pytest.raises(ConfigError, match=r"optimizer.weight_decay=nan: expected a finite number"):
         _PlainConfig(name="plain", weight_decay=float("nan"))

@@ -219,8 +219,8 @@ def test_bad_arguments_are_refused_by_name(case: Case) -> None:
 def test_groups_are_refused_by_name(case: Case) -> None:
     for extra, message in (
         ({"bettas": (0.9, 0.9)}, r"a parameter group of \w+ has no option 'bettas'"),
-        ({"lr_scale": -1}, r"lr_scale=-1: expected a finite number >= 0"),
-        ({"lr": -1}, r"lr=-1: expected a finite number >= 0"),
+        ({"lr_scale": -1}, r"lr_scale=-1: expected a number of 0 or more"),
+        ({"lr": -1}, r"lr=-1: expected a number of 0 or more"),
     ):
         group = {"params": list(toy().items()), **extra}
         with pytest.raises(ConfigError, match=message):

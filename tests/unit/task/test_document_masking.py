@@ -121,5 +121,5 @@ def test_a_model_without_positions_is_refused() -> None:
 
 
 def test_rows_of_their_own_need_no_masking() -> None:
-    with pytest.raises(ConfigError, match=r"task.document_masking=True: expected false with task.packing=false"):
+    with pytest.raises(ConfigError, match=r"task.document_masking=true: expected false with task.packing=false"):
         composed("task.packing=false", "task.document_masking=true")

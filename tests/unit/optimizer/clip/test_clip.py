@@ -173,9 +173,9 @@ def test_nothing_is_longer_afterwards_and_directions_stay(seed: int, count: int,
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("global", {}, "clip=global: no such choice. Did you mean global_norm"),
-    ("global_norm", {"max_norm": 0.0}, "clip.max_norm=0.0: expected a number above 0. To leave gradients alone: clip="),
+    ("global_norm", {"max_norm": 0.0}, "clip.max_norm=0.0: expected a number above 0; to leave gradients alone: clip="),
     ("global_norm", {"max_norm": -1.0}, "clip.max_norm=-1.0"),
-    ("norm", {"eps": -1.0}, "clip.eps=-1.0: expected 0 or more"),
+    ("norm", {"eps": -1.0}, "clip.eps=-1.0: expected a number of 0 or more"),
     ("norm", {"per_group": True}, "clip.per_group: clip=norm has no such key"),
     ("norm", {"min_value": 0.1}, "clip.min_value=0.1: expected null where clip.max_value is null"),
     ("value", {"max_value": -1.0}, "clip.max_value=-1.0: expected a number above 0 where clip.min_value is null"),
