@@ -193,7 +193,7 @@ OTHER_DOORS = {
     "data/tokens.py": "maps",
     "data/examples.py": "maps",
     "data/encoded.py": "maps",
-    "task/stream_labels.py": "maps",
+    "task/labels.py": "maps",
     "data/content.py": "unpacks, counted",
     "data/hub_file.py": "a file of the hub, not of this machine",
 }

@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
 from optrun.base.errors import StorageError
 from optrun.base.reading import open_file, read_json
 
+Found = TypeVar("Found")
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
 _SEAL = "seal.json"
@@ -46,6 +47,12 @@ def cache_dir() -> Path:
 def digest(*pieces: str | bytes) -> str:
     """Compute a hexadecimal sha256 over pieces, their borders included."""
     return digest_of(pieces)
+
+
+def key_of(*pieces: str | None) -> str | None:
+    """Compute the digest of pieces; None: one of them is None, so that nobody knows what they decide."""
+    known = [piece for piece in pieces if piece is not None]
+    return digest(*known) if len(known) == len(pieces) else None
 
 
 def digest_of(pieces: Iterable[str | bytes]) -> str:
@@ -133,19 +140,23 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def known_by(key: str, find: Callable[[], Any]) -> Any:
+def known_by(key: str | None, find: Callable[[], Found]) -> Found:
     """Find out once what costs time and is a pure function of what the key is a digest of.
 
     Args:
-        key: As `digest` makes it; with the `versions` of packages that decide what is found.
+        key: As `digest` makes it; with the `versions` of packages that decide what is found. None: nobody knows it, and
+            it is found out anew.
         find: Finds it out; what it returns can be written as JSON, and is the same after that. What it raises is
             raised, and nothing is kept.
     """
+    if key is None:
+        return find()
     memory = cache_dir() / "known" / f"{key[:32]}.json"
     try:
         known = read_json(memory)
         if known["key"] == key:
-            return known["found"]
+            known_before: Found = known["found"]
+            return known_before
     except (OSError, ValueError, KeyError, TypeError):
         pass
     found = find()
