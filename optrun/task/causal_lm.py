@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class CausalLm(LanguageModel):
         Raises:
             ConfigError: Also for ids that the tokenizer does not have.
         """
-        rows: Any = split.rows
+        rows: object = split.rows
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)

@@ -186,7 +186,7 @@ class Embedding(Task):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, model: Any, batch: Batch) -> Any:
+    def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over the texts of a batch, without what only the loss reads."""
         return model(**inputs_of(batch))
 

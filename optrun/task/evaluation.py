@@ -28,6 +28,12 @@ IGNORED = -100
 """Label that transformers leaves out of the loss."""
 
 Item = TypeVar("Item")
+Sums = list[Any]
+"""Numbers, arrays, counters: what can be added."""
+Labelled = tuple[np.ndarray, np.ndarray]
+"""Predictions and labels of a batch; shape (targets,) each."""
+Seen = tuple[Any, list[Labelled]]
+"""What was counted batch by batch, and what was kept of each batch."""
 MetricFunction = Callable[[np.ndarray, np.ndarray, int], float]
 """Predictions, labels, number of classes -> value."""
 
@@ -78,7 +84,7 @@ class MetricAccumulator(ABC):
         raise NotImplementedError
 
 
-def _scalar(loss: Any) -> Any:
+def _scalar(loss: object) -> object:
     """Refuse a loss that a task computed unless it is one number.
 
     Raises:
@@ -104,7 +110,7 @@ class SummedMetrics(MetricAccumulator):
     def __init__(self, count: Callable[[Batch], int], names: Sequence[str], *zeros: Any) -> None:
         self.count = count
         self.names = list(names)
-        self.sums: list[Any] = [0.0, 0, *zeros]
+        self.sums: Sums = [0.0, 0, *zeros]
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[Any]:  # noqa: ARG002
         """Count what else is summed, in the order of `zeros`."""
@@ -116,11 +122,11 @@ class SummedMetrics(MetricAccumulator):
             found = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
             self.sums = list(map(operator.add, self.sums, found))
 
-    def partial(self) -> list[Any]:
+    def partial(self) -> Sums:
         """Return the sums."""
         return self.sums
 
-    def merge(self, partials: Sequence[list[Any]]) -> None:
+    def merge(self, partials: Sequence[Sums]) -> None:
         """Add those of all ranks."""
         self.sums = [reduce(operator.add, values) for values in zip(*partials, strict=True)]
 
@@ -193,10 +199,10 @@ class EvaluationMetrics(MetricAccumulator):
         self,
         running: MetricAccumulator,
         functions: Mapping[str, MetricFunction],
-        predictions: Callable[[ModelOutput, Batch], tuple[np.ndarray, np.ndarray]],
+        predictions: Callable[[ModelOutput, Batch], Labelled],
         num_labels: int,
         labels: Sequence[str] = (),
-        loss: Callable[[ModelOutput, Batch], Any] | None = None,
+        loss: Callable[[ModelOutput, Batch], object] | None = None,
     ) -> None:
         self.loss = loss
         self.running = running
@@ -205,7 +211,7 @@ class EvaluationMetrics(MetricAccumulator):
         self.predictions = predictions
         self.num_labels = num_labels
         self.labels = labels
-        self.kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self.kept: list[Labelled] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and keep its predictions."""
@@ -220,11 +226,11 @@ class EvaluationMetrics(MetricAccumulator):
         """Whether what is counted batch by batch is."""
         return self.running.mergeable
 
-    def partial(self) -> tuple[Any, list[tuple[np.ndarray, np.ndarray]]]:
+    def partial(self) -> Seen:
         """Return what was counted, and the predictions of each batch."""
         return self.running.partial(), self.kept
 
-    def merge(self, partials: Sequence[tuple[Any, list[tuple[np.ndarray, np.ndarray]]]]) -> None:
+    def merge(self, partials: Sequence[Seen]) -> None:
         """Count those of all ranks, the predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
         self.kept = by_turns(kept for _, kept in partials)

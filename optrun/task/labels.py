@@ -46,7 +46,7 @@ def present(split: Split, name: str) -> Iterator[Any]:
         yield value
 
 
-def declared_names(feature: Any) -> list[str]:
+def declared_names(feature: object) -> list[str]:
     """List the class names of a `ClassLabel` feature, or a list of them; empty if it has none."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return [str(label) for label in names] if names else []
@@ -191,7 +191,7 @@ def streamed_list_names(split: Split, name: str, expected: str) -> tuple[list[st
     return names, empty
 
 
-def named_label(value: Any, declared: Sequence[str], name: str, where: str) -> str:
+def named_label(value: object, declared: Sequence[str], name: str, where: str) -> str:
     """Name a label as text; 1.0 is `1`, a class number is its declared name.
 
     Args:
@@ -369,7 +369,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
     return _kept(split, NUMBERS, name, find)["numbers"]
 
 
-def label_config(names: Iterable[str]) -> dict[str, Any]:
+def label_config(names: Iterable[str]) -> dict[str, object]:
     """Return `id2label` and `label2id` for a transformers configuration."""
     listed = list(names)
     return {

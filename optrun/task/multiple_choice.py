@@ -284,7 +284,7 @@ def _row_choices(split: Split, choices: str, label: str) -> tuple[np.ndarray, np
     return found["counts"], found["right"]
 
 
-def _expected(where: str, column: str, listed: Any, expected: int | None) -> int:
+def _expected(where: str, column: str, listed: Sequence[object] | None, expected: int | None) -> int:
     """Count the choices of a row, which must be as many as in the others if a number is expected."""
     if listed is None or any(choice is None for choice in listed):
         raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")

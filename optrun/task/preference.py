@@ -23,7 +23,7 @@ from optrun.task.pairs import REFERENCE, PairOutputs, PairScores, pair_batch, pa
 from optrun.task.preference_losses import pair_losses
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
             "logps/rejected")  # fmt: skip
@@ -148,7 +148,7 @@ class Preference(ChatTask):
         """Count the tokens of both answers with their prompts, and the pairs."""
         return int(batch["attention_mask"].sum()), self.count(batch)
 
-    def adapt(self, model: Any) -> None:
+    def adapt(self, model: PreTrainedModel) -> None:
         """Switch the model's dropout off; that of an adapter's factors is asked for by a key of its own."""
         if self.config.disable_dropout:
             for name, module in model.named_modules():
@@ -157,7 +157,7 @@ class Preference(ChatTask):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, model: Any, batch: Batch) -> PairOutputs:
+    def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of the answers in one pass over both."""
         return pair_outputs(model, batch)
 
@@ -194,7 +194,7 @@ class Preference(ChatTask):
 
     def reference(
         self,
-        model: Any,
+        model: torch.nn.Module,
         pairs: Pairs,
         batch_size: int,
         to_device: Callable[[Batch], Batch],

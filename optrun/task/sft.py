@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
 from optrun.data.mixture import MixedExamples
 from optrun.data.packing import SIZES, Packed
+from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Answer, in_one_row, pad
@@ -170,7 +171,7 @@ class Sft(ChatTask):
         places, template = self.places[split.key], self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
 
-        def example(row: Mapping[str, Any]) -> Example:
+        def example(row: Row) -> Example:
             try:
                 chat = chat_of(row, places, self.roles, None)
             except Unreadable as error:
