@@ -51,6 +51,12 @@ def digest(*pieces: str | bytes) -> str:
     return digest_of(pieces)
 
 
+def key_of(*pieces: str | None) -> str | None:
+    """Compute the digest of pieces; None: one of them is None, so that nobody knows what they decide."""
+    known = [piece for piece in pieces if piece is not None]
+    return digest(*known) if len(known) == len(pieces) else None
+
+
 def digest_of(pieces: Iterable[str | bytes]) -> str:
     """Compute the same digest of pieces that are never in memory together."""
     total = hashlib.sha256()

@@ -55,6 +55,12 @@ class Split:
         """Number a row for a person who looks for it in the file: counted from 1, without a header line."""
         return int(row if self.positions is None else self.positions[row]) + 1
 
+    def where(self, row: int) -> str:
+        """Name a row in a message; of a stream also its file."""
+        streamed = getattr(self.rows, "where", None)
+        found: str = f"{self.key}: row {self.number(row)}" if streamed is None else streamed(row)
+        return found
+
 
 @dataclass
 class Source:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.model.adapter_places import Places, head_modules, linear_modules, matched, shared_modules
-from optrun.model.quantization import dequantize, quantize, tensor_sizes
+from optrun.model.quantization import Quantization, dequantize, quantize, tensor_sizes
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Injected:
     base: str | None = None
 
 
-def injected(model: Any) -> Injected | None:
+def injected(model: nn.Module) -> Injected | None:
     """Return what was put into a model; None for one that trains whole."""
     found = getattr(model, _MARK, None)
     return found if isinstance(found, Injected) else None
@@ -84,7 +84,7 @@ def inject(
     new: Iterable[str] = (),
     *,
     base: str | None = None,
-    quantization: Mapping[str, Any] | None = None,
+    quantization: Quantization | None = None,
     dequantized: bool = False,
     meta: bool = False,
 ) -> list[str]:
@@ -120,25 +120,22 @@ def inject(
         notes.append(quantize(quantization, model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
-    options: dict[str, Any] = {
-        "r": config.r,
-        "lora_alpha": config.lora_alpha,
-        "lora_dropout": config.lora_dropout,
-        "target_modules": list(targets),
-        "modules_to_save": saved or None,
-        "bias": config.bias.value,
-        "use_rslora": config.use_rslora,
-        "use_dora": config.use_dora,
-        "rank_pattern": dict(config.rank_pattern),
-        "alpha_pattern": dict(config.alpha_pattern),
-        "init_lora_weights": meta or config.init_lora_weights,
-        "task_type": _TASK_TYPES.get(auto_class),
-        "base_model_name_or_path": base,
-    }
+    names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Conv1D, whose weight lies the other way round, which peft sees itself
-            peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER, low_cpu_mem_usage=meta)
+            lora = peft.LoraConfig(
+                **{name: getattr(config, name) for name in names},
+                target_modules=list(targets),
+                modules_to_save=saved or None,
+                bias=config.bias.value,
+                rank_pattern=dict(config.rank_pattern),
+                alpha_pattern=dict(config.alpha_pattern),
+                init_lora_weights=meta or config.init_lora_weights,
+                task_type=_TASK_TYPES.get(auto_class),
+                base_model_name_or_path=base,
+            )
+            peft.inject_adapter_in_model(lora, model, ADAPTER, low_cpu_mem_usage=meta)
     except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
         raise ConfigError(f"adapter={config.name}: peft cannot take this model: {in_one_line(error)}") from error
     for param in model.parameters():
@@ -151,7 +148,7 @@ def inject(
     return [_note(config, model, places) + unread, *notes]
 
 
-def base_tensors(model: Any) -> dict[str, Tensor]:
+def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base, or of a whole model, under their plain names."""
     adapter = injected(model)
     found: dict[str, Tensor] = {}
@@ -165,7 +162,7 @@ def base_tensors(model: Any) -> dict[str, Tensor]:
 
 
 @contextmanager
-def without_factors(model: Any) -> Iterator[None]:
+def without_factors(model: nn.Module) -> Iterator[None]:
     """Let a model compute as its frozen base alone; one without an adapter is left as it is."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -180,7 +177,7 @@ def without_factors(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merge(model: Any) -> None:
+def merge(model: nn.Module) -> None:
     """Add the factors to the weights they stand beside, in place: afterwards the model is a plain one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -313,12 +310,9 @@ def _places(model: nn.Module) -> Places:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    kinds: dict[type[Any], list[str]] = {BaseTunerLayer: [], ModulesToSaveWrapper: []}
-    for path, module in model.named_modules():
-        for kind, paths in kinds.items():
-            if isinstance(module, kind):
-                paths.append(path)
-    return Places(kinds[BaseTunerLayer], kinds[ModulesToSaveWrapper])
+    modules = list(model.named_modules())
+    kinds = (BaseTunerLayer, ModulesToSaveWrapper)
+    return Places(*([path for path, module in modules if isinstance(module, kind)] for kind in kinds))
 
 
 def _refuse_other_places(found: Places, wanted: Places) -> None:

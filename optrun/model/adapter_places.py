@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -98,7 +98,9 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def matched(key: str, asked: Any, modules: Iterable[str], shown: Iterable[str] | None = None) -> list[str]:
+def matched(
+    key: str, asked: str | Sequence[str], modules: Iterable[str], shown: Iterable[str] | None = None
+) -> list[str]:
     r"""List the modules that names, ends of names or one regular expression stand for, as peft reads them.
 
     Args:

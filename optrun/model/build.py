@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.model.adapter import inject
 from optrun.model.attention import plain_attention
-from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
+from optrun.model.configuration import ModelSpec, called, configuration, refuse_long, special_ids
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.quantization import quantization_of
 from optrun.model.tokenizer import in_one_line
@@ -55,7 +55,7 @@ def build_model(
     values, from_scratch = configuration(config, spec)
     notes: list[str] = []
     new: list[str] = []
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     dtype = _dtype(config)
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
@@ -82,8 +82,7 @@ def build_model(
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
-        where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
-        raise ConfigError(f"{where}: cannot be built for this task: {in_one_line(error)}") from error
+        raise ConfigError(f"{called(config)}: cannot be built for this task: {in_one_line(error)}") from error
     notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
     if spec.auto_class == "AutoModelForCausalLM" and not meta:
@@ -119,9 +118,15 @@ def weights_of(config: ModelConfig, kind: type[Any], values: TransformersConfig)
     refuse_no_model(config.path)
     refuse_broken_weights(config.path)
     path = str(Path(config.path).expanduser())
-    options: dict[str, Any] = {"use_safetensors": True, "dtype": _dtype(config), "ignore_mismatched_sizes": True}
     try:
-        model = kind.from_pretrained(path, config=values, revision=config.revision, **options)
+        model = kind.from_pretrained(
+            path,
+            config=values,
+            revision=config.revision,
+            use_safetensors=True,
+            dtype=_dtype(config),
+            ignore_mismatched_sizes=True,
+        )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(f"model.path={config.path}: the base cannot be loaded: {in_one_line(error)}") from error
     return model, _origin(config)
@@ -204,7 +209,7 @@ def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: dict[str, Any]) -> None:
+def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: Mapping[str, Iterable[object]]) -> None:
     """Refuse weights of which most are new: a head may be new, but such a model was not loaded at all."""
     mismatched, fresh = _mismatched(report), set(_new_names(report))
     names = [name for name, _ in model.named_parameters()]
@@ -219,28 +224,23 @@ def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: 
         )
 
 
-def _mismatched(report: dict[str, Any]) -> list[str]:
+def _mismatched(report: Mapping[str, Iterable[object]]) -> list[str]:
     """List names in the weights whose shape is another."""
     return [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
 
 
-def _new_names(report: dict[str, Any]) -> list[str]:
+def _new_names(report: Mapping[str, Iterable[object]]) -> list[str]:
     """List what starts from scratch because the weights do not have it."""
     return [*map(str, report.get("missing_keys", ())), *_mismatched(report)]
 
 
-def _loading_notes(report: dict[str, Any]) -> list[str]:
-    notes = []
-    fresh = sorted({*map(str, report.get("missing_keys", ()))})
-    if fresh:
-        notes.append(f"new, not in the weights: {_some(fresh)}")
-    mismatched = sorted(_mismatched(report))
-    if mismatched:
-        notes.append(f"new, since the weights have another shape: {_some(mismatched)}")
-    unused = sorted({*map(str, report.get("unexpected_keys", ()))})
-    if unused:
-        notes.append(f"in the weights, not in this model: {_some(unused)}")
-    return notes
+def _loading_notes(report: Mapping[str, Iterable[object]]) -> list[str]:
+    told = {
+        "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
+        "new, since the weights have another shape": _mismatched(report),
+        "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
+    }
+    return [f"{what}: {_some(sorted(names))}" for what, names in told.items() if names]
 
 
 def _some(names: list[str]) -> str:

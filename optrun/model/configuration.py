@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config.schema.checks import expect_count
@@ -32,7 +32,7 @@ class ModelSpec:
 
     auto_class: str
     """Name of the transformers class that builds it."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     """Configuration values that the data decides."""
     max_length: int | None = None
     """Positions it must have room for; None: no matter."""
@@ -43,7 +43,11 @@ class ModelSpec:
 
     @classmethod
     def of_tokenizer(
-        cls, auto_class: str, config: dict[str, Any], max_length: int | None, tokenizer: PreTrainedTokenizerBase | None
+        cls,
+        auto_class: str,
+        config: dict[str, object],
+        max_length: int | None,
+        tokenizer: PreTrainedTokenizerBase | None,
     ) -> ModelSpec:
         """Take the entries and special tokens of a tokenizer; None: the model reads no text."""
         if tokenizer is None:
@@ -69,7 +73,6 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersCon
     if isinstance(config, FromConfigConfig):
         values = scratch_configuration(config, spec)
     else:
-        assert isinstance(config, PretrainedConfig)
         values = _loaded(config)
         if spec.special_ids.get("pad_token_id") is not None and getattr(values, "pad_token_id", None) is None:
             values.pad_token_id = spec.special_ids["pad_token_id"]
@@ -81,11 +84,18 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersCon
     for name, value in spec.config.items():
         setattr(values, name, value)
     _refuse_other_direction(config, values, spec.auto_class)
-    _refuse_long(config, values, spec)
+    room = getattr(values.get_text_config(), "max_position_embeddings", None)
+    if isinstance(room, int) and room > 0:
+        refuse_long(config, room, spec)
     return values, isinstance(config, FromConfigConfig)
 
 
-def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, Any] = MappingProxyType({})) -> None:
+def called(config: ModelConfig) -> str:
+    """Name the model in a message, by the key that chose it."""
+    return f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
+
+
+def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, object] = MappingProxyType({})) -> None:
     """Refuse what no data can make right, so that nobody waits for data to be read first.
 
     Args:
@@ -97,11 +107,7 @@ def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, Any]
         ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
             name that the architecture's configuration does not have.
     """
-    if isinstance(config, FromConfigConfig):
-        values = _defaults(config)
-    else:
-        assert isinstance(config, PretrainedConfig)
-        values = _loaded(config)
+    values = _defaults(config) if isinstance(config, FromConfigConfig) else _loaded(config)
     _refuse_names(values, config.config, "model.config")
     _refuse_names(values, base, "parametrization.base")
     _refuse_no_head(config, values, auto_class)
@@ -162,9 +168,10 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
         raise ConfigError(f"model.config: {type(values).__name__} refuses it: {in_one_line(error)}") from error
 
 
-def _loaded(config: PretrainedConfig) -> TransformersConfig:
+def _loaded(config: ModelConfig) -> TransformersConfig:
     from transformers import AutoConfig
 
+    assert isinstance(config, PretrainedConfig)
     local = Path(config.path).expanduser()
     refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
@@ -233,7 +240,7 @@ def _attributes(values: TransformersConfig) -> list[str]:
     )
 
 
-def _change(values: TransformersConfig, changes: Mapping[str, Any], key: str) -> None:
+def _change(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
     """Set the user's values.
 
     Raises:
@@ -251,7 +258,7 @@ def _change(values: TransformersConfig, changes: Mapping[str, Any], key: str) ->
                 expect_count(f"{key}.{name}", value)
 
 
-def _refuse_names(values: TransformersConfig, changes: Mapping[str, Any], key: str) -> None:
+def _refuse_names(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
     known = _attributes(values)
     for name, value in changes.items():
         if name not in known:
@@ -265,14 +272,14 @@ def _few(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) if nearest(name, known) else f"Such as {', '.join(known[:12])}, ..."
 
 
-def _set(values: Any, name: str, value: Any) -> None:
+def _set(values: TransformersConfig, name: str, value: object) -> None:
     """Set a value where the architecture has it, directly or in its text part."""
     target = values if hasattr(values, name) else getattr(values, "text_config", None)
     if target is not None and hasattr(target, name):
         setattr(target, name, value)
 
 
-def _rebuilt(values: TransformersConfig, defaults: Mapping[str, Any]) -> TransformersConfig:
+def _rebuilt(values: TransformersConfig, defaults: Mapping[str, object]) -> TransformersConfig:
     """Make the configuration anew from its values, so that what its class derives from them fits."""
     changed = {
         name: value for name, value in values.to_dict().items() if name not in defaults or defaults[name] != value
@@ -288,10 +295,9 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
     mapping = getattr(transformers, auto_class)._model_mapping
     if type(values) in mapping or getattr(values, "auto_map", None):
         return
-    where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
     raise ConfigError(
-        f"{where}: transformers has no {auto_class} of the architecture {values.model_type}, which this task needs. "
-        "Take another model or another task."
+        f"{called(config)}: transformers has no {auto_class} of the architecture {values.model_type}, which this "
+        "task needs. Take another model or another task."
     )
 
 
@@ -315,18 +321,11 @@ def _refuse_other_direction(config: ModelConfig, values: TransformersConfig, aut
         what, other = "made a decoder by is_decoder=true, and sees nothing behind a mask", "task=causal_lm"
     else:
         return
-    where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
     raise ConfigError(
-        f"{where}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]}, or {other}; "
+        f"{called(config)}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]}, or {other}; "
         f"model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
     )
-
-
-def _refuse_long(config: ModelConfig, values: TransformersConfig, spec: ModelSpec) -> None:
-    room = getattr(values.get_text_config(), "max_position_embeddings", None)
-    if isinstance(room, int) and room > 0:
-        refuse_long(config, room, spec)
 
 
 def refuse_long(config: ModelConfig, room: int, spec: ModelSpec) -> None:

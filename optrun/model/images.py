@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from optrun.config.schema.model import FromConfigConfig, ModelConfig, Pretrained
 from optrun.data import hub_access as hub
 from optrun.model.configuration import scratch_configuration
 from optrun.model.tokenizer import in_one_line
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 USUAL_SIZE = 224
 _MEAN, _STD = 0.5, 0.5
@@ -36,7 +39,7 @@ class ScratchPreparation:
         """Return the same preparation for another side."""
         return ScratchPreparation(size, self.channels)
 
-    def __call__(self, image: Any) -> np.ndarray:
+    def __call__(self, image: Image.Image) -> np.ndarray:
         """Pixels of a PIL image; shape (channels, size, size), float32."""
         from PIL import Image
 
@@ -83,7 +86,7 @@ class PretrainedPreparation:
             values["crop_size"] = {"height": size, "width": size}
         return PretrainedPreparation(type(self.processor).from_dict(values))
 
-    def __call__(self, image: Any) -> np.ndarray:
+    def __call__(self, image: Image.Image) -> np.ndarray:
         """Pixels of a PIL image; shape (channels, height, width), float32."""
         made = self.processor(images=image.convert("RGB"), return_tensors="np")["pixel_values"][0]
         return np.ascontiguousarray(made, dtype=np.float32)

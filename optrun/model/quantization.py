@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,8 @@ from optrun.config.schema.model import ModelConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Quantization = dict[str, str | bool]
+"""What is asked of quantised weights, by the names of `model.quantization` and what goes with it."""
 _MARK = "_optrun_quantization"
 _OUTLIERS = 6.0
 """Activations above it are multiplied in 16 bits, as transformers has it."""
@@ -27,7 +29,7 @@ _BLOCK, _BLOCKS = 64, 256
 """Weights that share a constant; constants that share one, where they are quantised again."""
 
 
-def quantization_of(config: ModelConfig) -> dict[str, Any] | None:
+def quantization_of(config: ModelConfig) -> Quantization | None:
     """Return the quantisation that a configuration asks for, by its own names; None: none."""
     bits = getattr(config, "quantization", None)
     if bits is None:
@@ -50,7 +52,7 @@ def require_quantization(config: ModelConfig) -> None:
         )
 
 
-def quantize(asked: Mapping[str, Any], model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
+def quantize(asked: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
     """Put quantised weights in place of linear modules.
 
     Args:
@@ -84,13 +86,13 @@ def quantize(asked: Mapping[str, Any], model: PreTrainedModel, paths: Iterable[s
     )
 
 
-def quantized(model: Any) -> dict[str, Any] | None:
+def quantized(model: nn.Module) -> Quantization | None:
     """Tell how a model's base is quantised; None: it is not."""
-    found: dict[str, Any] | None = getattr(model, _MARK, None)
+    found: Quantization | None = getattr(model, _MARK, None)
     return found
 
 
-def dequantize(model: Any) -> None:
+def dequantize(model: nn.Module) -> None:
     """Put plain modules in place of the quantised ones, with the weights that these computed with."""
     import bitsandbytes.functional as bnb
 
@@ -130,7 +132,7 @@ def tensor_sizes(model: nn.Module) -> dict[str, int]:
     return sizes | {f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)}
 
 
-def _kind(asked: Mapping[str, Any]) -> str:
+def _kind(asked: Quantization) -> str:
     twice = ", its constants quantised, too" if asked["bnb_4bit_use_double_quant"] else ""
     return f"{asked['bnb_4bit_quant_type']}{twice}"
 
@@ -141,7 +143,7 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _quantized(asked: Mapping[str, Any], module: Any, *, meta: bool) -> nn.Module:
+def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
     import bitsandbytes.nn as bnb
 
     turned = not isinstance(module, nn.Linear)  # transformers' Conv1D, whose weight lies the other way round

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
@@ -30,6 +30,18 @@ _SPECIAL = {
     "chat": ["<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"],
 }
 
+_ROLES = {
+    "stream": {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<|pad|>"},
+    "pair": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+    "seq2seq": {"pad_token": "<pad>", "eos_token": "</s>"},
+    "chat": {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"},
+}
+_TEMPLATES = {
+    "pair": {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"},
+    "seq2seq": {"single": "$A </s>"},
+}
+"""What stands around a text, and around a pair."""
+
 
 def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer that the configuration names.
@@ -46,7 +58,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
         ConfigError: It cannot be loaded.
     """
     name = config.tokenizer
-    options: dict[str, Any] = {}
+    options: dict[str, str | bool | None] = {}
     if name is None and isinstance(config, PretrainedConfig):
         name = config.path
         options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -199,26 +211,12 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     )
     tokenizer.train_from_iterator(_batches(texts), trainer)
     ids = {token: tokenizer.token_to_id(token) for token in special}
-    options: dict[str, Any]
-    if kind == "stream":
-        options = {"eos_token": special[0], "bos_token": special[0], "pad_token": special[1]}
-    elif kind == "chat":
-        options = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
-    elif kind == "pair":
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
-        )
-        options = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    else:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="$A </s>", special_tokens=[("</s>", ids["</s>"])]
-        )
-        options = {"pad_token": "<pad>", "eos_token": "</s>"}
+    if templates := _TEMPLATES.get(kind):
+        used = [(token, ids[token]) for token in special if token in templates["single"].split()]
+        tokenizer.post_processor = processors.TemplateProcessing(**templates, special_tokens=used)
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "pair" else ["input_ids", "attention_mask"]
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=inputs, clean_up_tokenization_spaces=False, **options
+        tokenizer_object=tokenizer, model_input_names=inputs, clean_up_tokenization_spaces=False, **_ROLES[kind]
     ).save_pretrained(str(folder))
 
 

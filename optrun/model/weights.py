@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
+from torch import nn
 
 from optrun.base.errors import CheckpointError
 from optrun.model.adapter import injected
 
 
-def model_tensors(model: Any) -> dict[str, torch.Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Collect weights and persistent buffers by name; a tied tensor once, under its parameter's name.
 
     Of a model with an adapter, those of the adapter: its base is frozen, and lies where it came from.
@@ -38,7 +38,7 @@ def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def load_model_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Put weights back by name, in place.
 
     Raises:

@@ -43,7 +43,7 @@ class TextKind:
 class ModelNeeds:
     """What the data asks of a model."""
 
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     """Values of the transformers configuration that the data decides, such as `id2label`."""
     max_length: int | None = None
     """Positions it must have room for."""
@@ -212,7 +212,7 @@ class Task(ABC):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, model: Any, batch: Batch) -> Any:
+    def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over a batch; what comes of it is what `loss` and metrics are given."""
         return model(**batch)
 

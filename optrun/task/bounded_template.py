@@ -13,15 +13,16 @@ import string
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import nodes
-from jinja2.runtime import LoopContext, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from transformers.utils import chat_template_utils
 
+Value = TypeVar("Value")
 STEPS = 1_000_000
 """Turns of loops, calls, and thousands of characters."""
 CHARACTERS = 2**22
@@ -43,39 +44,30 @@ class TemplateLimitError(jinja2.TemplateRuntimeError):
     """A template takes too many steps, or makes too much text."""
 
 
+_FILTERED: dict[type[nodes.Node], tuple[str, str]] = {
+    nodes.For: ("iter", "_each"),
+    nodes.Compare: ("expr", "_looked"),
+    nodes.Operand: ("expr", "_looked"),
+    nodes.Pair: ("key", "_looked"),
+}
+"""Nodes to the part that goes through a filter of ours, and to this filter."""
+
+
 class _Bounds(NodeTransformer):
     """Puts a filter of ours around what loops go through, and in place of `~`."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - as jinja looks it up
-        self.generic_visit(node)
-        node.iter = _through("_each", node.iter)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _through("_joined", nodes.List(node.nodes, lineno=node.lineno))
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.expr = _through("_looked", node.expr)
-        return node
-
-    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if not isinstance(node.expr, nodes.Const):
-            node.expr = _through("_looked", node.expr)
-        return node
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if not isinstance(node.key, nodes.Const):
-            node.key = _through("_looked", node.key)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
+    def generic_visit(self, node: nodes.Node, *args: object, **kwargs: object) -> nodes.Node:
+        """Change a node after those inside it."""
+        super().generic_visit(node, *args, **kwargs)
+        if isinstance(node, nodes.Concat):
+            return _through("_joined", nodes.List(node.nodes, lineno=node.lineno))
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
             node.node = _through("_looked", node.node)
+        if type(node) in _FILTERED:
+            part, name = _FILTERED[type(node)]
+            inner = getattr(node, part)
+            if isinstance(node, nodes.For | nodes.Compare) or not isinstance(inner, nodes.Const):
+                setattr(node, part, _through(name, inner))
         return node
 
 
@@ -93,7 +85,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tree.set_environment(self)
         return tree  # type: ignore[no-any-return]
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         """Compute an operation whose result is of bounded size."""
         if operator == "**" and ((abs(left) > 1 and abs(right) > _NUMBER) or _size(left) > CHARACTERS):
             raise _too_large()
@@ -106,7 +98,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 spend(value.bit_length() // 100)
         return _made(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, function: Any, *args: object, **kwargs: object) -> object:
         """Call what a template calls, counted."""
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `format`
         if isinstance(owner, str) and not _are_short((owner, *args, *kwargs.values())):
@@ -124,7 +116,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         spend(1 + len(args) // 10)
         return _made(super().call(context, function, *args, **kwargs))
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
+    def getitem(self, obj: object, argument: Any) -> object:
         """Look a key up, whose hash takes bounded time."""
         return super().getitem(obj, _looked(argument))
 
@@ -144,17 +136,17 @@ def _too_large() -> TemplateLimitError:
     return TemplateLimitError(f"it makes more than {CHARACTERS:,} characters")
 
 
-def _are_numbers(*values: Any) -> bool:
+def _are_numbers(*values: object) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Sized | int):
         return 1
     return max(1, abs(value) if isinstance(value, int) else len(value))
 
 
-def _weight(value: Any) -> int:
+def _weight(value: object) -> int:
     """Count the characters in a nested value, four for each value that is no text, as far as the bound."""
     total, nodes, left = 0, 0, [value]
     while left:
@@ -171,7 +163,7 @@ def _weight(value: Any) -> int:
     return total
 
 
-def _made(value: Any) -> Any:
+def _made(value: Value) -> Value:
     """Count what was made."""
     if isinstance(value, int):
         if not isinstance(value, bool) and value.bit_length() > _NUMBER:
@@ -184,11 +176,11 @@ def _made(value: Any) -> Any:
     return value
 
 
-def _are_short(values: tuple[Any, ...]) -> bool:
+def _are_short(values: tuple[object, ...]) -> bool:
     return all(type(value) is str and len(value) < 1000 for value in values)
 
 
-def _refuse_large(values: Iterable[Any]) -> None:
+def _refuse_large(values: Iterable[object]) -> None:
     """Refuse what a filter or a method could make too much of: of two arguments, as much as both together."""
     first, *others = values
     if any(isinstance(value, int) and abs(value) > _NUMBER for value in others):
@@ -199,11 +191,11 @@ def _refuse_large(values: Iterable[Any]) -> None:
         raise _too_large()
 
 
-def _refuse_percent(form: str, values: Any) -> None:
+def _refuse_percent(form: str, values: object) -> None:
     _refuse_format(form, values, _PERCENT_FIELD.findall(form), "*")
 
 
-def _refuse_format(form: str, values: Any, fields: Sequence[str], by_value: str) -> None:
+def _refuse_format(form: str, values: object, fields: Sequence[str], by_value: str) -> None:
     """Refuse fields that are wide together, or as wide as a value says."""
     if any(by_value in field for field in fields):
         raise TemplateLimitError(f"the width of a format is a value: it may make more than {CHARACTERS:,} characters")
@@ -213,9 +205,9 @@ def _refuse_format(form: str, values: Any, fields: Sequence[str], by_value: str)
     _refuse_large((form, *(values if isinstance(values, tuple) else (values,))))
 
 
-def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded(name: str, function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)  # keeps the mark of what jinja passes first
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         given = args[1:] if hasattr(function, "jinja_pass_arg") else args
         spend(1)
         if name not in _PLAIN and not _are_short((*given, *kwargs.values())):
@@ -234,7 +226,7 @@ def _each(values: Any) -> Any:
     return _counted(values)
 
 
-def _counted(values: Iterable[Any]) -> Iterator[Any]:
+def _counted(values: Iterable[Value]) -> Iterator[Value]:
     for value in values:
         spend(1)
         yield value
@@ -255,13 +247,13 @@ def _joined(values: list[Any]) -> str:
     return _concat(str(_shown(value)) for value in values)
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: Value) -> Value:
     if isinstance(value, list | tuple | Mapping):
         _weight(value)
     return value
 
 
-def _looked(value: Any) -> Any:
+def _looked(value: Value) -> Value:
     """Count what it takes to compare or hash a value: all that is nested in it."""
     if isinstance(value, str | bytes):
         spend(len(value) // 1000)
@@ -270,9 +262,9 @@ def _looked(value: Any) -> Any:
     return value
 
 
-def _bounded_test(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded_test(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         for value in args:
             if isinstance(value, str) or function in _COMPARING:
                 _looked(value)
@@ -291,12 +283,13 @@ def _compiled(source: str) -> jinja2.Template:
     found.globals.pop("lipsum", None)
     found.filters = {name: _bounded(name, function) for name, function in found.filters.items()}
     found.tests = {name: _bounded_test(function) for name, function in found.tests.items()}
-    found.filters |= {"_each": _each, "_joined": _joined, "_looked": _looked}
+    ours: dict[str, Callable[..., object]] = {"_each": _each, "_joined": _joined, "_looked": _looked}
+    found.filters |= ours
     found.finalize, found.concat = _shown, _concat
     return found.from_string(source)  # type: ignore[no-any-return]
 
 
-def render(**arguments: Any) -> Any:
+def render(**arguments: object) -> Any:
     """Render as `transformers.utils.chat_template_utils.render_jinja_template`, within bounds.
 
     Raises:
@@ -308,7 +301,7 @@ def render(**arguments: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _library() -> Callable[..., Any]:
+def _library() -> Callable[..., object]:
     """Return transformers' function, made to compile with the bounded environment."""
     theirs = chat_template_utils.render_jinja_template
     known = {**theirs.__globals__, "_compile_jinja_template": _compiled}

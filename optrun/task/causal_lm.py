@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.task.base import TextKind, in_one_row, pad
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
-from optrun.task.language_model import LanguageModel, opening
+from optrun.task.generation import continued
+from optrun.task.language_model import LanguageModel, around
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -52,7 +53,7 @@ class CausalLm(LanguageModel):
         Raises:
             ConfigError: Also for ids that the tokenizer does not have.
         """
-        rows: Any = split.rows
+        rows: object = split.rows
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
@@ -111,41 +112,6 @@ class CausalLm(LanguageModel):
         """Sample the prompt, if there is one, and what the model makes of it."""
         if not self.prompt or not self.config.sample_tokens:
             return None
-        return self.prompt, continue_text(model, tokenizer, self.prompt, self.config.sample_tokens, seed=seed)
-
-
-def continue_text(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, tokens: int, *, seed: int
-) -> str:
-    """Sample a continuation; the random state is left as it was.
-
-    Args:
-        model: In any mode; left in evaluation mode.
-        tokenizer: Its tokenizer.
-        prompt: What to continue; of one that fills the model's positions only the end is.
-        tokens: How many tokens at most.
-        seed: Of the sampling.
-
-    Returns:
-        The continuation alone.
-    """
-    model.eval()
-    device = next(model.parameters()).device
-    ids = opening(tokenizer) + tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    room = getattr(model.config, "max_position_embeddings", None)
-    if room is not None:
-        ids = ids[-max(room - 1, 1) :]
-        tokens = min(tokens, max(room - len(ids), 1))
-    encoded = torch.tensor([ids], device=device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        torch.manual_seed(seed)
-        made = model.generate(  # type: ignore[operator,unused-ignore]
-            encoded,
-            attention_mask=torch.ones_like(encoded),
-            max_new_tokens=tokens,
-            do_sample=True,
-            temperature=0.7,
-            top_k=50,
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        )
-    return str(tokenizer.decode(made[0, encoded.shape[1] :], skip_special_tokens=True))
+        begin, _ = around(tokenizer)
+        ids = begin + tokenizer(self.prompt, add_special_tokens=False)["input_ids"]
+        return self.prompt, continued(model, tokenizer, ids, self.config.sample_tokens, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ TARGETS = "targets"
 """1 where a token carries loss, else 0."""
 
 
+@dataclass(frozen=True)
 class ChatEncoder:
     """Rows to `input_ids` and `targets`.
 
@@ -33,19 +35,11 @@ class ChatEncoder:
         max_length: Tokens after which rows are cut.
     """
 
-    def __init__(
-        self,
-        config: SftConfig | PreferenceConfig,
-        template: ChatTemplate | None,
-        split: Split,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> None:
-        self.config = config
-        self.template = template
-        self.split = split
-        self.tokenizer = tokenizer
-        self.max_length = max_length
+    config: SftConfig | PreferenceConfig
+    template: ChatTemplate | None
+    split: Split
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
 
     def key(self) -> str:
         """Digest the tokenizer, the template and the settings."""

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import OverlongRows
-from optrun.data.cache import digest
-from optrun.data.chat import Chat
-from optrun.data.examples import Example, Examples, Selected
+from optrun.data.cache import key_of
+from optrun.data.chat import ROLES, Chat, Plain
+from optrun.data.examples import Example, Examples, Selected, encode
 from optrun.data.kept import kept, nothing_marked
 from optrun.data.source import Split
 from optrun.task.base import Task, TextKind
-from optrun.task.chat_encoder import TARGETS, place, unwritten, written_by
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten, written_by
 from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, no_template, use_template
+from optrun.task.tokens import ids_below
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Sides = TypeVar("Sides", bound=tuple[Chat | Plain, ...])
 _LONGEST_SHOWN = 4000
 """Characters of a training example that a person reads."""
 
@@ -38,6 +40,50 @@ class ChatTask(Task):
     text_kind = TextKind.CHAT
     template: ChatTemplate | None
     known_roles: set[str]
+
+    def use_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Put the wanted template into use."""
+        self.template = use_template(tokenizer, self.config.chat_template)
+        self.known_roles = set()
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Roles that rows may have."""
+        return ROLES if self.template is None else self.template.roles
+
+    def alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
+        """Yield rows, each of a side or several, all of one kind, of roles that the template knows.
+
+        Raises:
+            ConfigError: The first row of another kind; a role of which nothing is written.
+        """
+        first: Chat | Plain | None = None
+        for number, row in enumerate(rows):
+            first = row[0] if first is None else first
+            if type(row[0]) is not type(first):
+                raise ConfigError(
+                    f"{split.where(number)} has {kind_of(row[0])}, row {split.number(0)} {kind_of(first)}. "
+                    "Write all of them alike."
+                )
+            for side in row:
+                if isinstance(side, Chat) and self.template is not None:
+                    self.expect_known_roles(split, side, self.template)
+            yield row
+
+    def encode_rows(
+        self, part: Split, tokenizer: PreTrainedTokenizerBase, rows: Callable[[], Iterator[Chat | Plain]], *what: str
+    ) -> Examples:
+        """Encode rows to ids and targets, once for the same rows, tokenizer, template and settings.
+
+        Args:
+            part: The rows, for messages and for what decides them.
+            tokenizer: Of the model.
+            rows: Yields them anew at each call.
+            what: What else decides what is yielded.
+        """
+        encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
+        known, size = key_of(part.content, *what), ids_below(tokenizer)
+        return encode(rows, encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size)
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find a template for conversations where neither the configuration nor the tokenizer has one.
@@ -145,8 +191,13 @@ class ChatTask(Task):
 def _without_targets(examples: Examples) -> np.ndarray:
     """List the rows without a target, but for the first token, which nothing is before to predict it from."""
     marks, offsets = examples.flat(TARGETS), examples.offsets
-    key = None if examples.origin is None else digest("no-targets-1", examples.origin)
+    key = key_of("no-targets-1", examples.origin)
     return kept("no-targets", key, lambda: {"rows": nothing_marked(marks, offsets)})["rows"]
+
+
+def kind_of(row: Chat | Plain | None) -> str:
+    """Name the kind of a row for a message."""
+    return "texts" if isinstance(row, Plain) else "turns"
 
 
 def why_bare(tokens: int) -> str:

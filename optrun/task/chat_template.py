@@ -27,6 +27,8 @@ _CONTROL = re.compile(r"<\|[\w-]+\|>")
 _QUOTED = re.compile(r"""['"](\w+)['"]""")
 _PROBE = "zqxprobe"
 
+Tools = list[dict[str, Any]] | None
+"""JSON schemas of functions; None: there are none."""
 Span = tuple[int, int]
 """First character and the one after the last."""
 
@@ -82,7 +84,7 @@ class ChatTemplate:
         found = dict.fromkeys(_CONTROL.findall(self._of(None)))
         return [token for token in found if token not in vocabulary]
 
-    def text(self, turns: Sequence[Message], tools: Any = None, *, opening: bool = False) -> str:
+    def text(self, turns: Sequence[Message], tools: Tools = None, *, opening: bool = False) -> str:
         """Render a conversation.
 
         Args:
@@ -95,7 +97,7 @@ class ChatTemplate:
         """
         return self._rendered(turns, tools, opening=opening)[0]
 
-    def answers(self, turns: Sequence[Message], tools: Any = None) -> tuple[str, list[Span]]:
+    def answers(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation, and say which of its characters the assistant makes.
 
         By the template's generation marks. Where it has none, an answer is what the text up to and with its turn has
@@ -119,7 +121,7 @@ class ChatTemplate:
                 spans.append((len(before), len(after)))
         return whole, spans
 
-    def last_answer(self, turns: Sequence[Message], tools: Any = None) -> tuple[str, list[Span]]:
+    def last_answer(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation as it stands when its last turn is answered, and say where that answer begins.
 
         It begins where the text before it, with the opening of an answer, and the whole diverge: most often behind that
@@ -134,7 +136,7 @@ class ChatTemplate:
             raise TemplateFailed("has an answer of which the chat template writes nothing")
         return whole, [(begin, len(whole))]
 
-    def apart(self, turns: Sequence[Message], tools: Any = None, first: int = 0) -> list[Sequence[Message]]:
+    def apart(self, turns: Sequence[Message], tools: Tools = None, first: int = 0) -> list[Sequence[Message]]:
         """Cut a conversation behind each of its answers, if what follows changes how they are written.
 
         Args:
@@ -163,25 +165,25 @@ class ChatTemplate:
             return None
         return text.rpartition(_PROBE)[2].strip()
 
-    def knows(self, turns: Sequence[Message], tools: Any, role: str) -> bool:
+    def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether what a role says in a conversation stands in its text."""
         own = ("instruction", "input")  # of Alpaca's rows, where a template writes them in place of the content
         plain = [{key: value for key, value in turn.items() if key not in own} for turn in turns]
         probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
         return _PROBE in self.text(probed, tools)
 
-    def _of(self, tools: Any) -> str:
+    def _of(self, tools: Tools) -> str:
         if self.own is not None:
             return self.own
         found: str = self.tokenizer.get_chat_template(None, tools)
         return found
 
-    def _tokens(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.tokenizer.special_tokens_map
+    def _tokens(self) -> dict[str, object]:
+        found: dict[str, object] = self.tokenizer.special_tokens_map
         return found
 
     def _rendered(
-        self, turns: Sequence[Message], tools: Any, *, opening: bool = False, marks: bool = False
+        self, turns: Sequence[Message], tools: Tools, *, opening: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError
 
@@ -205,7 +207,7 @@ class ChatTemplate:
         return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
 
 
-def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+def shared(one: Sequence[object], other: Sequence[object]) -> int:
     """Count how many tokens, or characters, two sequences share at their beginning."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
@@ -252,12 +254,12 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
     return template
 
 
-def writers(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Any = None) -> list[str]:
+def writers(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Tools = None) -> list[str]:
     """List the templates that come with optrun and write a conversation, with what each of its roles says."""
     return [name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)]
 
 
-def _writes(template: ChatTemplate, turns: Sequence[Message], tools: Any) -> bool:
+def _writes(template: ChatTemplate, turns: Sequence[Message], tools: Tools) -> bool:
     try:
         return all(template.knows(turns, tools, role) for role in {turn["role"] for turn in turns})
     except TemplateFailed:

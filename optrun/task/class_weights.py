@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -11,7 +10,10 @@ from optrun.base.errors import ConfigError, did_you_mean
 
 
 def class_weights(
-    given: Any, labels: Sequence[str], counts: Mapping[str, int], examples: int | None = None
+    given: str | Sequence[float] | Mapping[str, float] | None,
+    labels: Sequence[str],
+    counts: Mapping[str, int],
+    examples: int | None = None,
 ) -> torch.Tensor | None:
     """Return weights by class number.
 

@@ -11,7 +11,7 @@ import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import EmbeddingLoss
-from optrun.data.cache import digest
+from optrun.data.cache import key_of
 from optrun.data.columns import texts
 from optrun.data.examples import Example, chosen, encode
 from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
@@ -24,7 +24,7 @@ from optrun.task.labels import numbers
 from optrun.task.multiple_choice import Choices, pad_choices
 from optrun.task.pooling import folder_pooling
 from optrun.task.retrieval import RetrievalMetrics
-from optrun.task.tokens import ids_below, tokenizer_key
+from optrun.task.tokens import NO_TOKEN, ids_below, rows_key, text_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -89,7 +89,7 @@ class Embedding(Task):
         if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
             row, largest = int(beyond[0]), float(np.abs(found).max())
             raise ConfigError(
-                f"{split.key}: row {split.number(row)} has the score {found[row]:g} in column {name}, and "
+                f"{split.where(row)} has the score {found[row]:g} in column {name}, and "
                 f"task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take task.loss=cosent, "
                 "which goes by their order alone."
             )
@@ -122,19 +122,12 @@ class Embedding(Task):
         def rows() -> Iterator[str]:
             return chain.from_iterable(zip(*(texts(part, name) for name in columns), strict=True))
 
-        def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
-            return encoded(tokenizer, batch, longest if cut else None)
-
-        key = digest(tokenizer_key(tokenizer), "embedding", str(longest), str(tokenizer.model_input_names))
-        known = None if part.content is None else digest(part.content, "embedding", *columns)
-        examples = encode(rows, encoder, key, longest=longest, content=known, ids_below=ids_below(tokenizer))
-        empty = np.flatnonzero(examples.lengths == 0)
-        if len(empty):
-            row, column = divmod(int(empty[0]), len(columns))
-            raise ConfigError(
-                f"{split.key}: row {part.number(row)} has no token in column {columns[column]}: an empty text, and a "
-                "tokenizer that adds none of its own. Leave such rows out."
-            )
+        encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, "embedding", longest)
+        known, size = key_of(part.content, "embedding", *columns), ids_below(tokenizer)
+        examples = encode(rows, encoder, key, longest=longest, content=known, ids_below=size)
+        if len(bare := np.flatnonzero(examples.lengths == 0)):
+            row, column = divmod(int(bare[0]), len(columns))
+            raise ConfigError(f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}")
         scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
         counts = np.full(len(part.rows), len(columns), dtype=np.int64)
         return ComparedTexts(examples, counts, scores if indices is None else scores[indices])
@@ -193,7 +186,7 @@ class Embedding(Task):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, model: Any, batch: Batch) -> Any:
+    def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over the texts of a batch, without what only the loss reads."""
         return model(**inputs_of(batch))
 
@@ -246,17 +239,3 @@ class ComparedTexts(Choices):
         assert self.examples.hashes is not None
         inside = slice(int(self.borders[index]), int(self.borders[index + 1]))
         return {**super().__getitem__(index), TEXTS: np.array(self.examples.hashes[inside]).view(np.int64)}
-
-
-def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None) -> dict[str, list[list[int]]]:
-    """Encode texts one by one.
-
-    Args:
-        tokenizer: Of the model.
-        batch: Texts.
-        longest: Tokens after which it cuts; None: it does not.
-    """
-    made: Any = tokenizer(
-        batch, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
-    )
-    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}

@@ -7,8 +7,8 @@ type, or nothing, begins an entity. seqeval's strict mode counts such an entity 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 Entity = tuple[str, int, int]
 """Type, first word, word after the last."""
@@ -73,60 +73,19 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     return found
 
 
-_NONE = (0, 0, 0)
+def count_entities(texts: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Counter[tuple[str, int]]:
+    """Count entities of each type in predicted and actual labels of texts, one label for each word.
 
+    Returns:
+        By type and 0, 1 or 2: right, predicted and actual ones; an entity is right where type and both borders are.
 
-def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, int, int]:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-@dataclass
-class Tally:
-    """Entities over many texts."""
-
-    predicted: int = 0
-    actual: int = 0
-    right: int = 0
-    by_type: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Right, predicted and actual ones of each type."""
-
-    def add(self, predicted: Sequence[str], actual: Sequence[str]) -> None:
-        """Count one text; an entity is right where type and both borders are.
-
-        Args:
-            predicted: One label for each word.
-            actual: As many.
-        """
+    Example:
+        >>> count_entities([(["B-PER", "O"], ["B-PER", "B-LOC"])])
+        Counter({('PER', 0): 1, ('PER', 1): 1, ('PER', 2): 1, ('LOC', 2): 1})
+    """
+    found: Counter[tuple[str, int]] = Counter()
+    for predicted, actual in texts:
         made, there = set(entities(predicted)), set(entities(actual))
-        self.predicted += len(made)
-        self.actual += len(there)
-        self.right += len(made & there)
-        for kind in {entity[0] for entity in made | there}:
-            here = (sum(entity[0] == kind for entity in group) for group in (made & there, made, there))
-            self.by_type[kind] = _sum(self.by_type.get(kind, _NONE), tuple(here))
-
-    def __add__(self, other: Tally) -> Tally:
-        """Count both."""
-        kinds = {kind: _sum(self.by_type.get(kind, _NONE), counts) for kind, counts in other.by_type.items()}
-        return Tally(
-            self.predicted + other.predicted,
-            self.actual + other.actual,
-            self.right + other.right,
-            {**self.by_type, **kinds},
-        )
-
-    @property
-    def precision(self) -> float:
-        """Share of predicted entities that are right; 0 where none is predicted."""
-        return self.right / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """Share of actual entities that are found; 0 where there is none."""
-        return self.right / self.actual if self.actual else 0.0
-
-    @property
-    def f1(self) -> float:
-        """2 right / (predicted + actual); 0 where there is none of either."""
-        total = self.predicted + self.actual
-        return 2 * self.right / total if total else 0.0
+        for place, group in enumerate((made & there, made, there)):
+            found.update((kind, place) for kind, _, _ in group)
+    return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,11 +21,19 @@ from optrun.task.class_table import ClassTable, table_of_classes
 from optrun.task.metrics import confusion, perplexity
 
 if TYPE_CHECKING:
+    import torch
     from transformers.utils.generic import ModelOutput
 
 IGNORED = -100
 """Label that transformers leaves out of the loss."""
 
+Item = TypeVar("Item")
+Sums = list[Any]
+"""Numbers, arrays, counters: what can be added."""
+Labelled = tuple[np.ndarray, np.ndarray]
+"""Predictions and labels of a batch; shape (targets,) each."""
+Seen = tuple[Any, list[Labelled]]
+"""What was counted batch by batch, and what was kept of each batch."""
 MetricFunction = Callable[[np.ndarray, np.ndarray, int], float]
 """Predictions, labels, number of classes -> value."""
 
@@ -74,7 +84,7 @@ class MetricAccumulator(ABC):
         raise NotImplementedError
 
 
-def _scalar(loss: Any) -> Any:
+def _scalar(loss: object) -> object:
     """Refuse a loss that a task computed unless it is one number.
 
     Raises:
@@ -86,86 +96,91 @@ def _scalar(loss: Any) -> Any:
     raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
 
 
-class MeanLoss(MetricAccumulator):
+class SummedMetrics(MetricAccumulator):
+    """Metrics made of sums over batches, which ranks add: the loss by target, the targets, and what `counted` adds.
+
+    Args:
+        count: How many targets the mean loss of a batch is over.
+        names: What `compute` reports.
+        zeros: What the sums of `counted` begin with: numbers, arrays, or whatever else can be added.
+    """
+
+    reads_loss = True
+
+    def __init__(self, count: Callable[[Batch], int], names: Sequence[str], *zeros: Any) -> None:
+        self.count = count
+        self.names = list(names)
+        self.sums: Sums = [0.0, 0, *zeros]
+
+    def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[Any]:  # noqa: ARG002
+        """Count what else is summed, in the order of `zeros`."""
+        return ()
+
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Add one batch's; one without a target has a loss of 0/0, and is left out."""
+        if count := self.count(batch):
+            found = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
+            self.sums = list(map(operator.add, self.sums, found))
+
+    def partial(self) -> Sums:
+        """Return the sums."""
+        return self.sums
+
+    def merge(self, partials: Sequence[Sums]) -> None:
+        """Add those of all ranks."""
+        self.sums = [reduce(operator.add, values) for values in zip(*partials, strict=True)]
+
+    def compute(self) -> dict[str, float]:
+        """Compute the mean of each sum over all targets; NaN if there was none."""
+        total, count, *others = self.sums
+        return {
+            name: value / count if count else math.nan for name, value in zip(self.names, (total, *others), strict=True)
+        }
+
+
+class MeanLoss(SummedMetrics):
     """The model's own loss; the task's where the model has none.
 
     Args:
         count: How many targets the mean loss of a batch is over.
     """
 
-    reads_loss = True
-
     def __init__(self, count: Callable[[Batch], int]) -> None:
-        self.names = ["loss"]
-        self.count = count
-        self.loss = 0.0
-        self.counted = 0
-
-    def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Add one batch's."""
-        count = self.count(batch)
-        if count:  # else it is 0/0
-            self.loss += float(outputs.loss) * count
-            self.counted += count
-
-    def partial(self) -> tuple[float, int]:
-        """Sum of losses, and targets."""
-        return self.loss, self.counted
-
-    def merge(self, partials: Sequence[tuple[float, int]]) -> None:
-        """Add those of all ranks."""
-        self.loss, self.counted = sum(loss for loss, _ in partials), sum(count for _, count in partials)
-
-    def compute(self) -> dict[str, float]:
-        """Compute the mean over all targets; NaN if there was none."""
-        return {"loss": self.loss / self.counted if self.counted else math.nan}
+        super().__init__(count, ["loss"])
 
 
-class TokenMetrics(MetricAccumulator):
+class TokenMetrics(SummedMetrics):
     """Loss, perplexity and accuracy over target tokens.
 
     Args:
         shift: True where the logits at a position predict the next token.
     """
 
-    reads_loss = True
-
     def __init__(self, *, shift: bool) -> None:
-        self.names = ["loss", "perplexity", "accuracy"]
+        super().__init__(
+            lambda batch: int((self._targets(batch) != IGNORED).sum()), ["loss", "perplexity", "accuracy"], 0
+        )
         self.shift = shift
-        self.loss = 0.0
-        self.right = 0
-        self.count = 0
 
-    def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Count one batch."""
-        labels = batch["labels"]
-        logits = outputs.logits
-        if self.shift:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        targets = labels != IGNORED
-        count = int(targets.sum())
-        if count == 0:
-            return
-        self.loss += float(outputs.loss) * count
-        self.right += int(((logits.argmax(-1) == labels) & targets).sum())
-        self.count += count
+    def _targets(self, batch: Batch) -> torch.Tensor:
+        return batch["labels"][:, 1:] if self.shift else batch["labels"]
 
-    def partial(self) -> tuple[float, int, int]:
-        """Sum of losses, right tokens, and target tokens."""
-        return self.loss, self.right, self.count
-
-    def merge(self, partials: Sequence[tuple[float, int, int]]) -> None:
-        """Add those of all ranks."""
-        losses, rights, counts = zip(*partials, strict=True)
-        self.loss, self.right, self.count = sum(losses), sum(rights), sum(counts)
+    def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[int]:
+        """Count the right tokens."""
+        labels, logits = self._targets(batch), outputs.logits[:, :-1] if self.shift else outputs.logits
+        return [int(((logits.argmax(-1) == labels) & (labels != IGNORED)).sum())]
 
     def compute(self) -> dict[str, float]:
         """Compute means over all target tokens; NaN if there was none."""
-        if self.count == 0:
+        total, count, right = self.sums
+        if count == 0:
             return dict.fromkeys(self.names, math.nan)
-        loss = self.loss / self.count
-        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.right / self.count}
+        return {"loss": total / count, "perplexity": perplexity(total / count), "accuracy": right / count}
+
+
+def by_turns(lists: Iterable[Iterable[Item]]) -> list[Item]:
+    """Join what ranks kept of their batches, in the order of these batches."""
+    return [one for together in zip_longest(*lists) for one in together if one is not None]
 
 
 class EvaluationMetrics(MetricAccumulator):
@@ -184,10 +199,10 @@ class EvaluationMetrics(MetricAccumulator):
         self,
         running: MetricAccumulator,
         functions: Mapping[str, MetricFunction],
-        predictions: Callable[[ModelOutput, Batch], tuple[np.ndarray, np.ndarray]],
+        predictions: Callable[[ModelOutput, Batch], Labelled],
         num_labels: int,
         labels: Sequence[str] = (),
-        loss: Callable[[ModelOutput, Batch], Any] | None = None,
+        loss: Callable[[ModelOutput, Batch], object] | None = None,
     ) -> None:
         self.loss = loss
         self.running = running
@@ -196,7 +211,7 @@ class EvaluationMetrics(MetricAccumulator):
         self.predictions = predictions
         self.num_labels = num_labels
         self.labels = labels
-        self.kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self.kept: list[Labelled] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and keep its predictions."""
@@ -211,15 +226,14 @@ class EvaluationMetrics(MetricAccumulator):
         """Whether what is counted batch by batch is."""
         return self.running.mergeable
 
-    def partial(self) -> tuple[Any, list[tuple[np.ndarray, np.ndarray]]]:
+    def partial(self) -> Seen:
         """Return what was counted, and the predictions of each batch."""
         return self.running.partial(), self.kept
 
-    def merge(self, partials: Sequence[tuple[Any, list[tuple[np.ndarray, np.ndarray]]]]) -> None:
+    def merge(self, partials: Sequence[Seen]) -> None:
         """Count those of all ranks, the predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
-        rounds = zip_longest(*(kept for _, kept in partials))
-        self.kept = [batch for together in rounds for batch in together if batch is not None]
+        self.kept = by_turns(kept for _, kept in partials)
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics over the whole set; a registered metric of no target at all is NaN.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest, known_by
+from optrun.data.cache import digest, key_of, known_by
 from optrun.data.examples import Examples, Joined, Selected
+from optrun.data.loader import ExampleSource
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
 from optrun.task.base import Task
 from optrun.task.evaluation import IGNORED
 from optrun.task.label_doubts import label_doubts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
@@ -83,7 +87,7 @@ class DataFacts:
     doubts: list[str] = field(default_factory=list)
 
 
-def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
+def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:
     """Look through the examples of a task.
 
     Args:
@@ -94,55 +98,39 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
     Raises:
         ConfigError: The tokenizer knows next to nothing of the texts.
     """
-    if isinstance(task.train, MixedExamples):
-        return _mixed_facts(task, task.train, source, tokenizer)
-    train = _split_facts(task, task.train, source.train.key, tokenizer, None)
+    mixed = task.train if isinstance(task.train, MixedExamples) else None
+    train_source, sources = source, {}
+    if mixed is None:
+        train = _split_facts(task, task.train, source.train.key, tokenizer, None)
+    else:
+        assert isinstance(source, MixedSource)
+        train_source = next(iter(source.parts.values()))
+        sources = {
+            name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
+            for name, part in mixed.sources.items()
+        }
+        labels = {label: sum(part.labels.get(label, 0) for part in sources.values()) for label in task.labels}
+        span = next(iter(sources.values())).span
+        train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
     held = {
         name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
+        if mixed is None
+        else _split_facts(task, examples, f"data.mixture (eval/{name})", tokenizer, None)
         for name, examples in task.eval_sets.items()
     }
-    _refuse_unknown((train, *held.values()), tokenizer)
-    return DataFacts(train, held, doubts=label_doubts(task, source, train.labels))
-
-
-def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: Any) -> DataFacts:
-    """Describe each source, and an epoch that is drawn from them."""
-    assert isinstance(source, MixedSource)
-    sources = {
-        name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
-        for name, part in mixed.sources.items()
-    }
-    held = {
-        name: _split_facts(task, examples, f"data.mixture (eval/{name})", tokenizer, None)
-        for name, examples in task.eval_sets.items()
-    }
-    _refuse_unknown((*sources.values(), *held.values()), tokenizer)
-    labels = {label: sum(part.labels.get(label, 0) for part in sources.values()) for label in task.labels}
-    one = next(iter(sources.values()))
-    train = replace(
-        one,
-        key="data.mixture",
-        examples=len(mixed),
-        texts=len(mixed),
-        tokens=None,
-        cuts=[],
-        unknown=None,
-        labels=labels,
-    )
-    return DataFacts(train, held, sources, label_doubts(task, next(iter(source.parts.values())), labels))
-
-
-def _refuse_unknown(splits: Iterable[SplitFacts], tokenizer: Any) -> None:
-    for split in splits:
+    for split in (train, *sources.values(), *held.values()):
         if split.unknown is not None and split.unknown > MOST_UNKNOWN:
             raise ConfigError(
                 f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token}, unknown to the "
                 f"tokenizer ({len(tokenizer):,} entries): the texts would be lost. Name a tokenizer that knows them "
                 "with model.tokenizer, or take a model that does."
             )
+    return DataFacts(train, held, sources, label_doubts(task, train_source, train.labels))
 
 
-def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: Any) -> SplitFacts:
+def _split_facts(
+    task: Task, examples: ExampleSource, key: str, tokenizer: PreTrainedTokenizerBase, trained: ExampleSource | None
+) -> SplitFacts:
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
     documents = getattr(examples, "documents", examples)  # of blocks in which none was cut
@@ -161,16 +149,13 @@ def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: A
     )
 
 
-def _in_both(examples: Any, trained: Any) -> int | None:
+def _in_both(examples: object, trained: object) -> int | None:
     """Count texts that stand among those trained on, too, remembered by both; None if that is not known."""
     hashes, others = (getattr(each, "hashes", None) for each in (examples, trained))
     if hashes is None or others is None:
         return None
-    origin, trained_origin = (getattr(each, "origin", None) for each in (examples, trained))
-    if origin is None or trained_origin is None:
-        return _count_known(hashes, others)
-    found: int = known_by(digest("in-both-1", origin, trained_origin), lambda: _count_known(hashes, others))
-    return found
+    origins = (getattr(each, "origin", None) for each in (examples, trained))
+    return known_by(key_of("in-both-1", *origins), lambda: _count_known(hashes, others))
 
 
 def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
@@ -180,7 +165,7 @@ def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
     return int(known.sum())
 
 
-def _flat(examples: Any, name: str) -> np.ndarray | None:
+def _flat(examples: object, name: str) -> np.ndarray | None:
     """Return the flat array of a name, also if only some examples are selected; None if there is none."""
     while isinstance(examples, Selected):
         examples = examples.examples
@@ -199,17 +184,16 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
             yield CutFacts(limit, int((lost > 0).sum()), float(lost.sum() / whole.sum()), int(whole.max()))
 
 
-def _known_unknown(examples: Any, ids: np.ndarray, tokenizer: Any) -> float | None:
+def _known_unknown(examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float | None:
     """Compute `_unknown` once for the same examples: to look through all takes as long as they are large."""
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
         return None  # as with GPT-2, which knows every byte
     key = digest("unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids)))
-    share: float = known_by(key, lambda: _unknown(ids, tokenizer))
-    return share
+    return known_by(key, lambda: _unknown(ids, tokenizer))
 
 
-def _unknown(ids: np.ndarray, tokenizer: Any) -> float:
+def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
     unknown = tokenizer.unk_token_id
     looked_at = ids[:: max(1, len(ids) // _LOOKED_AT)]
     special = np.array(sorted({*tokenizer.all_special_ids} - {unknown}), dtype=ids.dtype)
@@ -217,7 +201,7 @@ def _unknown(ids: np.ndarray, tokenizer: Any) -> float:
     return int((looked_at == unknown).sum()) / ordinary if ordinary else 0.0
 
 
-def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, float, float] | None]:
+def _labels(task: Task, examples: object) -> tuple[dict[str, int], tuple[float, float, float] | None]:
     """Count how often each label occurs, or return the span of labels that are numbers."""
     classes = task.labels
     values = getattr(examples, "labels", None)
@@ -231,11 +215,8 @@ def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, flo
         return {}, (float(values.min()), float(values.mean()), float(values.max()))
     if values.ndim == 2:  # of any number of labels, 0 or 1 each
         return dict(zip(classes, map(int, values.sum(axis=0)), strict=True)), None
-    origin = getattr(examples, "origin", None)
-    if origin is None or task.unit == "examples":
-        counts = _counts(values, len(classes))
-    else:  # of every token
-        counts = known_by(digest("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes)))
+    origin = None if task.unit == "examples" else getattr(examples, "origin", None)  # else of every token
+    counts = known_by(key_of("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes)))
     return dict(zip(classes, counts, strict=True)), None
 
 

@@ -1,4 +1,4 @@
-"""What a model says next, without chance."""
+"""What a model says next."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ if TYPE_CHECKING:
 
 
 def continued(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], tokens: int, *, ends: Sequence[int]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    tokens: int,
+    *,
+    ends: Sequence[int] = (),
+    seed: int | None = None,
 ) -> str:
-    """Continue a prompt by its most probable token each time; the model's mode is left as it was.
+    """Continue a prompt; the model's mode and the random state are left as they were.
 
     Args:
         model: In any mode.
         tokenizer: Its tokenizer.
         ids: Of the prompt; of one that fills the model's positions only the end is read.
         tokens: How many at most.
-        ends: Tokens that end it.
+        ends: Tokens that end it; empty: those of the model.
+        seed: Of the sampling; None: the most probable token each time.
 
     Returns:
         The continuation alone, without its special tokens.
@@ -34,16 +41,21 @@ def continued(
         ids = ids[-max(room - 1, 1) :]
         tokens = min(tokens, max(room - len(ids), 1))
     encoded = torch.tensor([ids], device=device)
+    how: dict[str, object] = (
+        {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 0.7, "top_k": 50}
+    )
+    if ends:
+        how["eos_token_id"] = list(ends)
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+            torch.manual_seed(seed or 0)
             made = model.generate(  # type: ignore[operator,unused-ignore]
                 encoded,
                 attention_mask=torch.ones_like(encoded),
                 max_new_tokens=tokens,
-                do_sample=False,
                 pad_token_id=padding,
-                eos_token_id=list(ends) or None,
+                **how,
             )
     finally:
         model.train(training)

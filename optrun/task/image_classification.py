@@ -19,7 +19,6 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.labels import label_config, row_classes
-from optrun.task.stream_labels import streamed_labels
 
 
 class ImageClassification(Task):
@@ -51,8 +50,7 @@ class ImageClassification(Task):
         self.limits = []  # of texts
         size = self.config.image_size
         self.prepare = tokenizer if size is None else tokenizer.resized(size)
-        streamed = isinstance(source.train.rows, StreamRows)
-        self.labels, self.numbers = streamed_labels(source) if streamed else row_classes(source)
+        self.labels, self.numbers = row_classes(source)
 
     def read(
         self,

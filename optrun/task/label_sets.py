@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest
-from optrun.data.columns import label_column, missing_column, values
+from optrun.data.cache import key_of
+from optrun.data.columns import label_column, missing_column
 from optrun.data.kept import kept
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.task.class_table import ClassTable, table_of_labels
-from optrun.task.evaluation import MetricAccumulator
-from optrun.task.labels import ClassNumbers, LabelLists, class_names, expect_values, row_label_lists
+from optrun.task.evaluation import SummedMetrics
+from optrun.task.labels import ClassNumbers, LabelLists, class_names, present, row_label_lists
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
@@ -61,9 +60,8 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     if source.columns is not None and source.columns.label_columns is not None:
         return _of_columns(source)
     lists = {split: row_label_lists(split, label_column(source, split), _EXPECTED) for split in source.splits}
-    held = chain.from_iterable(lists[split].names for split in source.eval_sets.values())
     train = label_column(source, source.train)
-    names = class_names(source, train, lists[source.train].names, held if source.cut_from_train else ())
+    names = class_names(source, train, {split: found.names for split, found in lists.items()})
     numbered = ClassNumbers(names, source)
     return names, {split: _indicators(split, found, numbered) for split, found in lists.items()}
 
@@ -96,22 +94,20 @@ def _indicator(split: Split, name: str) -> np.ndarray:
     """Return 1 for each row that has the label of a column, else 0; shape (rows,), float32."""
 
     def find() -> dict[str, np.ndarray]:
-        expect_values(split, name)
         has = np.zeros(len(split.rows), dtype=np.float32)
-        for row, value in enumerate(values(split, name)):
+        for row, value in enumerate(present(split, name)):
             if isinstance(value, list | dict) or value not in (*_YES, *_NO):
                 raise ConfigError(
-                    f"data.label_columns: {split.key}: row {split.number(row)} has {value!r} in column {name}; "
+                    f"data.label_columns: {split.where(row)} has {value!r} in column {name}; "
                     "expected 1 where the row has this label, and 0 where it has not."
                 )
             has[row] = value in _YES
         return {"has": has}
 
-    key = None if split.content is None else digest("label-column-1", split.content, name)
-    return kept("labels", key, find)["has"]
+    return kept("labels", key_of("label-column-1", split.content, name), find)["has"]
 
 
-class LabelSetMetrics(MetricAccumulator):
+class LabelSetMetrics(SummedMetrics):
     """Loss; f1 over all labels of all examples, and its mean over labels; the share of examples with all labels right.
 
     A label is predicted where its probability is above one half. A label that neither occurs nor is predicted has an
@@ -121,56 +117,23 @@ class LabelSetMetrics(MetricAccumulator):
         labels: Names by number.
     """
 
-    reads_loss = True
-
     def __init__(self, labels: Sequence[str]) -> None:
-        self.names = ["loss", "f1_micro", "f1_macro", "exact_match"]
-        self.loss = 0.0
-        self.examples = 0
-        self.exact = 0
+        names = ["loss", "f1_micro", "f1_macro", "exact_match"]
+        super().__init__(lambda batch: len(batch["labels"]), names, 0, np.zeros((3, len(labels)), dtype=np.int64))
         self.labels = labels
-        self.counts = np.zeros((3, len(labels)), dtype=np.int64)
 
-    def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Count one batch."""
-        made, there = label_sets(outputs, batch)
-        self.loss += float(outputs.loss) * len(made)
-        self.examples += len(made)
-        self.exact += int((made == there).all(axis=1).sum())
-        self.counts += np.stack([(made * there).sum(0), made.sum(0), there.sum(0)])
-
-    def partial(self) -> tuple[float, int, int, np.ndarray]:
-        """Return the sums."""
-        return self.loss, self.examples, self.exact, self.counts
-
-    def merge(self, partials: Sequence[tuple[float, int, int, np.ndarray]]) -> None:
-        """Add those of all ranks."""
-        losses, examples, exact, counts = zip(*partials, strict=True)
-        self.loss, self.examples, self.exact = sum(losses), sum(examples), sum(exact)
-        self.counts = sum(counts, np.zeros_like(self.counts))
+    def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
+        """Count the examples with all labels right; right, predicted and true ones of each label."""
+        made, there = (outputs.logits > 0).long().cpu().numpy(), batch["labels"].long().cpu().numpy()
+        return int((made == there).all(axis=1).sum()), np.stack([(made * there).sum(0), made.sum(0), there.sum(0)])
 
     def table(self) -> ClassTable:
         """Return figures by label."""
-        return table_of_labels(self.labels, self.counts)
+        return table_of_labels(self.labels, self.sums[-1])
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all examples."""
-        examples = max(self.examples, 1)
-        return {
-            "loss": self.loss / examples,
-            "f1_micro": float(_f1(self.counts.sum(axis=1, keepdims=True))[0]),
-            "f1_macro": float(_f1(self.counts).mean()),
-            "exact_match": self.exact / examples,
-        }
-
-
-def _f1(counts: np.ndarray) -> np.ndarray:
-    """Compute F1 of each column of right, predicted and true counts; 0/0 is 0."""
-    right, total = 2 * counts[0].astype(np.float64), (counts[1] + counts[2]).astype(np.float64)
-    found: np.ndarray = np.divide(right, total, out=np.zeros_like(right), where=total > 0)
-    return found
-
-
-def label_sets(outputs: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Return predicted and true labels of a batch, 0 or 1; shape (examples, labels) each."""
-    return (outputs.logits > 0).long().cpu().numpy(), batch["labels"].long().cpu().numpy()
+        loss, count, exact, _ = self.sums
+        table, count = self.table(), max(count, 1)
+        macro = float(np.mean([row.f1 for row in table.rows]))
+        return {"loss": loss / count, "f1_micro": table.means[0].f1, "f1_macro": macro, "exact_match": exact / count}

@@ -4,60 +4,100 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
-from optrun.data.cache import digest
+from optrun.data.cache import cached, digest, key_of, known_by
 from optrun.data.columns import label_column, refuse_mixed, values
 from optrun.data.kept import as_array, as_texts, kept
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamRows
 
 MAX_SHOWN = 12
+MOST_LABELS = 1 << 16
+"""Different labels of a stream's column; one with more holds something else."""
+NUMBERS = "numbers-1"
 LABEL_OF_EACH_WORD = "task=token_classification expects a list of labels, one for each word."
 _MISSING = {"", "na", "n/a", "nan", "null", "none", "-", "?"}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def column(split: Split, name: str) -> list[Any]:
-    """Return the values of a column, none of them missing.
+def is_missing(value: object) -> bool:
+    """Tell whether a cell has no value: none, or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def present(split: Split, name: str) -> Iterator[Any]:
+    """Yield the values of a column, none of them missing.
 
     Raises:
-        ConfigError: As `expect_values`.
+        ConfigError: The first row that has none, or another kind of value than those before it.
     """
-    expect_values(split, name)
-    return list(values(split, name))
-
-
-def expect_values(split: Split, name: str) -> None:
-    """Refuse a column in which values are missing.
-
-    Raises:
-        ConfigError: With the first row that has none, or another kind of value than those before it.
-    """
-    refuse_mixed(split, name)
+    if not isinstance(split.rows, StreamRows):
+        refuse_mixed(split, name)
     for row, value in enumerate(values(split, name)):
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            raise ConfigError(f"{split.key}: row {split.number(row)} has no value in column {name}.")
+        if is_missing(value):
+            raise ConfigError(f"{split.where(row)} has no value in column {name}.")
+        yield value
 
 
-def declared_names(feature: Any) -> list[str]:
+def declared_names(feature: object) -> list[str]:
     """List the class names of a `ClassLabel` feature, or a list of them; empty if it has none."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return [str(label) for label in names] if names else []
 
 
-def labels_of(split: Split, name: str) -> list[str]:
-    """List the label of each row, by name.
+def _places(split: Split, name: str, met: dict[str, int], expected: str | None = None) -> Iterator[list[int]]:
+    """Yield for each row the places of its labels in the order in which labels are met, and note new ones in `met`.
+
+    Args:
+        split: The rows.
+        name: The column.
+        met: Label to place.
+        expected: What a task expects there, for the message, if rows have lists of labels; None: each has one.
 
     Raises:
-        ConfigError: As `row_labels`.
+        ConfigError: The first row without a label, or without a list of labels; too many labels in a stream.
     """
-    names, places = row_labels(split, name)
-    return [names[place] for place in places.tolist()]
+    declared, streamed = declared_names(split.rows.features[name]), isinstance(split.rows, StreamRows)
+    for row, value in enumerate(present(split, name)):
+        if expected is not None and not isinstance(value, list | tuple | np.ndarray):
+            raise ConfigError(f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}")
+        labels = [value] if expected is None else value
+        yield [
+            met.setdefault(
+                label if isinstance(label, str) else named_label(label, declared, name, split.where(row)), len(met)
+            )
+            for label in labels
+        ]
+        if streamed and len(met) > MOST_LABELS:
+            raise ConfigError(
+                f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different labels there: no "
+                "classes. For numbers use task.problem_type=regression."
+            )
+
+
+def _kept(split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Keep what is found of a column for the same rows; of a stream as labels.npy and names.json."""
+    declared, rows = declared_names(split.rows.features[name]), split.rows
+    if not isinstance(rows, StreamRows):
+        return kept("labels", key_of(kind, split.content, name, *(declared if kind != NUMBERS else ())), find)
+    values = "numbers" if kind == NUMBERS else "places"
+
+    def write(folder: Path) -> None:
+        found = find()
+        np.save(folder / "labels.npy", found[values])
+        (folder / "names.json").write_bytes(found.get("names", as_array([])).tobytes())
+
+    key = digest("labels-2", rows.fingerprint(), name, str(kind == NUMBERS), *declared)
+    folder = cached("stream-labels", key, write)
+    names = np.fromfile(folder / "names.json", dtype=np.uint8)
+    return {"names": names, values: np.asarray(np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False))}
 
 
 def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
@@ -70,19 +110,15 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
     Raises:
         ConfigError: The first row without a label, or with a list; one that says NA among numbers.
     """
-    declared = declared_names(split.rows.features[name])
 
     def find() -> dict[str, np.ndarray]:
-        expect_values(split, name)
         met: dict[str, int] = {}
-        places = np.empty(len(split.rows), dtype=np.int32)
-        for row, value in enumerate(values(split, name)):
-            places[row] = met.setdefault(label_name(value, declared, split, name, row), len(met))
-        if not declared:
+        places = np.fromiter(chain.from_iterable(_places(split, name, met)), np.int32, len(split.rows))
+        if not declared_names(split.rows.features[name]) and not isinstance(split.rows, StreamRows):
             _refuse_missing(split, name, list(met), places)
         return {"names": as_array(met), "places": places}
 
-    found = kept("labels", None if split.content is None else digest("labels-1", split.content, name, *declared), find)
+    found = _kept(split, "labels-1", name, find)
     return as_texts(found["names"]), found["places"]
 
 
@@ -93,20 +129,9 @@ def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.n
     if missing and others and all(_number(label) is not None for label in others):
         row = int(np.argmax(places == labels.index(missing[0])))
         raise ConfigError(
-            f"{split.key}: row {split.number(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
+            f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
             "a row without a label? Leave such rows out, or give them a number of their own."
         )
-
-
-def label_lists_of(split: Split, name: str) -> list[list[str]]:
-    """List the labels of each row's words, by name.
-
-    Raises:
-        ConfigError: As `row_label_lists`.
-    """
-    found = row_label_lists(split, name, LABEL_OF_EACH_WORD)
-    labels = [found.names[place] for place in found.places.tolist()]
-    return [labels[begin:end] for begin, end in pairwise(found.borders.tolist())]
 
 
 class LabelLists(NamedTuple):
@@ -134,40 +159,51 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
     Raises:
         ConfigError: The first row without a list, or with a list that holds something else than labels.
     """
-    declared = declared_names(split.rows.features[name])
 
     def find() -> dict[str, np.ndarray]:
-        expect_values(split, name)
         met: dict[str, int] = {}
         places = array("i")
         borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
-        for row, listed in enumerate(values(split, name)):
-            if not isinstance(listed, list | tuple | np.ndarray):
-                raise ConfigError(
-                    f"data.label_column={name}: {split.key}: row {split.number(row)} has {listed!r} there; {expected}"
-                )
-            named = (label_name(value, declared, split, name, row) for value in listed)
-            places.extend(met.setdefault(label, len(met)) for label in named)
+        for row, found in enumerate(_places(split, name, met, expected)):
+            places.extend(found)
             borders[row + 1] = len(places)
         return {"names": as_array(met), "places": np.array(places, dtype=np.int32), "borders": borders}
 
-    key = None if split.content is None else digest("label-lists-1", split.content, name, *declared)
-    found = kept("labels", key, find)
+    found = _kept(split, "label-lists-1", name, find)
     return LabelLists(as_texts(found["names"]), found["places"], found["borders"])
 
 
-def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row: int) -> str:
+def streamed_list_names(split: Split, name: str, expected: str) -> tuple[list[str], int]:
+    """List every label of a stream's column of lists of labels, once; and count the rows with an empty list.
+
+    Raises:
+        ConfigError: A row without a list, or with something else than labels in it.
+    """
+
+    def find() -> list[Any]:
+        met: dict[str, int] = {}
+        empty = sum(not found for found in _places(split, name, met, expected))
+        return [list(met), empty]
+
+    rows: Any = split.rows
+    key = digest("label-lists-1", rows.fingerprint(), name, *declared_names(rows.features[name]))
+    names, empty = known_by(key, find)
+    return names, empty
+
+
+def named_label(value: object, declared: Sequence[str], name: str, where: str) -> str:
     """Name a label as text; 1.0 is `1`, a class number is its declared name.
+
+    Args:
+        value: The label.
+        declared: Names of the classes of the column.
+        name: The column.
+        where: What has it, for the message.
 
     Raises:
         ConfigError: It is missing, no class of a `ClassLabel`, or a list.
     """
-    return named_label(value, declared, name, f"{split.key}: row {split.number(row)}")
-
-
-def named_label(value: Any, declared: Sequence[str], name: str, where: str) -> str:
-    """Name a label as `label_name` does; `where` says what has it, for the message."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         raise ConfigError(f"{where} has no value in column {name}.")
     if declared and isinstance(value, int):
         if not 0 <= value < len(declared):
@@ -183,7 +219,7 @@ def named_label(value: Any, declared: Sequence[str], name: str, where: str) -> s
     return str(value)
 
 
-def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable[str] = ()) -> list[str]:
+def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
     """List the classes of a label column, in the order of their numbers.
 
     Those of a trained model are what they are. Otherwise a `ClassLabel` feature brings its own order; labels that are
@@ -192,8 +228,7 @@ def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable
     Args:
         source: Whose training split says what classes there are.
         name: The label column.
-        labels: Of the training split.
-        held: Of rows that were cut off from the training split: one file may have a rare label in them alone.
+        labels: By split; of rows that were cut off from the training rows, too: they alone may have a rare label.
 
     Raises:
         ConfigError: Fewer than two classes, or fractions.
@@ -202,7 +237,7 @@ def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable
         return source.classes
     split = source.train
     declared = declared_names(split.rows.features[name])
-    distinct = set(labels) | set(held)
+    distinct = set().union(*(labels[one] for one in (source.splits if source.cut_from_train else [split])))
     names = declared
     if not declared:
         values = {label: _number(label) for label in distinct}
@@ -243,14 +278,6 @@ class ClassNumbers:
         self._number = {name: number for number, name in enumerate(names)}
         self._by_value = {_number(name): number for number, name in enumerate(names)}
 
-    def __call__(self, split: Split, row: int, label: str) -> int:
-        """The number of one label; 1.0 and 1 are the same.
-
-        Raises:
-            ConfigError: A label that is no class; with the labels there are.
-        """
-        return self.of(label, f"{split.key}: row {split.number(row)}")
-
     def of(self, label: str, where: str) -> int:
         """Return the number of a label; `where` says what has it, for the message."""
         number = self._find(label)
@@ -285,33 +312,33 @@ class ClassNumbers:
         """
         found = np.empty(len(labels), dtype=np.int64)
         for place, label in enumerate(labels):
-            number = self._find(label)
-            if number is None:
-                first = int(np.argmax(places == place))
-                self(split, first if borders is None else int(np.searchsorted(borders, first, side="right")) - 1, label)
-            else:
-                found[place] = number
+            row = 0
+            if self._find(label) is None:
+                row = int(np.argmax(places == place))
+                row = row if borders is None else int(np.searchsorted(borders, row, side="right")) - 1
+            found[place] = self.of(label, split.where(row))
         return found
-
-    def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:
-        """Return the number of each row's label; shape (rows,), int64."""
-        return np.array([self(split, row, label) for row, label in enumerate(labels)], dtype=np.int64)
 
 
 def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Return the classes, and the class number of each row of every split.
 
+    Of a stream the labels are read once, so that classes are known before the first step; its texts are not.
+
     Returns:
-        Names by number; numbers by split, shape (rows,), int64.
+        Names by number; numbers by split, shape (rows,), int64; of a stream int32.
 
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
     labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
-    held = chain.from_iterable(labels[split][0] for split in source.eval_sets.values()) if source.cut_from_train else ()
-    names = class_names(source, label_column(source, source.train), labels[source.train][0], held)
+    names = class_names(source, label_column(source, source.train), {split: own for split, (own, _) in labels.items()})
     numbered = ClassNumbers(names, source)
-    return names, {split: numbered.table(split, *found)[found[1]] for split, found in labels.items()}
+    found = {}
+    for split, (own, places) in labels.items():
+        table = numbered.table(split, own, places)
+        found[split] = (table.astype(np.int32) if isinstance(split.rows, StreamRows) else table)[places]
+    return names, found
 
 
 def numbers(split: Split, name: str) -> np.ndarray:
@@ -325,26 +352,24 @@ def numbers(split: Split, name: str) -> np.ndarray:
     """
 
     def find() -> dict[str, np.ndarray]:
-        expect_values(split, name)
         found = np.empty(len(split.rows), dtype=np.float32)
-        for row, value in enumerate(values(split, name)):
+        for row, value in enumerate(present(split, name)):
             try:
                 number = float(value) if not isinstance(value, bool) else math.nan
             except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not abs(number) <= _LARGEST:  # NaN too
                 raise ConfigError(
-                    f"{split.key}: row {split.number(row)} has {value!r} in column {name}: "
+                    f"{split.where(row)} has {value!r:.60} in column {name}: "
                     "a task of numbers (regression, scores) expects finite numbers."
                 )
             found[row] = number
         return {"numbers": found}
 
-    key = None if split.content is None else digest("numbers-1", split.content, name)
-    return kept("labels", key, find)["numbers"]
+    return _kept(split, NUMBERS, name, find)["numbers"]
 
 
-def label_config(names: Iterable[str]) -> dict[str, Any]:
+def label_config(names: Iterable[str]) -> dict[str, object]:
     """Return `id2label` and `label2id` for a transformers configuration."""
     listed = list(names)
     return {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest
+from optrun.data.cache import digest, key_of
 from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
@@ -18,7 +18,7 @@ from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
-from optrun.task.tokens import ids_below, tokenizer_key
+from optrun.task.tokens import ids_below, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,33 +40,79 @@ class LanguageModel(Task):
         Raises:
             ConfigError: A split without a single token to predict.
         """
-        options = {"length": self.max_length, "packing": self.config.packing, "separator": self.separator}
+        column, length, packing = text_column(source, split), self.max_length, self.config.packing
+        encoder, key = self._encoder(tokenizer, source.notes)
         if isinstance(split.rows, StreamRows):
-            stream = _streamed(source, split, tokenizer, **options)
-            self.notes += getattr(stream, "notes", [])
-            return stream
-        examples = _split_examples(source, split, tokenizer, **options)
+            filler = self.separator if self.separator is not None else int(tokenizer.pad_token_id or 0)
+            return self._streamed(split.rows.select_columns([column]), column, encoder, key, filler)
+
+        def rows() -> Iterator[str]:
+            return (text for text in texts(split, column) if text)
+
+        known, size = key_of(split.content, "language", column), ids_below(tokenizer)
+        encoded = encode(rows, encoder, key, longest=None if packing else length, content=known, ids_below=size)
+        examples: Examples | Selected = encoded
+        if packing and len(encoded):
+            examples = packed(encoded, length, keep_rest=split is not source.train)
+        else:
+            least = 2 if self.separator is not None else 1 + tokenizer.num_special_tokens_to_add()
+            long = np.flatnonzero(encoded.lengths >= least)
+            if short := len(encoded) - len(long):
+                examples = Selected(encoded, long)
+                source.notes.append(f"{split.key}: {short} rows left out: too short to predict a token of them")
         if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         return limited(examples, limit, seed=seed)
 
+    def _encoder(self, tokenizer: PreTrainedTokenizerBase, notes: list[str]) -> tuple[Encoder, str]:
+        """Return what makes ids of texts, and a digest of what they depend on besides the texts."""
+        separator, longest = self.separator, None if self.config.packing else self.max_length
+        special = separator is None  # the tokenizer itself puts ids around a text
+        before, after = around(tokenizer)
+        if separator is not None:
+            after = [separator]
+        start, end = ([], []) if special else (before, after)
 
-def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """List the ids that a tokenizer puts before a text, such as Llama's `<s>`; GPT-2's puts none.
+        def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
+            if longest is None:
+                return {"input_ids": _whole_rows(batch, tokenizer, (before, after), notes, special=special)}
+            room = longest - len(start) if cut else None
+            made = tokenized(tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False)
+            rows = (start + row for row in made["input_ids"])
+            # A text that was cut has no end to learn.
+            return {"input_ids": [row + end if len(row) < longest else row for row in rows]}
+
+        key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
+        return encode_texts, key
+
+    def _streamed(self, rows: Any, column: str, encoder: Encoder, key: str, filler: int) -> ExampleSource:
+        """Stream examples: a text of no token, or of one, is an example without a target."""
+
+        def block(rows: list[Row]) -> dict[str, list[Any]]:
+            found = [text for row in rows if (text := cell_text(row, column))]
+            return {"input_ids": list(encoder(found, True)["input_ids"])} if found else {}
+
+        def example(row: Row) -> dict[str, Any]:
+            (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
+            return {"input_ids": np.asarray(ids if len(ids) else [filler], dtype=np.int64)}
+
+        if not self.config.packing:
+            return StreamedRows(rows, example, key)
+        blocks = StreamedBlocks(rows, block, self.max_length, key, {"input_ids": filler})
+        self.notes += blocks.notes
+        return blocks
+
+
+def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """List the ids that a tokenizer puts before and after a text, such as Llama's `<s>`; GPT-2's puts none.
 
     A model that has never seen a text without them predicts badly where they are missing.
     """
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole: list[int] = tokenizer("a")["input_ids"]
     starts = range(len(whole) - len(plain) + 1)
-    return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
-
-
-def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """List the ids before and after a text."""
-    whole: list[int] = tokenizer("a")["input_ids"]
-    plain, before = tokenizer("a", add_special_tokens=False)["input_ids"], opening(tokenizer)
-    return before, whole[len(before) + len(plain) :]
+    begin = next((start for start in starts if whole[start : start + len(plain)] == plain), 0)
+    return whole[:begin], whole[begin + len(plain) :]
 
 
 def _whole_rows(
@@ -103,89 +149,3 @@ def _whole_rows(
         return next(encoded) if special else [*before, *next(encoded), *after]
 
     return [row(text) for text in texts]
-
-
-def _encoder(
-    tokenizer: PreTrainedTokenizerBase, notes: list[str], *, length: int, packing: bool, separator: int | None
-) -> tuple[Encoder, str]:
-    """Return what makes ids of texts, and a digest of what they depend on besides the texts."""
-    special = separator is None
-    longest = None if packing else length
-    start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
-    around = _around(tokenizer) if special else (start, end)
-
-    def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
-        if longest is None:
-            return {"input_ids": _whole_rows(batch, tokenizer, around, notes, special=special)}
-        encoded = tokenizer(
-            batch,
-            add_special_tokens=special,
-            truncation=cut,
-            max_length=longest - len(start) if cut else None,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        rows = (start + row for row in encoded["input_ids"])
-        # A text that was cut has no end to learn.
-        return {"input_ids": [row + end if len(row) < longest else row for row in rows]}
-
-    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
-    return encode_texts, key
-
-
-def _streamed(
-    source: Source,
-    split: Split,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    length: int,
-    packing: bool,
-    separator: int | None,
-) -> StreamedRows | StreamedBlocks:
-    """Stream examples: a text of no token, or of one, is an example without a target."""
-    column = text_column(source, split)
-    encoder, key = _encoder(tokenizer, source.notes, length=length, packing=packing, separator=separator)
-    rows: Any = split.rows.select_columns([column])
-    filler = separator if separator is not None else int(tokenizer.pad_token_id or 0)
-
-    def block(rows: list[Row]) -> dict[str, list[Any]]:
-        found = [text for row in rows if (text := cell_text(row, column))]
-        return {"input_ids": list(encoder(found, True)["input_ids"])} if found else {}
-
-    def example(row: Row) -> dict[str, Any]:
-        (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
-        return {"input_ids": np.asarray(ids if len(ids) else [filler], dtype=np.int64)}
-
-    if packing:
-        return StreamedBlocks(rows, block, length, key, {"input_ids": filler})
-    return StreamedRows(rows, example, key)
-
-
-def _split_examples(
-    source: Source,
-    split: Split,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    length: int,
-    packing: bool,
-    separator: int | None,
-) -> Examples | Selected:
-    column = text_column(source, split)
-    encoder, key = _encoder(tokenizer, source.notes, length=length, packing=packing, separator=separator)
-
-    def rows() -> Iterator[str]:
-        return (text for text in texts(split, column) if text)
-
-    known = None if split.content is None else digest(split.content, "language", column)
-    size = ids_below(tokenizer)
-    examples = encode(rows, encoder, key, longest=None if packing else length, content=known, ids_below=size)
-    if packing and len(examples):
-        return packed(examples, length, keep_rest=split is not source.train)
-    lengths = np.diff(examples.offsets)
-    least = 1 + tokenizer.num_special_tokens_to_add() if separator is None else 2
-    if (lengths >= least).all():
-        return examples
-    kept = Selected(examples, np.flatnonzero(lengths >= least))
-    source.notes.append(f"{split.key}: {len(examples) - len(kept)} rows left out: too short to predict a token of them")
-    return kept

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest
+from optrun.data.cache import digest, key_of
 from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts, values
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, Examples, chosen, encode
@@ -20,7 +20,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task, pad
 from optrun.task.evaluation import MeanLoss, MetricAccumulator
-from optrun.task.tokens import tokenizer_key
+from optrun.task.tokens import rows_key, text_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,17 +89,13 @@ class MultipleChoice(Task):
     ) -> ExampleSource:
         """Read one example a row."""
         text, pair, choices = _columns(source, split)
-        key = digest(tokenizer_key(tokenizer), "choices", str(self.max_length), str(tokenizer.model_input_names))
         longest = self.max_length
-
-        def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
-            return encoded(tokenizer, batch, longest if cut else None)
-
+        encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, "choices", longest)
         if isinstance(split.rows, StreamRows):
             return self._streamed(split.rows, (text, pair, choices, label_column(source, split)), encoder, key)
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-        known = None if part.content is None else digest(part.content, "choices", text, str(pair), choices)
+        known = key_of(part.content, "choices", text, str(pair), choices)
         examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest, content=known)
         labels, counts = self.numbers.pop(split), self.counts.pop(split)
         taken = slice(None) if indices is None else indices
@@ -183,8 +179,7 @@ class _ChoicesLoss(MeanLoss):
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Add one batch's."""
         losses, _ = self.task.loss_by_example(outputs, batch)
-        self.loss += float(losses.sum())
-        self.counted += len(losses)
+        self.sums = [self.sums[0] + float(losses.sum()), self.sums[1] + len(losses)]
 
 
 class Choices:
@@ -239,25 +234,6 @@ def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[R
             yield context, f"{before}{choice}"
 
 
-def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[Row], longest: int | None) -> dict[str, list[list[int]]]:
-    """Encode contexts with choices; if both are too long, the longer side is cut first.
-
-    Args:
-        tokenizer: Of the model.
-        batch: Contexts and choices.
-        longest: Tokens after which it cuts; None: it does not.
-    """
-    made = tokenizer(
-        [context for context, _ in batch],
-        [choice for _, choice in batch],
-        truncation=longest is not None,
-        max_length=longest,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
-
-
 def pad_choices(examples: list[Example], padding: int) -> Batch:
     """Pad ids, masks and, if the tokenizer makes them, token types; shape (batch, choices, longest).
 
@@ -289,7 +265,7 @@ def count_choices(split: Split, column: str) -> np.ndarray:
     """
     counts = np.empty(len(split.rows), dtype=np.int64)
     for row, listed in enumerate(values(split, column)):
-        counts[row] = _expected(f"{split.key}: row {split.number(row)}", column, listed, None)
+        counts[row] = _expected(split.where(row), column, listed, None)
     return counts
 
 
@@ -301,14 +277,14 @@ def _row_choices(split: Split, choices: str, label: str) -> tuple[np.ndarray, np
         right = np.empty(len(counts), dtype=np.int64)
         rows = zip(_lists(split, choices), values(split, label), strict=True)
         for row, (listed, value) in enumerate(rows):
-            right[row] = right_choice(f"{split.key}: row {split.number(row)}", label, listed, value)
+            right[row] = right_choice(split.where(row), label, listed, value)
         return {"counts": counts, "right": right}
 
-    found = kept("labels", None if split.content is None else digest("choices-1", split.content, choices, label), find)
+    found = kept("labels", key_of("choices-1", split.content, choices, label), find)
     return found["counts"], found["right"]
 
 
-def _expected(where: str, column: str, listed: Any, expected: int | None) -> int:
+def _expected(where: str, column: str, listed: Sequence[object] | None, expected: int | None) -> int:
     """Count the choices of a row, which must be as many as in the others if a number is expected."""
     if listed is None or any(choice is None for choice in listed):
         raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from optrun.data.loader import Batch
 from optrun.task.base import pad
 from optrun.task.chat_encoder import TARGETS
 from optrun.task.evaluation import IGNORED
+
+if TYPE_CHECKING:
+    from transformers.utils.generic import ModelOutput
 
 REFERENCE = "reference"
 """Log-probabilities of both answers by the start model."""
@@ -28,7 +32,7 @@ class PairOutputs:
     """Sum over the tokens of each answer, shape (rows,)."""
     nll: Tensor
     """Mean of -log p over all tokens of each row, the prompt's too, shape (rows,)."""
-    loss: Any = None
+    loss: Tensor | float | None = None
 
     def values(self) -> list[Tensor]:
         """List the tensors."""
@@ -77,7 +81,7 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     return batch
 
 
-def pair_outputs(model: Any, batch: Batch) -> PairOutputs:
+def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs:
     """Compute the log-probabilities of both answers in one pass.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch.nn import functional
@@ -61,12 +61,12 @@ class Pooling:
             vectors = states[torch.arange(len(states), device=states.device), at]
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
-    def remember(self, config: Any) -> None:
+    def remember(self, config: object) -> None:
         """Write it into a transformers configuration, which every checkpoint holds."""
         setattr(config, KEY, asdict(self))
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def of(cls, config: object) -> Self:
         """Read it from the configuration of a trained model."""
         return cls(**getattr(config, KEY))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,20 @@ import numpy as np
 import torch
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest
-from optrun.data.chat import ROLES, Chat, Plain
-from optrun.data.examples import Example, Examples, Joined, chosen, encode
+from optrun.data.chat import Chat
+from optrun.data.examples import Example, Examples, Joined, chosen
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.preferences import CHOSEN, REJECTED, Pair, PairColumns, pair_columns, preferences, said_in
 from optrun.data.progress import progress
 from optrun.data.source import Source, Split
-from optrun.task.chat_encoder import TARGETS, ChatEncoder
+from optrun.task.chat_encoder import TARGETS
 from optrun.task.chat_task import ChatTask, marked_text
-from optrun.task.chat_template import use_template
-from optrun.task.evaluation import MetricAccumulator
+from optrun.task.evaluation import MetricAccumulator, SummedMetrics
 from optrun.task.pairs import REFERENCE, PairOutputs, PairScores, pair_batch, pair_outputs, pair_scores
 from optrun.task.preference_losses import pair_losses
-from optrun.task.tokens import ids_below
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
             "logps/rejected")  # fmt: skip
@@ -83,8 +79,7 @@ class Preference(ChatTask):
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns and the template."""
-        self.template = use_template(tokenizer, self.config.chat_template)
-        self.known_roles = set()
+        self.use_template(tokenizer)
         self.limits = self.limits * 2  # one a side
         self.places: dict[str, PairColumns] = {}
         for split in source.splits:
@@ -96,17 +91,7 @@ class Preference(ChatTask):
 
     def rows(self, split: Split) -> Iterator[Pair]:
         """Yield the pairs of a split, all of one kind, of roles that the template knows."""
-        kind: type[Chat | Plain] | None = None
-        roles = ROLES if self.template is None else self.template.roles
-        for number, pair in enumerate(preferences(split, self.places[split.key], roles)):
-            kind = kind or type(pair[0])
-            if type(pair[0]) is not kind:
-                words = "texts and turns" if kind is Plain else "turns and texts"
-                raise ConfigError(f"{split.key}: rows 1 to {split.number(number)} have {words}. Write all alike.")
-            for side in pair:
-                if isinstance(side, Chat) and self.template is not None:
-                    self.expect_known_roles(split, side, self.template)
-            yield pair
+        return self.alike(split, preferences(split, self.places[split.key], self.roles))
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
@@ -116,20 +101,15 @@ class Preference(ChatTask):
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
-        sides = self._sides(part, tokenizer)
-        self._refuse_alike(sides, part)
-        return Pairs(*self.with_targets(sides, part))
-
-    def _sides(self, part: Split, tokenizer: PreTrainedTokenizerBase) -> list[Examples]:
-        encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        places, size = self.places[part.key], ids_below(tokenizer)
+        places = str(self.places[part.key])
 
         def side(at: int) -> Examples:
-            known = None if part.content is None else digest(part.content, "preference", str(places), str(at))
             rows = lambda: (pair[at] for pair in self.rows(part))  # noqa: E731
-            return encode(rows, encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size)
+            return self.encode_rows(part, tokenizer, rows, "preference", places, str(at))
 
-        return [side(0), side(1)]
+        sides = [side(0), side(1)]
+        self._refuse_alike(sides, part)
+        return Pairs(*self.with_targets(sides, part))
 
     def _refuse_alike(self, sides: Sequence[Examples], part: Split) -> None:
         """Refuse pairs without a preference, and note some of them.
@@ -168,7 +148,7 @@ class Preference(ChatTask):
         """Count the tokens of both answers with their prompts, and the pairs."""
         return int(batch["attention_mask"].sum()), self.count(batch)
 
-    def adapt(self, model: Any) -> None:
+    def adapt(self, model: PreTrainedModel) -> None:
         """Switch the model's dropout off; that of an adapter's factors is asked for by a key of its own."""
         if self.config.disable_dropout:
             for name, module in model.named_modules():
@@ -177,7 +157,7 @@ class Preference(ChatTask):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, model: Any, batch: Batch) -> PairOutputs:
+    def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of the answers in one pass over both."""
         return pair_outputs(model, batch)
 
@@ -214,7 +194,7 @@ class Preference(ChatTask):
 
     def reference(
         self,
-        model: Any,
+        model: torch.nn.Module,
         pairs: Pairs,
         batch_size: int,
         to_device: Callable[[Batch], Batch],
@@ -267,38 +247,17 @@ class Preference(ChatTask):
         return "\n".join(f"{name}: {marked_text(tokenizer, side)}" for name, side in both)
 
 
-class PairMetrics(MetricAccumulator):
+class PairMetrics(SummedMetrics):
     """The mean loss of pairs, and the means of what a task measures of them.
 
     Args:
         task: Computes both.
     """
 
-    reads_loss = True
-
     def __init__(self, task: Preference) -> None:
-        self.names = ["loss", *MEASURES]
+        super().__init__(task.count, ["loss", *MEASURES], *[0.0] * len(MEASURES))
         self.task = task
-        self.sums = [0.0] * len(self.names)
-        self.count = 0
 
-    def update(self, outputs: Any, batch: Batch) -> None:
-        """Add one batch's."""
-        count = self.task.count(batch)
-        found = [float(outputs.loss) * count, *self.task.measure(outputs, batch).tolist()]
-        self.sums = [one + other for one, other in zip(self.sums, found, strict=True)]
-        self.count += count
-
-    def partial(self) -> tuple[list[float], int]:
-        """Return the sums, and how many pairs they are over."""
-        return self.sums, self.count
-
-    def merge(self, partials: Sequence[tuple[list[float], int]]) -> None:
-        """Add those of all ranks."""
-        self.sums = [math.fsum(values) for values in zip(*(sums for sums, _ in partials), strict=True)]
-        self.count = sum(count for _, count in partials)
-
-    def compute(self) -> dict[str, float]:
-        """Compute the means over all pairs; NaN if there was none."""
-        return {name: total / self.count if self.count else math.nan
-                for name, total in zip(self.names, self.sums, strict=True)}  # fmt: skip
+    def counted(self, outputs: Any, batch: Batch) -> list[float]:
+        """Sum what is measured."""
+        return self.task.measure(outputs, batch).tolist()

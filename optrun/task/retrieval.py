@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from optrun.data.loader import TEXTS, Batch
-from optrun.task.evaluation import MetricAccumulator
+from optrun.task.evaluation import MetricAccumulator, by_turns
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
@@ -59,9 +58,8 @@ class RetrievalMetrics(MetricAccumulator):
 
     def merge(self, partials: Sequence[tuple[list[float], list[Kept]]]) -> None:
         """Take those of all ranks, in the order of their batches."""
-        losses, kept = (zip_longest(*sides) for sides in zip(*partials, strict=True))
-        self.losses = [one for each in losses for one in each if one is not None]
-        self.kept = [one for each in kept for one in each if one is not None]
+        self.losses = by_turns(losses for losses, _ in partials)
+        self.kept = by_turns(kept for _, kept in partials)
 
     def compute(self) -> dict[str, float]:
         """Rank every text of the set; NaN if there was none."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest, known_by
+from optrun.data.cache import key_of, known_by
 from optrun.data.columns import cell_text, target_column, text_column, texts, values
 from optrun.data.examples import Example, Examples, Joined, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
@@ -19,7 +19,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Task, TextKind
 from optrun.task.evaluation import MetricAccumulator, TokenMetrics
-from optrun.task.tokens import tokenizer_key
+from optrun.task.tokens import rows_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,12 +55,8 @@ class Seq2SeqLm(Task):
         self.limits.append(f"task.max_target_length={self.max_target_length}")
         for split in source.splits:
             target = target_column(source, split)
-            if isinstance(split.rows, StreamRows):
-                continue  # each is looked at when it is read
-            if split.content is None:
-                _expect_targets(split, target)
-            else:
-                known_by(digest("all-targets-1", split.content, target), partial(_expect_targets, split, target))
+            if not isinstance(split.rows, StreamRows):  # else each is looked at when it is read
+                known_by(key_of("all-targets-1", split.content, target), partial(_expect_targets, split, target))
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
@@ -70,45 +66,38 @@ class Seq2SeqLm(Task):
         if isinstance(split.rows, StreamRows):
             return self._streamed(split.rows, text, target, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
-        key = tokenizer_key(tokenizer)
 
-        def encoded(column: str, longest: int, *, as_target: bool) -> Examples:
+        def encoded(column: str, side: str, longest: int) -> Examples:
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
-                return {"input_ids": _ids(tokenizer, batch, longest if cut else None, as_target=as_target)}
+                return {"input_ids": _ids(tokenizer, batch, longest if cut else None, side)}
 
-            settings = digest(key, "target" if as_target else "text", str(longest), str(tokenizer.model_input_names))
-            known = None if part.content is None else digest(part.content, "seq2seq", column)
+            settings, known = rows_key(tokenizer, side, longest), key_of(part.content, "seq2seq", column)
             examples = encode(lambda: texts(part, column), encoder, settings, longest=longest, content=known)
-            if (np.diff(examples.offsets) == 0).any():
+            if (examples.lengths == 0).any():
                 raise ConfigError(f"{split.key}: a text in column {column} has no token. Leave such rows out.")
             return examples
 
-        targets = encoded(target, self.max_target_length, as_target=True)
-        return Joined(
-            encoded(text, self.max_length, as_target=False),
-            targets.renamed({"input_ids": "labels"}),
-        )
+        targets = encoded(target, "target", self.max_target_length)
+        return Joined(encoded(text, "text", self.max_length), targets.renamed({"input_ids": "labels"}))
 
     def _streamed(self, rows: StreamRows, text: str, target: str, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
         """Stream pairs that are tokenised when they are read."""
 
         def example(row: Row) -> Example:
-            found = {}
-            for name, column, longest in (
-                ("input_ids", text, self.max_length),
-                ("labels", target, self.max_target_length),
-            ):
-                given = cell_text(row, column)
-                if column == target and not given:
-                    raise ConfigError(f"it has no text in column {target}: nothing to produce.")
-                (ids,) = _ids(tokenizer, [given], longest, as_target=column == target)
-                if not ids:
+            def ids(column: str, side: str, longest: int) -> np.ndarray:
+                (found,) = _ids(tokenizer, [cell_text(row, column)], longest, side)
+                if not found:
                     raise ConfigError(f"its text in column {column} has no token. Leave such rows out.")
-                found[name] = np.asarray(ids, dtype=np.int64)
-            return found
+                return np.asarray(found, dtype=np.int64)
 
-        limits = f"{self.max_length} {self.max_target_length}"
-        key = digest(tokenizer_key(tokenizer), "pairs", limits, str(tokenizer.model_input_names), text, target)
+            if not cell_text(row, target):
+                raise ConfigError(f"it has no text in column {target}: nothing to produce.")
+            return {
+                "input_ids": ids(text, "text", self.max_length),
+                "labels": ids(target, "target", self.max_target_length),
+            }
+
+        key = rows_key(tokenizer, "pairs", f"{self.max_length} {self.max_target_length}", text, target)
         return StreamedRows(rows.select_columns([text, target]), example, key)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
@@ -121,11 +110,9 @@ class Seq2SeqLm(Task):
         return TokenMetrics(shift=False)
 
 
-def _ids(
-    tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, *, as_target: bool
-) -> list[list[int]]:
-    """Encode texts, or targets; None: uncut."""
-    given: dict[str, Any] = {"text_target": batch} if as_target else {"text": batch}
+def _ids(tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str) -> list[list[int]]:
+    """Encode texts, or as `side` says targets; None: uncut."""
+    given: dict[str, Any] = {"text_target": batch} if side == "target" else {"text": batch}
     made: list[list[int]] = tokenizer(
         **given, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
     )["input_ids"]
@@ -142,7 +129,5 @@ def _expect_targets(split: Split, target: str) -> bool:
     """Refuse the first row without a text to produce; True: there is none."""
     for row, value in enumerate(values(split, target)):
         if value is None or value == "":
-            raise ConfigError(
-                f"{split.key}: row {split.number(row)} has no text in column {target}: nothing to produce."
-            )
+            raise ConfigError(f"{split.where(row)} has no text in column {target}: nothing to produce.")
     return True

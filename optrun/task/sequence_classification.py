@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest, known_by
+from optrun.data.cache import key_of, known_by
 from optrun.data.columns import cell_text, label_column, named, text_column, texts
-from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
@@ -23,8 +22,7 @@ from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
-from optrun.task.stream_labels import streamed_labels
-from optrun.task.tokens import ids_below, tokenizer_key
+from optrun.task.tokens import NO_TOKEN, as_example, ids_below, rows_key, text_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,9 +63,7 @@ class SequenceClassification(Task):
                 f"data.label_columns={list(given)}: task.problem_type={self.config.problem_type.value} reads one "
                 "column of labels. Several are read by task.problem_type=multi_label_classification."
             )
-        if isinstance(source.train.rows, StreamRows):
-            self.labels, self.numbers = streamed_labels(source, regression=self.regression)
-        elif self.regression:
+        if self.regression:
             self.numbers = {split: numbers(split, label_column(source, split)) for split in source.splits}
         else:
             self.labels, self.numbers = row_sets(source) if self.several else row_classes(source)
@@ -75,64 +71,35 @@ class SequenceClassification(Task):
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """Read one example a row."""
+        """Read one example a row; of a stream it is tokenised when it is read."""
         text, pair = _text_columns(source, split)
+        names = [text] if pair is None else [text, pair]
+        encoder, key = text_encoder(tokenizer, self.max_length), rows_key(tokenizer, "sequence", self.max_length)
+        labels = self.numbers.pop(split)
+        if isinstance(split.rows, StreamRows):
+
+            def example(row: Row) -> Example:
+                found = tuple(cell_text(row, name) for name in names)
+                return as_example(encoder([found[0] if pair is None else found], True))
+
+            return StreamedRows(split.rows.select_columns(names), example, key, {"labels": labels})
 
         def rows() -> Iterator[Any]:
-            return texts(part, text) if pair is None else zip(texts(part, text), texts(part, pair), strict=True)
+            found = (texts(part, name) for name in names)
+            return next(found) if pair is None else zip(*found, strict=True)
 
-        def encoder(batch: list[Any], cut: bool) -> dict[str, list[list[int]]]:
-            firsts = batch if pair is None else [first for first, _ in batch]
-            seconds = None if pair is None else [second for _, second in batch]
-            encoded = tokenizer(
-                firsts,
-                seconds,
-                truncation=cut,
-                max_length=self.max_length if cut else None,
-                return_attention_mask=False,
-                verbose=False,
-            )
-            return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
-
-        key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
-        if isinstance(split.rows, StreamRows):
-            return self._streamed(split, text, pair, encoder, key)
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-
-        def count_blank() -> int:
-            return sum(not value.strip() for value in texts(part, text))
-
-        blank = count_blank() if part.content is None else known_by(digest("blank-1", part.content, text), count_blank)
-        if blank:
-            self.notes.append(f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column {text}")
-        known = None if part.content is None else digest(part.content, "sequence", text, str(pair))
-        size = ids_below(tokenizer)
+        empty = known_by(
+            key_of("blank-1", part.content, text), lambda: sum(not value.strip() for value in texts(part, text))
+        )
+        if empty:
+            self.notes.append(f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}")
+        known, size = key_of(part.content, "sequence", text, str(pair)), ids_below(tokenizer)
         examples = encode(rows, encoder, key, longest=self.max_length, content=known, ids_below=size)
-        if (np.diff(examples.offsets) == 0).any():
-            empty = int(np.flatnonzero(np.diff(examples.offsets) == 0)[0])
-            raise ConfigError(
-                f"{split.key}: row {part.number(empty)} has no token: an empty "
-                "text, and a tokenizer that adds none of its own. Leave such rows out."
-            )
-        labels = self.numbers.pop(split)
+        if len(bare := np.flatnonzero(examples.lengths == 0)):
+            raise ConfigError(f"{part.where(int(bare[0]))} has no token: {NO_TOKEN}")
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
-
-    def _streamed(self, split: Split, text: str, pair: str | None, encoder: Encoder, key: str) -> StreamedRows:
-        """Stream rows that are tokenised when they are read; their labels are known."""
-        rows: Any = split.rows.select_columns([text] if pair is None else [text, pair])
-
-        def example(row: Row) -> Example:
-            one = cell_text(row, text)
-            encoded = encoder([one if pair is None else (one, cell_text(row, pair))], True)
-            found: Example = {name: np.asarray(next(iter(values)), dtype=np.int64) for name, values in encoded.items()}
-            if not len(found["input_ids"]):
-                raise ConfigError(
-                    "it has no token: an empty text, and a tokenizer that adds none of its own. Leave such rows out."
-                )
-            return found
-
-        return StreamedRows(rows, example, key, {"labels": self.numbers.pop(split)})
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class, or one for the number."""

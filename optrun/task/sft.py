@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +10,20 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import OverlongRows
-from optrun.data.cache import digest
-from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
-from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.chat import Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
+from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
 from optrun.data.mixture import MixedExamples
 from optrun.data.packing import SIZES, Packed
+from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Answer, in_one_row, pad
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
-from optrun.task.chat_task import ChatTask, marked_text, why_bare
-from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids, use_template
+from optrun.task.chat_task import ChatTask, kind_of, marked_text, why_bare
+from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.generation import continued
-from optrun.task.tokens import ids_below
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,57 +58,37 @@ class Sft(ChatTask):
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, the template, and what carries loss."""
-        self.template = use_template(tokenizer, self.config.chat_template)
+        self.use_template(tokenizer)
         self.places: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
-        self.known_roles = set()
         self.asked: list[tuple[list[int], str, str | None]] = []
         for split in source.splits:
             self.places[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
             if first is not None:
                 self.kinds[split.key] = type(first)
-            if isinstance(first, Plain):
-                self._expect_texts_to_fit(split)
-            elif first is not None:
+            if isinstance(first, Plain) and self.config.assistant_only_loss:
+                raise ConfigError(
+                    f"task.assistant_only_loss=true: prompts and completions of {split.key} are plain texts, without "
+                    "an assistant. Leave it false: the loss is on completions (task.completion_only_loss)."
+                )
+            if isinstance(first, Chat):
                 self.require_template(split, tokenizer)
-                self._expect_chats_to_fit(split, first)
+                if first.given is None and self.config.completion_only_loss:
+                    raise ConfigError(
+                        f"task.completion_only_loss=true: the rows of {split.key} are whole chats, without a "
+                        "completion. task.assistant_only_loss=true puts the loss on the assistant's turns."
+                    )
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
             self._note_way(source.train)
-
-    def _expect_texts_to_fit(self, split: Split) -> None:
-        """Refuse a loss on an assistant that texts do not have."""
-        if self.config.assistant_only_loss:
-            raise ConfigError(
-                f"task.assistant_only_loss=true: prompts and completions of {split.key} are plain texts, without an "
-                "assistant. Leave it false: the loss is on completions (task.completion_only_loss)."
-            )
-
-    def _expect_chats_to_fit(self, split: Split, first: Chat) -> None:
-        """Refuse a loss on completions that whole chats do not have."""
-        if first.given is None and self.config.completion_only_loss:
-            raise ConfigError(
-                f"task.completion_only_loss=true: the rows of {split.key} are whole chats, without a completion. "
-                "task.assistant_only_loss=true puts the loss on the assistant's turns."
-            )
 
     # Examples -----------------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield the chats of a split, all of one kind, of roles that the template knows."""
-        first: Chat | Plain | None = None
-        roles = ROLES if self.template is None else self.template.roles
-        for number, row in enumerate(chats(split, self.places[split.key], roles)):
-            first = row if first is None else first
-            if type(row) is not type(first):
-                raise ConfigError(
-                    f"{split.key}: row {split.number(number)} has {_kind(row)}, row {split.number(0)} {_kind(first)}. "
-                    "Write all of them alike."
-                )
-            if isinstance(row, Chat) and self.template is not None:
-                self.expect_known_roles(split, row, self.template)
-            yield row
+        rows = ((row,) for row in chats(split, self.places[split.key], self.roles))
+        return (row for (row,) in self.alike(split, rows))
 
     @property
     def _tells_by_prefix(self) -> bool:
@@ -179,14 +158,9 @@ class Sft(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and not self.asked:
             self.asked = list(self._questions(part, tokenizer))
-        encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        places = self.places[split.key]
         way = self.template.key() if self.template is not None and self._tells_by_prefix else ""
-        known = None if part.content is None else digest(part.content, "sft", str(places), way)
-        size = ids_below(tokenizer)
-        examples = encode(
-            lambda: self._apart(part), encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
-        )
+        what = ("sft", str(self.places[split.key]), way)
+        examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *what)
         if len(examples) > len(part.rows):
             self.notes.append(f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an answer")
         (learnt,) = self.with_targets([examples], part, lambda: [row.row or 0 for row in self._apart(part)])
@@ -196,15 +170,14 @@ class Sft(ChatTask):
         """Stream rows that are looked at and written when they are read; what is wrong with one is told then."""
         places, template = self.places[split.key], self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
-        roles = ROLES if template is None else template.roles
 
-        def example(row: Mapping[str, Any]) -> Example:
+        def example(row: Row) -> Example:
             try:
-                chat = chat_of(row, places, roles, None)
+                chat = chat_of(row, places, self.roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             if type(chat) is not self.kinds[split.key]:
-                raise ConfigError(f"it has {_kind(chat)}, and the first row has not. Write all of them alike.")
+                raise ConfigError(f"it has {kind_of(chat)}, and the first row has not. Write all of them alike.")
             if isinstance(chat, Chat):
                 assert template is not None
                 self.expect_known_roles(split, chat, template)
@@ -327,7 +300,3 @@ class Sft(ChatTask):
         if example is None:
             return None
         return marked_text(tokenizer, example)
-
-
-def _kind(row: Chat | Plain) -> str:
-    return "texts" if isinstance(row, Plain) else "turns"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest, known_by
+from optrun.data.cache import digest, key_of, known_by
 from optrun.data.columns import cell_list, label_column, values, words_column
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, Examples, chosen, encode
@@ -19,7 +19,7 @@ from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
-from optrun.task.evaluation import IGNORED, MetricAccumulator
+from optrun.task.evaluation import IGNORED, MetricAccumulator, SummedMetrics
 from optrun.task.labels import (
     LABEL_OF_EACH_WORD,
     ClassNumbers,
@@ -28,9 +28,9 @@ from optrun.task.labels import (
     label_config,
     named_label,
     row_label_lists,
+    streamed_list_names,
 )
-from optrun.task.stream_labels import streamed_list_names
-from optrun.task.tokens import tokenizer_key
+from optrun.task.tokens import as_example, inputs_in, rows_key, tokenized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,21 +87,21 @@ class TokenClassification(Task):
             for split, name in lists.items()
             if not isinstance(split.rows, StreamRows)
         }
-        met: Iterable[str]
-        if isinstance(train.rows, StreamRows):
-            met, empty = streamed_list_names(train.rows, lists[train])
+        met = {split: found.names for split, found in self.lists.items()}
+        if train not in self.lists:
+            met[train], empty = streamed_list_names(train, lists[train], LABEL_OF_EACH_WORD)
             if empty:
                 self.notes.append(f"{train.key}: {empty:,} rows without a word carry no loss")
-            self._expect_weights_of_streams()
-        else:
-            met = self.lists[train].names
-        held = chain.from_iterable(self.lists[split].names for split in source.eval_sets.values())
-        self.labels = class_names(source, lists[train], met, held if source.cut_from_train else ())
+            if self.config.class_weights == "balanced":
+                raise ConfigError(
+                    "task.class_weights=balanced: how many words within data.max_length have a label is not counted of "
+                    "a stream. Give weights by hand, such as {O: 0.2}, or take data.streaming=false."
+                )
+        self.labels = class_names(source, lists[train], met)
         self.scheme = entities.scheme_of(self.labels)
         self.numbered = ClassNumbers(self.labels, source)
-        if isinstance(train.rows, StreamRows):
-            for name in met:
-                self.numbered.of(name, train.key)
+        for name in met[train]:
+            self.numbered.of(name, train.key)
         if self.scheme is None:
             self.main_metric = MEAN_F1
         self.notes.append(
@@ -110,14 +110,6 @@ class TokenClassification(Task):
             else f"{MEAN_F1} is the mean over labels: they are no entities ({', '.join(entities.SCHEMES)})"
         )
 
-    def _expect_weights_of_streams(self) -> None:
-        """Refuse weights by counts that nobody has."""
-        if self.config.class_weights == "balanced":
-            raise ConfigError(
-                "task.class_weights=balanced: how many words within data.max_length have a label is not counted of a "
-                "stream. Give weights by hand, such as {O: 0.2}, or take data.streaming=false."
-            )
-
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
@@ -125,11 +117,11 @@ class TokenClassification(Task):
         everywhere = self.config.label_all_pieces and split is source.train
         continued = entities.continuations(self.labels) if everywhere else None
         encoder, key = self._encoder(tokenizer, continued)
-        if isinstance(split.rows, StreamRows):
-            return self._streamed(source, split, encoder, key)
-        labels = self.lists.pop(split)
         names = _labels_column(source, split)
         words = words_column(source, split, names)
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(split.rows.select_columns([words, names]), words, names, encoder, key)
+        labels = self.lists.pop(split)
         sizes = np.diff(labels.borders)
         _expect_labels_for_words(split, words, names, sizes)
         numbers = self.numbered.table(split, *labels)
@@ -146,7 +138,7 @@ class TokenClassification(Task):
             for row, texts in zip(taken.tolist(), _word_lists(part, words), strict=True):
                 yield texts, numbers[labels.places[labels.borders[row] : labels.borders[row + 1]]].tolist()
 
-        content = None if part.content is None else digest(part.content, "words", words, names, *self.labels)
+        content = key_of(part.content, "words", words, names, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
         labelled = _labelled(examples)
         cut = int(sizes[taken].sum()) - labelled
@@ -162,30 +154,17 @@ class TokenClassification(Task):
         """Return what makes ids and labels of words with numbers, and a digest of what decides them."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
-            encoded = tokenizer(
-                [texts for texts, _ in batch],
-                is_split_into_words=True,
-                truncation=cut,
-                max_length=self.max_length if cut else None,
-                return_attention_mask=False,
-                verbose=False,
-            )
-            found = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
-            found["labels"] = [
-                _piece_labels(encoded.word_ids(index), numbers, continued) for index, (_, numbers) in enumerate(batch)
+            texts, longest = [texts for texts, _ in batch], self.max_length if cut else None
+            made = tokenized(tokenizer, texts, longest, is_split_into_words=True)
+            labels = [
+                _piece_labels(made.word_ids(index), numbers, continued) for index, (_, numbers) in enumerate(batch)
             ]
-            return found
+            return {**inputs_in(made), "labels": labels}
 
-        key = digest(
-            tokenizer_key(tokenizer), "words", str(self.max_length), str(tokenizer.model_input_names), str(continued)
-        )
-        return encoder, key
+        return encoder, rows_key(tokenizer, "words", self.max_length, str(continued))
 
-    def _streamed(self, source: Source, split: Split, encoder: Encoder, key: str) -> StreamedRows:
+    def _streamed(self, rows: StreamRows, words: str, labels: str, encoder: Encoder, key: str) -> StreamedRows:
         """Stream rows whose words are tokenised when they are read."""
-        labels = _labels_column(source, split)
-        words = words_column(source, split, labels)
-        rows: Any = split.rows
         declared = declared_names(rows.features[labels])
 
         def example(row: Mapping[str, Any]) -> Example:
@@ -193,13 +172,9 @@ class TokenClassification(Task):
             if len(texts) != len(values):
                 raise ConfigError(f"it has {len(texts)} words and {len(values)} labels.")
             names = (named_label(value, declared, labels, "it") for value in values)
-            encoded = encoder([(texts, [self.numbered.of(name, "it") for name in names])], True)
-            found = {name: np.asarray(next(iter(made)), dtype=np.int64) for name, made in encoded.items()}
-            if not len(found["input_ids"]):
-                raise ConfigError("it has no token. Leave such rows out.")
-            return found
+            return as_example(encoder([(texts, [self.numbered.of(name, "it") for name in names])], True))
 
-        return StreamedRows(rows.select_columns([words, labels]), example, digest(key, words, labels, *self.labels))
+        return StreamedRows(rows, example, digest(key, words, labels, *self.labels))
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class."""
@@ -210,7 +185,7 @@ class TokenClassification(Task):
         return WordMetrics(self.labels, whole_entities=self.scheme is not None)
 
 
-class WordMetrics(MetricAccumulator):
+class WordMetrics(SummedMetrics):
     """Loss and accuracy over labelled words; F1 of whole entities, or the mean F1 over labels.
 
     Args:
@@ -218,54 +193,40 @@ class WordMetrics(MetricAccumulator):
         whole_entities: Whether the labels are of a scheme of entities.
     """
 
-    reads_loss = True
-
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
-        self.names = ["loss", "accuracy", *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1])]
+        names = ["loss", "accuracy", *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1])]
+        words = lambda batch: int((batch["labels"] != IGNORED).sum())  # noqa: E731
+        super().__init__(words, names, np.zeros((len(labels), len(labels)), dtype=np.int64), Counter())
         self.labels = labels
         self.whole_entities = whole_entities
-        self.loss = 0.0
-        self.counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-        self.tally = entities.Tally()
 
-    def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Count one batch."""
-        labels = batch["labels"].cpu().numpy()
-        made = outputs.logits.argmax(-1).cpu().numpy()
-        targets = labels != IGNORED
-        count = int(targets.sum())
-        if count == 0:
-            return
-        self.loss += float(outputs.loss) * count
-        self.counts += metrics.confusion(made[targets], labels[targets], len(self.labels))
-        if self.whole_entities:
-            for found, right, mask in zip(made, labels, targets, strict=True):
-                self.tally.add([self.labels[k] for k in found[mask]], [self.labels[k] for k in right[mask]])
+    def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
+        """Count confusions of labels, and entities."""
+        labels, made = batch["labels"].cpu().numpy(), outputs.logits.argmax(-1).cpu().numpy()
+        words = labels != IGNORED
+        named = (
+            ([self.labels[number] for number in found[mask]], [self.labels[number] for number in right[mask]])
+            for found, right, mask in zip(made, labels, words, strict=True)
+        )
+        counts = metrics.confusion(made[words], labels[words], len(self.labels))
+        return counts, entities.count_entities(named if self.whole_entities else ())
 
-    def partial(self) -> tuple[float, np.ndarray, entities.Tally]:
-        """Sum of losses, confusions, and entities."""
-        return self.loss, self.counts, self.tally
-
-    def merge(self, partials: Sequence[tuple[float, np.ndarray, entities.Tally]]) -> None:
-        """Add those of all ranks."""
-        losses, counts, tallies = zip(*partials, strict=True)
-        self.loss, self.counts = sum(losses), sum(counts, np.zeros_like(self.counts))
-        self.tally = sum(tallies, entities.Tally())
-
-    def table(self) -> ClassTable | None:
+    def table(self) -> ClassTable:
         """Return whole entities by type, or words by label."""
+        *_, counts, found = self.sums
         if not self.whole_entities:
-            return table_of_classes(self.labels, self.counts)
+            return table_of_classes(self.labels, counts)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
-        return table_of_entities({kind: self.tally.by_type.get(kind, (0, 0, 0)) for kind in types})
+        return table_of_entities({kind: [found[kind, place] for place in range(3)] for kind in types})
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all words."""
-        count = max(int(self.counts.sum()), 1)
-        found = {"loss": self.loss / count, "accuracy": float(np.trace(self.counts)) / count}
-        if self.whole_entities:
-            return {**found, "precision": self.tally.precision, "recall": self.tally.recall, "f1": self.tally.f1}
-        return {**found, MEAN_F1: metrics.mean_f1(self.counts)}
+        total, count, counts, _ = self.sums
+        found = {"loss": total / max(count, 1), "accuracy": float(np.trace(counts)) / max(count, 1)}
+        if not self.whole_entities:
+            return {**found, MEAN_F1: metrics.mean_f1(counts)}
+        micro = self.table().means[0]
+        return {**found, "precision": micro.precision, "recall": micro.recall, "f1": micro.f1}
 
 
 def _labels_column(source: Source, split: Split) -> str:
@@ -275,9 +236,7 @@ def _labels_column(source: Source, split: Split) -> str:
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
     for row, words in enumerate(values(split, column)):
         if words is None or any(word is None for word in words):
-            raise ConfigError(
-                f"{split.key}: row {split.number(row)} has no value, or a missing word, in column {column}."
-            )
+            raise ConfigError(f"{split.where(row)} has no value, or a missing word, in column {column}.")
         yield list(words)
 
 
@@ -287,13 +246,10 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
     def look() -> bool:
         for row, (texts, size) in enumerate(zip(_word_lists(split, words), sizes.tolist(), strict=True)):
             if len(texts) != size:
-                raise ConfigError(f"{split.key}: row {split.number(row)} has {len(texts)} words and {size} labels.")
+                raise ConfigError(f"{split.where(row)} has {len(texts)} words and {size} labels.")
         return True
 
-    if split.content is None:
-        look()
-    else:
-        known_by(digest("words-1", split.content, words, labels), look)
+    known_by(key_of("words-1", split.content, words, labels), look)
 
 
 def _labelled(examples: Examples) -> int:
@@ -303,8 +259,7 @@ def _labelled(examples: Examples) -> int:
         marks = examples.flat("labels")
         return sum(int((marks[at : at + _PIECE] != IGNORED).sum()) for at in range(0, len(marks), _PIECE))
 
-    found: int = count() if examples.origin is None else known_by(digest("labelled-1", examples.origin), count)
-    return found
+    return known_by(key_of("labelled-1", examples.origin), count)
 
 
 def _piece_labels(words: list[int | None], numbers: list[int], continued: list[int] | None) -> list[int]:

@@ -1,12 +1,23 @@
-"""What decides which ids a tokenizer gives: part of the address of cached tokens."""
+"""Texts to the ids of a tokenizer, and what decides these: part of the address of cached tokens."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optrun.base.errors import ConfigError
+from optrun.data.cache import digest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+    from optrun.data.encoded import Encoder
+    from optrun.data.examples import Example
+
+NO_TOKEN = "an empty text, and a tokenizer that adds none of its own. Leave such rows out."
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -22,3 +33,57 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
 def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return one more than the largest id that a tokenizer gives."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
+def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, *more: str) -> str:
+    """Digest what decides the ids of rows: the tokenizer, their kind, the length after which they are cut, and more."""
+    return digest(tokenizer_key(tokenizer), kind, str(longest), str(tokenizer.model_input_names), *more)
+
+
+def tokenized(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: Any
+) -> BatchEncoding:
+    """Encode texts, or pairs of texts of which the longer side is cut first.
+
+    Args:
+        tokenizer: Of the model.
+        rows: All texts, or all pairs.
+        longest: Tokens after which it cuts; None: it does not.
+        options: Of the call of the tokenizer.
+    """
+    sides = zip(*rows, strict=True) if rows and isinstance(rows[0], tuple) else [rows]
+    return tokenizer(
+        *map(list, sides),
+        truncation=longest is not None,
+        max_length=longest,
+        return_attention_mask=False,
+        verbose=False,
+        **options,
+    )
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None) -> dict[str, list[list[int]]]:
+    """Encode rows as `tokenized`, to `input_ids` and, if the tokenizer makes them, `token_type_ids`."""
+    return inputs_in(tokenized(tokenizer, rows, longest))
+
+
+def inputs_in(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Take what a model is given of what a tokenizer made."""
+    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+
+
+def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
+    """Return what encodes batches of texts, or of pairs of texts."""
+    return lambda batch, cut: encoded(tokenizer, batch, longest if cut else None)
+
+
+def as_example(made: Mapping[str, Iterable[Any]]) -> Example:
+    """Make the example of a batch of one row.
+
+    Raises:
+        ConfigError: It has no token.
+    """
+    found: Example = {name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in made.items()}
+    if not len(found["input_ids"]):
+        raise ConfigError(f"it has no token: {NO_TOKEN}")
+    return found

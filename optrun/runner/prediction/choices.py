@@ -9,7 +9,8 @@ import numpy as np
 
 from optrun.data.columns import choices_column, named
 from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
-from optrun.task.multiple_choice import count_choices, encoded, pad_choices, pairs
+from optrun.task.multiple_choice import count_choices, pad_choices, pairs
+from optrun.task.tokens import encoded
 
 
 class ChosenTexts(Predictor):

@@ -12,9 +12,9 @@ from optrun.data.columns import texts
 from optrun.runner.prediction.base import Inputs, Predictor, Values, plain
 from optrun.task.compared import USUAL_PAIRS, pair_columns
 from optrun.task.contrastive import cosines
-from optrun.task.embedding import encoded
 from optrun.task.multiple_choice import pad_choices
 from optrun.task.pooling import Pooling
+from optrun.task.tokens import encoded
 
 
 class Embeddings(Predictor):

@@ -12,7 +12,7 @@ import torch
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.data.columns import text_column, texts
 from optrun.runner.prediction.base import Inputs, Predictor, Values
-from optrun.task.language_model import opening
+from optrun.task.language_model import around
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -140,7 +140,7 @@ class TextGeneration(Predictor):
         Args:
             numbers: Indices of rows.
         """
-        start = opening(self.tokenizer)
+        start, _ = around(self.tokenizer)
         encoded = self.tokenizer(self.texts(self.column, numbers), add_special_tokens=False, verbose=False)["input_ids"]
         # Nothing to go on from is the begin of a text: what stood between the documents of the training.
         empty = [id_ for id_ in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id) if id_ is not None][:1]

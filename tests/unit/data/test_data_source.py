@@ -21,7 +21,7 @@ from optrun.data.build import load_source
 from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts, words_column
 from optrun.data.files import read_files, resolve
 from optrun.data.source import Source, Split, cut
-from optrun.task.labels import label_lists_of, labels_of, numbers
+from optrun.task.labels import LABEL_OF_EACH_WORD, numbers, row_label_lists, row_labels
 
 
 def config(name: str, **options: Any) -> DataConfig:
@@ -287,7 +287,7 @@ def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str],
     split = from_lines(tmp_path, [f'{{"text": {value}, "label": {value}}}' for value in values])
     with pytest.raises(ConfigError, match=rf"data.train: column text mixes kinds of values: {said}"):
         list(texts(split, "text"))
-    for read in (labels_of, numbers):
+    for read in (row_labels, numbers):
         with pytest.raises(ConfigError, match=rf"column label mixes kinds of values: {said}"):
             read(split, "label")
     with pytest.raises(ConfigError, match=r"column text mixes kinds of values"):
@@ -297,7 +297,7 @@ def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str],
 def test_lists_that_mix_kinds_are_refused(tmp_path: Path) -> None:
     split = from_lines(tmp_path, ['{"tokens": ["a", "b"], "tags": ["O", "O"]}', '{"tokens": ["a", 3], "tags": [0]}'])
     with pytest.raises(ConfigError, match=r"column tags mixes kinds of values: row 1 has 'O' \(str\), row 2 has 0"):
-        label_lists_of(split, "tags")
+        row_label_lists(split, "tags", LABEL_OF_EACH_WORD)
     with pytest.raises(ConfigError, match=r"column tokens mixes kinds of values: row 1 has 'a' \(str\), row 2 has 3"):
         words_column(Source(split, {"": split}, config("files", train="x")), split, "tags")  # type: ignore[arg-type]
 
@@ -311,12 +311,13 @@ def test_numbers_of_two_forms_and_missing_ones_are_no_mixture(tmp_path: Path) ->
 def test_na_among_numbers_is_no_class(labels: str, row: int) -> None:
     split = Split(Dataset.from_dict({"label": labels.split()}), "data.train")
     with pytest.raises(ConfigError, match=rf"row {row} has '.*' in column label, and all others have numbers"):
-        labels_of(split, "label")
+        row_labels(split, "label")
 
 
 @pytest.mark.parametrize("labels", ["yes no NA", "E11 250 V10", "NA none", "0-9 10+ 1"])
 def test_names_of_classes_may_be_what_they_are(labels: str) -> None:
-    assert labels_of(Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label") == labels.split()
+    names, places = row_labels(Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label")
+    assert [names[place] for place in places] == labels.split()
 
 
 def test_what_a_reader_must_not_return(monkeypatch: pytest.MonkeyPatch) -> None:

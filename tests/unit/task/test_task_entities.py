@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optrun.task.entities import Tally, continuations, entities, scheme_of
+from optrun.task.class_table import ClassFigures, table_of_entities
+from optrun.task.entities import continuations, count_entities, entities, scheme_of
 from tests.reference.record_entities import FILE, PREFIXES, drawn_entities, written
 
 labels = st.lists(st.sampled_from(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]), max_size=12)
@@ -40,33 +41,38 @@ def test_entities_cover_what_is_not_o(row: list[str]) -> None:
     assert covered == [place for place, label in enumerate(row) if label != "O"]
 
 
-def test_tally_by_hand() -> None:
-    tally = Tally()
+def micro(texts: list[tuple[list[str], list[str]]]) -> ClassFigures:
+    """Figures over the entities of all types."""
+    counts = count_entities(texts)
+    return table_of_entities({kind: [counts[kind, at] for at in range(3)] for kind, _ in counts}).means[0]
+
+
+def test_counts_by_hand() -> None:
     actual = ["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"]
-    tally.add(["B-PER", "I-PER", "O", "B-PER", "O", "O"], actual)  # one right, one of the wrong type, one missed
-    tally.add(["B-PER", "O"], ["B-PER", "I-PER"])  # a wrong border is wrong
-    assert (tally.predicted, tally.actual, tally.right) == (3, 4, 1)
-    assert (tally.precision, tally.recall) == (1 / 3, 1 / 4)
-    assert tally.f1 == pytest.approx(2 / 7)
+    first = (["B-PER", "I-PER", "O", "B-PER", "O", "O"], actual)  # one right, one of the wrong type, one missed
+    second = (["B-PER", "O"], ["B-PER", "I-PER"])  # a wrong border is wrong
+    counts = count_entities([first, second])
+    assert counts == {("PER", 0): 1, ("PER", 1): 3, ("PER", 2): 2, ("LOC", 2): 2}
+    assert counts == count_entities([first]) + count_entities([second])
+    found = micro([first, second])
+    assert (found.precision, found.recall, found.support) == (1 / 3, 1 / 4, 4)
+    assert found.f1 == pytest.approx(2 / 7)
 
 
-def test_tally_of_nothing() -> None:
-    assert (Tally().precision, Tally().recall, Tally().f1) == (0.0, 0.0, 0.0)
+def test_counts_of_nothing() -> None:
+    found = micro([(["O"], ["O"])])
+    assert (found.precision, found.recall, found.f1) == (0.0, 0.0, 0.0)
 
 
 @given(labels)
 def test_a_perfect_prediction(row: list[str]) -> None:
-    tally = Tally()
-    tally.add(row, row)
-    assert tally.f1 == (1.0 if any(label != "O" for label in row) else 0.0)
+    assert micro([(row, row)]).f1 == (1.0 if any(label != "O" for label in row) else 0.0)
 
 
 @pytest.mark.parametrize("case", json.loads(FILE.read_text(encoding="utf-8"))["cases"], ids=lambda case: case["scheme"])
 def test_what_seqeval_counts(case: dict[str, Any]) -> None:
     """Its default on all labels; its strict mode, too, where the labels are those of a scheme."""
-    tally = Tally()
-    for actual, predicted in zip(case["actual"], case["predicted"], strict=True):
-        tally.add(predicted, actual)
+    tally = micro(list(zip(case["predicted"], case["actual"], strict=True)))
     for mode in ("default", "strict"):
         if mode in case:
             assert (tally.precision, tally.recall, tally.f1) == pytest.approx(case[mode], abs=1e-12), mode

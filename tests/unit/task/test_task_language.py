@@ -23,7 +23,7 @@ from optrun.data.randomness import generator
 from optrun.data.source import Source
 from optrun.task import Task
 from optrun.task.evaluation import IGNORED, TokenMetrics
-from optrun.task.language_model import opening
+from optrun.task.language_model import around
 from optrun.task.seq2seq_lm import Seq2SeqLm
 from optrun.task.tokens import tokenizer_key
 
@@ -70,8 +70,8 @@ def test_documents_begin_as_the_tokenizer_begins_them(make_source: Make, make_ta
     rows = make_task("causal_lm", make_source({"text": TEXTS}, max_length=7), words, packing=False)
     for index, ids in enumerate(plain):
         assert rows.train[index]["input_ids"].tolist() == [begin, *ids, end][:7]
-    assert opening(tokenizer("pair")) == [tokenizer("pair").cls_token_id]
-    assert opening(tokenizer("seq2seq")) == []
+    assert around(tokenizer("pair")) == ([tokenizer("pair").cls_token_id], [tokenizer("pair").sep_token_id])
+    assert around(tokenizer("seq2seq")) == ([], [tokenizer("seq2seq").eos_token_id])
 
 
 def test_causal_batch(make_source: Make, make_task: Make, tokenizer: Make) -> None:

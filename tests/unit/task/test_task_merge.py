@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers.utils.generic import ModelOutput
 
-from optrun.task.entities import Tally
 from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, TokenMetrics
 from optrun.task.token_classification import WordMetrics
 
@@ -57,10 +56,6 @@ def test_merged_is_as_counted_by_one(kind: str, ranks: int) -> None:
     for part in parts:
         part.merge(partials)
         assert part.compute() == pytest.approx(whole.compute(), rel=1e-12)
-
-
-def test_tallies_add() -> None:
-    assert Tally(1, 2, 3) + Tally(10, 20, 30) == Tally(11, 22, 33)
 
 
 def test_metrics_without_a_way_to_merge_say_so() -> None:
