@@ -93,7 +93,7 @@ def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: 
     Raises:
         ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no one choice.
     """
-    from optrun.cli.confirm_request import read_request
+    from optrun.cli.values import read_request
     from optrun.report.confirmation import refuse_stale
     from optrun.report.forecast import count_workloads
 
