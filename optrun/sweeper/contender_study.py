@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 import optuna
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from optrun.artifacts.objective import Objective
@@ -30,7 +31,7 @@ from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.halving import bracket_of, refuse_unreachable, rungs_of, survivors, value_at
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
-from optrun.sweeper.samplers import build_sampler, is_hashed
+from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
 
@@ -97,8 +98,11 @@ class ContenderStudy:
             )
         try:
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
-            for params in ends(self.space):
-                self._refuse_impossible(self._job(params))
+            for job in map(self._job, ends(self.space)):
+                try:
+                    store.typed(saved.with_schemas(job.values, job.label))
+                except ConfigError as error:
+                    raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
         except ConfigError as error:
             said = str(error).lstrip("+")
             if any(said.startswith(key) for key in contender.own):  # by the optimizer whose space it is
@@ -114,14 +118,7 @@ class ContenderStudy:
         self.objectives = objectives_of(options.objectives)
         """Empty: the main metric alone."""
         self._sweep: SweepDir | None = None
-        self._study: Any = None
-        self._hashed = True
-
-    def _refuse_impossible(self, job: Job) -> None:
-        try:
-            store.typed(saved.with_schemas(job.values, job.label))
-        except ConfigError as error:
-            raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
+        self._study: optuna.Study
 
     def placements(self) -> Iterator[Job]:
         """Yield jobs that may never be: the example, and one for each searched way of taking devices."""
@@ -177,7 +174,7 @@ class ContenderStudy:
             return metric_mode(str(saving["metric"]))
         return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
 
-    def open(self, storage: Any, where: str, sweep: SweepDir) -> None:
+    def open(self, storage: str | BaseStorage, where: str, sweep: SweepDir) -> None:
         """Open the study, made where there is none.
 
         Args:
@@ -191,7 +188,7 @@ class ContenderStudy:
         self._sweep = sweep
         modes = [each.mode for each in self.objectives] or [self.mode()]
         self._study = study_of.open_study(storage, modes, self.name)
-        self._hashed = is_hashed(self._study)
+        require_hashed(self._study)
         later = partial(saved.is_default, self.example.values)
         study_of.refuse_other(self._study, where, self.space, self.shared(), later)
 
@@ -216,7 +213,7 @@ class ContenderStudy:
         number = len(self._study.get_trials(deepcopy=False))
         options = self.options
         self._study.sampler = build_sampler(
-            options.sampler, options.seed, number, self.share, hashed=self._hashed, study=self.name, space=self.space
+            options.sampler, options.seed, number, self.share, study=self.name, space=self.space
         )
         asked = self._study.ask(fixed_distributions=self.space)
         return Trial(self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params))
