@@ -281,30 +281,25 @@ class ContenderStudy:
         return [sum(column) / len(column) for column in zip(*found, strict=True)] if len(found) == len(rows) else None
 
     def _outcome(self, job: Job, state: JobState) -> list[float] | None:
+        """Find what a job counts as: a diverged one as the worst so far, or as its untrained model if that is worse."""
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(
                 f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
                 f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
             )
-        if state.diverged:
-            return self._worst(job, state)
+        if state.diverged:  # a sampler that is not told of it proposes the same region again
+            assert self._sweep is not None
+            ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            worst = []
+            for index, each in enumerate(self.objectives or [Objective(state.metric or "", state.mode)]):
+                before = untrained(self._sweep, job, each.name)
+                value = stand_in((trial.values[index] for trial in ended), [before], each.mode)
+                if value is None:
+                    return None
+                worst.append(value)
+            return worst
         if state.status != "finished":
             return None
         if self.objectives and self._sweep is not None:
             return values_of(self._sweep, job, self.objectives)
         return None if state.best is None or state.best != state.best else [state.best]
-
-    def _worst(self, job: Job, state: JobState) -> list[float] | None:
-        """Find what a diverged job counts as: the worst outcome so far, or its untrained model if that is worse.
-
-        A sampler that is not told of divergence proposes the same region again.
-        """
-        assert self._sweep is not None
-        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        objectives = self.objectives or [Objective(state.metric or "", state.mode)]
-        worst = [
-            stand_in((trial.values[index] for trial in ended), [untrained(self._sweep, job, each.name)], each.mode)
-            for index, each in enumerate(objectives)
-        ]
-        known = [value for value in worst if value is not None]
-        return known if len(known) == len(worst) else None

@@ -83,8 +83,22 @@ def refuse_other(
         ConfigError: Another space, or another configuration around it.
     """
     for trial in study.get_trials(deepcopy=False):
-        if trial.params:
-            _refuse_other_space(trial, storage, space)
+        if not whole(trial, space):
+            if trial.params and trial.state != TrialState.RUNNING:
+                gone = sorted(set(trial.params) ^ set(space))
+                raise ConfigError(
+                    f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} "
+                    f"differs. A study keeps its space: {_elsewhere(storage)}"
+                )
+            continue
+        for key, wanted in space.items():
+            try:
+                check_distribution_compatibility(trial.distributions[key], wanted)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{storage}: {key.lstrip('+')} was searched over {described(trial.distributions[key])}, and now "
+                    f"over {described(wanted)}. A study keeps its choices and scales: {_elsewhere(storage)}"
+                ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
     if then is None:
@@ -98,26 +112,6 @@ def refuse_other(
             f"{storage}: another configuration than this study began with: {listed}{more}. A study compares trials "
             f"that share all but what is searched: {_elsewhere(storage)}"
         )
-
-
-def _refuse_other_space(trial: FrozenTrial, storage: str, space: Mapping[str, BaseDistribution]) -> None:
-    if not whole(trial, space):
-        if trial.state == TrialState.RUNNING:
-            return
-        gone = sorted(set(trial.params) ^ set(space))
-        raise ConfigError(
-            f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} "
-            f"differs. A study keeps its space: {_elsewhere(storage)}"
-        )
-    for key, now in space.items():
-        then = trial.distributions[key]
-        try:
-            check_distribution_compatibility(then, now)
-        except ValueError as error:
-            raise ConfigError(
-                f"{storage}: {key.lstrip('+')} was searched over {described(then)}, and now over {described(now)}. A "
-                f"study keeps its choices and scales: {_elsewhere(storage)}"
-            ) from error
 
 
 def _elsewhere(storage: str) -> str:
