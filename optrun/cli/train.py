@@ -152,13 +152,7 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     overrides.refuse_twice(overrides.parse(command_line.overrides))
     value = overrides.resume_value(command_line.overrides)
     if value is None:
-        whole = whole_command_line(hydra, command_line)
-        tokens, learnt = auto_lr.resolve(hydra, command_line.config_name, whole.overrides)
-        checked = overrides.checked(hydra, command_line.config_name, tokens, sweep=False)
-        cfg = store.compose(hydra, command_line.config_name, checked)
-        if learnt is not None:
-            caller.console.print(f"lr=auto: {learnt}", markup=False, highlight=False, soft_wrap=True)
-            cfg.lr_from = learnt
+        checked, cfg = auto_lr.compose_new(hydra, command_line, caller.console)
         if cfg.resume is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
         value = str(cfg.resume)  # a recipe of the user's says so
