@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from omegaconf import DictConfig
+from rich.console import Console
+
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.base.formatting import rate
+from optrun.cli.branch import whole_command_line
 from optrun.config import overrides, saved, store
 from optrun.config.hydra_internals import Hydra
+from optrun.config.request import CommandLine
 
 _KEYS = ("lr", "lr_from")
 
@@ -46,3 +51,28 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
     cfg = store.compose(hydra, config_name, overrides.checked(hydra, config_name, kept, sweep=False))
     found, said = rate_from(Path(str(values["lr_from"])).expanduser(), saved.plain(store.without_hydra(cfg)))
     return [*kept, f"lr={rate(found.lr.value)}"], said
+
+
+def compose_new(hydra: Hydra, command_line: CommandLine, console: Console) -> tuple[list[str], DictConfig]:
+    """Compose a run that begins: on its trunk if it is a branch, with the learning rate that `lr=auto` finds.
+
+    Args:
+        hydra: Composes.
+        command_line: Not checked yet.
+        console: Where the learning rate is said.
+
+    Returns:
+        The checked overrides, and what they compose to, Hydra's node in it.
+
+    Raises:
+        ConfigError: A key or value that does not exist or does not fit.
+        CheckpointError: The trunk is damaged or gone.
+    """
+    whole = whole_command_line(hydra, command_line)
+    tokens, learnt = resolve(hydra, command_line.config_name, whole.overrides)
+    checked = overrides.checked(hydra, command_line.config_name, tokens, sweep=False)
+    cfg = store.compose(hydra, command_line.config_name, checked)
+    if learnt is not None:
+        console.print(f"lr=auto: {learnt}", markup=False, highlight=False, soft_wrap=True)
+        cfg.lr_from = learnt
+    return checked, cfg

@@ -75,16 +75,17 @@ class Branching:
             ConfigError: It is neither run nor checkpoint of optrun's, or a range.
             CheckpointError: The checkpoint is damaged, uncommitted or gone.
         """
-        return [self._pin(token) if is_branch(token) else token for token in tokens]
-
-    def _pin(self, token: str) -> str:
-        override = overrides.parse([token])[0]
-        if override.is_delete() or (override.is_sweep_override() and not override.is_choice_sweep()):
-            raise ConfigError(f"{token}: expected a run directory or a checkpoint, or under -m a list of them.")
-        values = _values(override)
-        if values == [None]:
-            return token
-        return f"{KEY}={','.join(quote_path(Path(str(find_trunk(str(value))))) for value in values)}"
+        found = list(tokens)
+        for at, token in enumerate(tokens):
+            if is_branch(token):
+                override = overrides.parse([token])[0]
+                if override.is_delete() or (override.is_sweep_override() and not override.is_choice_sweep()):
+                    raise ConfigError(f"{token}: expected a run directory or a checkpoint, or under -m a list of them.")
+                values = _values(override)
+                if values != [None]:
+                    trunks = (quote_path(Path(str(find_trunk(str(value))))) for value in values)
+                    found[at] = f"{KEY}={','.join(trunks)}"
+        return found
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
         """Check overrides by name, as `overrides.checked`, against what the trunk is made of.
@@ -94,17 +95,10 @@ class Branching:
         """
         overrides.refuse_twice(overrides.parse(tokens))
         typed = self.pinned(tokens)
-        below = self._below(typed)
+        value, given = trunk_of(typed), set(typed)  # of several trunks, the first stands under those typed
+        below = [] if value is None else [token for token in self._trunk(value).under(typed) if token not in given]
         whole = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
         return whole[len(below) :]
-
-    def _below(self, typed: Sequence[str]) -> list[str]:
-        """Write the overrides of the trunk that stand under those typed; of several trunks, the first."""
-        value = trunk_of(typed)
-        if value is None:
-            return []
-        given = set(typed)
-        return [token for token in self._trunk(value).under(typed) if token not in given]
 
     def __call__(self, tokens: Sequence[str]) -> list[str]:
         """Put the configuration of the trunk under the overrides of one run.
@@ -135,20 +129,19 @@ class Branching:
         if value not in self._trunks:
             trunk = Trunk.parse(value)
             assert trunk is not None, "it was pinned"
-            self._trunks[value] = self._read(trunk.folder)
+            from optrun.artifacts.checkpoint import open_verified
+            from optrun.runner.resume.state_file import refuse_garbage
+
+            folder = trunk.folder
+            metadata = open_verified(folder, lazy=True).metadata
+            refuse_garbage(folder, metadata)
+            require(metadata.plugins or (), str(folder))
+            before = saved.with_schemas(metadata.config, str(folder))
+            rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
+            values = saved.plain(before)
+            own = as_overrides(self.hydra, values, str(folder))
+            self._trunks[value] = _Known(own, values, metadata.global_step, set())
         return self._trunks[value]
-
-    def _read(self, folder: Path) -> _Known:
-        from optrun.artifacts.checkpoint import open_verified
-        from optrun.runner.resume.state_file import refuse_garbage
-
-        metadata = open_verified(folder, lazy=True).metadata
-        refuse_garbage(folder, metadata)
-        require(metadata.plugins or (), str(folder))
-        before = saved.with_schemas(metadata.config, str(folder))
-        rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
-        values = saved.plain(before)
-        return _Known(as_overrides(self.hydra, values, str(folder)), values, metadata.global_step, set())
 
 
 def find_trunk(value: str) -> Trunk:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError
+from optrun.cli.certificate import Desk
+from optrun.cli.parser import VerbArguments
 
 if TYPE_CHECKING:
     from optrun.certify.optimizer import Verdict
     from optrun.config.request import CommandLine, Request
 
-DEFAULT_STEPS = 20
 DEFAULT_CHOICE = "adamw"
 """The optimizer of the embedded default."""
 
 
-def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: bool) -> int:
+def run(arguments: VerbArguments, desk: Desk) -> int:
     """Hold the configured optimizer against another, and print what came out.
-
-    Args:
-        asked: Of the verb, `dialect=NAME` among its overrides.
-        steps: Of each side.
-        seed: Of weights and gradients.
-        out: A file for the verdict as JSON.
-        as_json: Print it so, too.
 
     Returns:
         0 where both are equal, else 1.
@@ -36,13 +26,18 @@ def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: 
     Raises:
         ConfigError: No dialect is given, or there is none of this name; or what the configuration refuses.
     """
-    dialect, overrides = _dialect_of(asked.overrides)
-    request, notes = _composed(asked, dialect, overrides)
+    steps, seed, dialect = desk.whole("steps", 20, 1), desk.whole("seed", 0, 0), arguments.own.get("dialect")
+    from optrun.config.dialects import DIALECTS
 
-    from rich.console import Console
+    if not dialect:
+        names = "; ".join(f"{choice}: {', '.join(presets)}" for choice, presets in DIALECTS.items())
+        raise ConfigError(
+            "optrun certify optimizer takes one dialect=NAME: a package, or an optimizer of yours by --plugin FILE.py. "
+            f"Packages are, for {names}."
+        )
+    request, notes = _composed(arguments.command_line(), dialect)
 
     from optrun.certify.optimizer import certify
-    from optrun.config.dialects import DIALECTS
     from optrun.explain.build import model_spec
     from optrun.model.build import build_model
     from optrun.optimizer.build import choice_of, options_of, require_optimizer
@@ -53,10 +48,9 @@ def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: 
     model, _ = build_model(config.model, model_spec(config, []), meta=True)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=config.optimizer.weight_decay)
     choice = choice_of(config.optimizer)
-    console = Console(stderr=as_json)
     for note in notes:
-        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
-    with console.status("certify optimizer") as status:
+        desk.say(note)
+    with desk.watched() as watch:
         verdict = certify(
             config.optimizer,
             groups,
@@ -66,34 +60,15 @@ def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: 
             options=options_of(config.optimizer) if choice in DIALECTS else {},
             steps=steps,
             seed=seed,
-            watch=lambda text: status.update(f"certify optimizer · {text}"),
+            watch=watch,
         )
-    text = json.dumps(verdict.to_dict(), indent=2)
-    if as_json:
-        sys.stdout.write(text + "\n")
+    desk.publish(verdict.to_dict(), always=False)
     for line in describe(verdict):
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        Path(out).write_text(text + "\n", encoding="utf-8")
+        desk.say(line)
     return EXIT_DONE if verdict.equal else EXIT_FAILED
 
 
-def _dialect_of(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """Split off the dialect from the other overrides."""
-    from optrun.config.dialects import DIALECTS
-
-    given = [token.partition("=")[2] for token in overrides if token.startswith("dialect=")]
-    names = "; ".join(f"{choice}: {', '.join(presets)}" for choice, presets in DIALECTS.items())
-    if len(given) != 1 or not given[0]:
-        raise ConfigError(
-            "optrun certify optimizer takes one dialect=NAME: a package, or an optimizer of yours by --plugin FILE.py. "
-            f"Packages are, for {names}."
-        )
-    return given[0], [token for token in overrides if not token.startswith("dialect=")]
-
-
-def _composed(asked: CommandLine, dialect: str, overrides: list[str]) -> tuple[Request, list[str]]:
+def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     """Compose the configuration, with the preset of the dialect if the command line says nothing else."""
     from optrun.certify.optimizer import family_of
     from optrun.config import store
@@ -103,6 +78,7 @@ def _composed(asked: CommandLine, dialect: str, overrides: list[str]) -> tuple[R
     from optrun.optimizer.build import choice_of
     from optrun.optimizer.table import is_own
 
+    overrides = list(asked.overrides)
     for token in overrides:
         if token.split("=", 1)[0].lstrip("+") == "resume" or is_hydra(token):
             raise ConfigError(f"{token}: no run is started or resumed here; leave it out.")

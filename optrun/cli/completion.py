@@ -202,14 +202,12 @@ def _keys(before: list[str], current: str) -> list[str]:
     node = OmegaConf.select(_configuration(before), head)
     if not isinstance(node, DictConfig):
         return []
-    return [f"{sign}{head}.{name}{'.' if _is_mapping(node, name) else '='}" for name in map(str, node)]
-
-
-def _is_mapping(node: DictConfig, name: str) -> bool:
-    from omegaconf import DictConfig
-
-    inner = node._get_node(name)
-    return isinstance(inner, DictConfig) and not inner._is_none() and not inner._is_missing()
+    found = []
+    for name in map(str, node):
+        inner = node._get_node(name)
+        leads_on = isinstance(inner, DictConfig) and not inner._is_none() and not inner._is_missing()
+        found.append(f"{sign}{head}.{name}{'.' if leads_on else '='}")
+    return found
 
 
 def _hydra(before: list[str]) -> Hydra:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from optrun.base.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
-from optrun.cli.parser import VerbParser
-from optrun.cli.placement import PLACES, is_place
-from optrun.config.overrides import is_hydra
-
-KEYS = ("seeds", "difference", "power", "baseline", "metric", "by", "out")
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.cli.parser import VerbArguments, VerbParser
+from optrun.cli.values import PLACES, is_place, read_request
 
 
 def parser() -> VerbParser:
@@ -32,49 +27,27 @@ verdict from these alone. The same line goes on where it was stopped. A confirma
   out         where the runs go; else DIR/confirm, which the report of DIR shows
   hydra...    how they run, as for a sweep: hydra/launcher=joblib, hydra.sweeper.devices=auto
 """,
-        keys=KEYS,
     )
 
 
-def run(argv: list[str]) -> int:
+def run(arguments: VerbArguments) -> int:
     """Plan, or go on with what was planned; run it as a sweep, and report.
 
     Returns:
         The exit code of the sweep.
     """
-    placed = [token for token in argv if is_hydra(token)]
-    arguments = parser().parse([token for token in argv if token not in placed])
-    if arguments is None:
-        return EXIT_DONE
-    given = arguments.values("confirm")
-    if len(arguments.positional) != 1:
-        raise ConfigError("optrun confirm takes one directory: optrun confirm DIR")
-    refuse_url("DIR", arguments.positional)
-    refuse_url("out", given.get("out"))
-    sweep = Path(arguments.positional[0]).expanduser()
-    if not sweep.is_dir():
-        raise ConfigError(f"{sweep}: no such directory.")
-    for token in placed:
-        _expect_place(token)
+    (sweep,) = arguments.folders()
+    for token in arguments.overrides:
+        key = token.lstrip("+~").partition("=")[0]
+        if key == "hydra.sweep.dir":
+            raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
+        if not is_place(token):
+            raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}")
     from rich.console import Console
 
-    from optrun.cli.confirm_request import read_request
     from optrun.cli.confirm_sweep import confirm
     from optrun.launch.single_run import Caller
 
-    out = Path(given.pop("out")).expanduser() if "out" in given else None
-    asked = read_request(by=[key for key in given.pop("by", "").split(",") if key], **given)
-    return confirm(sweep, asked, Caller(Console()), placed, out=out).exit_code
-
-
-def _expect_place(token: str) -> None:
-    """Refuse what does not say how the runs of a confirmation are run.
-
-    Raises:
-        ConfigError: It would have no effect, or has a key of the verb.
-    """
-    key = token.lstrip("+~").partition("=")[0]
-    if key == "hydra.sweep.dir":
-        raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
-    if not is_place(token):
-        raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}")
+    given = {key: value for key, value in arguments.own.items() if key not in ("by", "out")}
+    asked = read_request(by=arguments.listed("by"), **given)
+    return confirm(sweep, asked, Caller(Console()), arguments.overrides, out=arguments.out).exit_code

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, StorageError
-from optrun.cli.placement import is_place
 from optrun.cli.sweep import SweepOutcome, run_points
+from optrun.cli.values import is_place
 from optrun.config import overrides, store
 from optrun.config.literal import quote_path
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
@@ -69,7 +69,7 @@ def confirm(
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
         of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
     config_dir = made.config_dir[-1] if made.config_dir else None
-    placed = _placement(of_hydra)
+    placed = [token for token in of_hydra if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")]
     line = CommandLine(
         config_name=made.config_name or DEFAULT_CONFIG,
         names_config=made.config_name is not None,
@@ -87,8 +87,3 @@ def confirm(
             (folder / confirmation.RECORD).unlink()
             folder.rmdir()
         raise
-
-
-def _placement(of_hydra: Sequence[str]) -> list[str]:
-    """Pick the overrides that are Hydra's, but for the directory of the sweep."""
-    return [token for token in of_hydra if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")]

@@ -10,7 +10,6 @@ from optrun import __version__
 from optrun.base.errors import EXIT_DONE
 from optrun.cli.verbs import VERBS
 
-TRAIN = "optrun.cli.train"
 ASKED = (["query=bash"], ["query=fish"], ["query=zsh"])
 """What the function of a shell says after `-sc` at each TAB; answered before Hydra is imported."""
 
@@ -37,13 +36,17 @@ def dispatch(argv: list[str]) -> int:
             return EXIT_DONE
         argv = _verb_first(argv)
         if argv and argv[0] in VERBS:
-            module, args = VERBS[argv[0]], argv[1:]
-        elif argv[:1] == ["-sc"] and argv[1:2] in ASKED and "COMP_LINE" in os.environ:
-            module, args = "optrun.cli.completion", argv[1:]
-        else:
-            module, args = TRAIN, argv
-        code: int = importlib.import_module(module).run(args)
-        return code
+            verb = importlib.import_module(VERBS[argv[0]])
+            arguments = verb.parser().parse(argv[1:])
+            code: int = EXIT_DONE if arguments is None else verb.run(arguments)
+            return code
+        if argv[:1] == ["-sc"] and argv[1:2] in ASKED and "COMP_LINE" in os.environ:
+            from optrun.cli import completion
+
+            return completion.run(argv[1:])
+        from optrun.cli import train
+
+        return train.run(argv)
     except BrokenPipeError:
         # The reader of a pipe left, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,13 +6,16 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError, refuse_url
-from optrun.cli.parser import VerbParser
+from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError
+from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.config.registry.origins import require
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from omegaconf import DictConfig
+
+    from optrun.artifacts.run_dir import RunDir
     from optrun.runner.evaluate import Evaluated
 
 _GROUPS = ("data", "model", "task")
@@ -37,29 +40,22 @@ the changes given here, such as data.eval=other.tsv. Tokenizer and classes are t
 precision, recall and f1 each, and which was taken for which; entities likewise. Nothing is written, but with out=DIR,
 new or empty: all figures as json and csv, and the confusion matrix as a picture.
 """,
-        overrides=True,
-        keys=("out",),
     )
     made.add_config_dir()
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
-def run(argv: list[str]) -> int:
+def run(arguments: VerbArguments) -> int:
     """Evaluate and print the metrics.
 
     Returns:
         0.
     """
-    arguments = parser().parse(argv)
-    if arguments is None:
-        return EXIT_DONE
-    if len(arguments.positional) != 1:
-        raise ConfigError(
-            "optrun evaluate takes one run directory or checkpoint: optrun evaluate RUN_DIR [KEY=VALUE ...]"
-        )
-    out, overrides = _destination(arguments.overrides)
-    checkpoint, found = evaluate(arguments.positional[0], overrides, arguments.options.config_dir)
+    out = arguments.out
+    if out is not None and (out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))):
+        raise ConfigError(f"out={out}: is there already, and nothing is overwritten. Choose a new folder.")
+    checkpoint, found = evaluate(arguments.positional[0], arguments.overrides, arguments.options.config_dir)
     from optrun.data.cache import discarded
     from optrun.runner.class_tables import as_values, write_folder
 
@@ -80,28 +76,6 @@ def run(argv: list[str]) -> int:
     return EXIT_DONE
 
 
-def _destination(overrides: list[str]) -> tuple[Path | None, list[str]]:
-    """Take `out=DIR` from the keys.
-
-    Raises:
-        ConfigError: It is given twice, or is no new or empty folder.
-    """
-    from pathlib import Path
-
-    given = [token.removeprefix("out=") for token in overrides if token.startswith("out=")]
-    if not given:
-        return None, overrides
-    if len(given) > 1:
-        raise ConfigError("out is given twice: which one is meant?")
-    refuse_url("out", given[0])
-    folder = Path(given[0]).expanduser()
-    if not given[0]:
-        raise ConfigError("out=: a value is missing: a new or empty folder.")
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"out={folder}: is there already, and nothing is overwritten. Choose a new folder.")
-    return folder, [token for token in overrides if not token.startswith("out=")]
-
-
 def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> tuple[Path, Evaluated]:
     """Evaluate a checkpoint with the configuration it was trained with.
 
@@ -117,22 +91,12 @@ def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> 
         ConfigError: An override that does not fit, or means nothing to an evaluation; data that does not fit.
         CheckpointError: There is no whole checkpoint.
     """
-    from optrun.artifacts.checkpoint import read_state
     from optrun.config import saved, store
-    from optrun.config.original_cwd import original_cwd, rebase_paths
     from optrun.config.safety import refuse_stored_trust
-    from optrun.runner.resume.target import checkpoint_of
 
     refuse_meaningless(overrides)
-    run_dir, checkpoint = checkpoint_of(path)
     hydra = store.open_hydra(config_dir)
-    state = read_state(checkpoint)
-    for note in require(state.get("plugins", ()), str(checkpoint)):
-        sys.stderr.write(f"optrun: {note}\n")
-    if not isinstance(state.get("config"), dict):
-        raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
-    before = saved.with_schemas(state["config"], str(checkpoint))
-    rebase_paths(before, original_cwd(run_dir.hydra))
+    run_dir, checkpoint, before = open_saved(path)
     after = saved.changed(hydra, before, overrides)
     refuse_stored_trust(after, overrides)
     config = store.typed(after)
@@ -140,6 +104,32 @@ def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> 
     from optrun.runner.evaluate import evaluate_checkpoint
 
     return checkpoint, evaluate_checkpoint(config, run_dir, checkpoint)
+
+
+def open_saved(path: str) -> tuple[RunDir, Path, DictConfig]:
+    """Open a checkpoint, with the plugins and the configuration it was trained with.
+
+    Args:
+        path: A checkpoint, or a run directory: its newest whole one.
+
+    Raises:
+        ConfigError: A plugin of the run is not loaded.
+        CheckpointError: There is no whole checkpoint.
+    """
+    from optrun.artifacts.checkpoint import read_state
+    from optrun.config import saved
+    from optrun.config.original_cwd import original_cwd, rebase_paths
+    from optrun.runner.resume.target import checkpoint_of
+
+    run_dir, checkpoint = checkpoint_of(path)
+    state = read_state(checkpoint)
+    for note in require(state.get("plugins", ()), str(checkpoint)):
+        sys.stderr.write(f"optrun: {note}\n")
+    if not isinstance(state.get("config"), dict):
+        raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
+    config = saved.with_schemas(state["config"], str(checkpoint))
+    rebase_paths(config, original_cwd(run_dir.hydra))
+    return run_dir, checkpoint, config
 
 
 def refuse_meaningless(overrides: list[str]) -> None:

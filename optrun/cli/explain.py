@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, ConfigError
-from optrun.cli.parser import VerbParser
+from optrun.cli.parser import VerbArguments, VerbParser
 
 if TYPE_CHECKING:
     from optrun.config.schema.run import RunConfig
@@ -21,7 +21,6 @@ def parser() -> VerbParser:
 Builds the model as shapes alone and says, without training and whatever its size: every parameter group with layer, lr
 at its peak, weight decay, adaptation, parameters and the bytes its state will take; the schedule as a curve.
 """,
-        overrides=True,
     )
     made.add_recipe_options()
     made.add_argument("--all", action="store_true", help="every tensor, not every group")
@@ -30,17 +29,12 @@ at its peak, weight decay, adaptation, parameters and the bytes its state will t
     return made
 
 
-def run(argv: list[str]) -> int:
+def run(arguments: VerbArguments) -> int:
     """Explain a configuration.
 
     Returns:
         0.
     """
-    arguments = parser().parse(argv)
-    if arguments is None:
-        return EXIT_DONE
-    if arguments.positional:
-        raise ConfigError(f"optrun explain {arguments.positional[0]}: expected key=value. See optrun explain --help")
     from optrun.cli.branch import whole_command_line
     from optrun.config import store
     from optrun.config.compose import compose_request
@@ -54,7 +48,7 @@ def run(argv: list[str]) -> int:
             )
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
-    command_line = arguments.command_line(argv)
+    command_line = arguments.command_line()
     hydra = store.open_hydra(command_line.config_dir)
     request = compose_request(hydra, whole_command_line(hydra, command_line))
     options = arguments.options

@@ -26,6 +26,9 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
 
     Returns:
         Whether it was.
+
+    Raises:
+        ConfigError: There is no such choice or key, or `-sc` does not take this; Hydra ends with a traceback there.
     """
     config_name = args.config_name or DEFAULT_CONFIG
     if args.help and args.overrides:
@@ -37,7 +40,12 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
     elif args.shell_completion:
-        _check_completion(args.overrides)
+        asked, _, shell = args.overrides[0].partition("=") if len(args.overrides) == 1 else ("", "", "")
+        given = " ".join(args.overrides)
+        if asked == "query":
+            raise ConfigError(f"-sc {given}: this is what the shell asks, with the line so far in COMP_LINE.")
+        if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
+            raise ConfigError(f"-sc {given}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
     else:
         return False
@@ -72,17 +80,3 @@ def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Na
             hydra.show_info(args.info, config_name=config_name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise refusal(hydra, config_name, error) from error
-
-
-def _check_completion(arguments: list[str]) -> None:
-    """Refuse what `-sc` does not take; Hydra ends with a traceback there.
-
-    Raises:
-        ConfigError: With what it takes.
-    """
-    asked, _, shell = arguments[0].partition("=") if len(arguments) == 1 else ("", "", "")
-    if asked == "query":
-        raise ConfigError(f"-sc {arguments[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
-    if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
-        given = " ".join(arguments)
-        raise ConfigError(f"-sc {given}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")

@@ -117,17 +117,14 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 def _located(error: OptrunError, argv: list[str]) -> str:
     """Locate the message at the line of the user's file that it is about: a value in a YAML, or code of a plugin."""
     message = str(error)
-    position = _position_of_value(message, argv) if isinstance(error, ConfigError) else None
+    position = None
+    if isinstance(error, ConfigError):
+        from optrun.config import yaml_files
+
+        typed = any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv)
+        position = None if typed else yaml_files.location(message)
     if position is None and error.__cause__ is not None and "optrun.config.registry" in sys.modules:
         from optrun.config.registry.failures import position_behind
 
         position = position_behind(error)
     return message if position is None else f"{position}: {message}"
-
-
-def _position_of_value(message: str, argv: list[str]) -> str | None:
-    if any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv):
-        return None
-    from optrun.config.yaml_files import location
-
-    return location(message)

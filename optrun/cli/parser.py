@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean, refuse_url
 
 if TYPE_CHECKING:
     from optrun.config.request import CommandLine
@@ -21,35 +23,54 @@ if TYPE_CHECKING:
 class VerbArguments:
     """What was typed after a verb."""
 
+    verb: str
+    argv: list[str]
     positional: list[str]
+    own: dict[str, str]
+    """Values of the keys that are the verb's own."""
     overrides: list[str]
-    """The `key=value` arguments."""
+    """The other `key=value` arguments."""
     options: argparse.Namespace
 
-    def values(self, verb: str) -> dict[str, str]:
-        """Return the values of a verb's own keys.
+    @property
+    def out(self) -> Path | None:
+        """The value of `out`; None if it is not given."""
+        return Path(self.own["out"]).expanduser() if "out" in self.own else None
+
+    def folders(self) -> list[Path]:
+        """Return the positional arguments, each an existing directory.
 
         Raises:
-            ConfigError: A key is given twice.
+            ConfigError: One does not exist.
         """
-        given: dict[str, str] = {}
-        for token in self.overrides:
-            key, _, value = token.partition("=")
-            if key in given:
-                raise ConfigError(f"optrun {verb}: {key} is given twice: which one is meant?")
-            given[key] = value
-        return given
+        found = [Path(path).expanduser() for path in self.positional]
+        for folder in found:
+            if not folder.is_dir():
+                raise ConfigError(f"{folder}: no such directory.")
+        return found
 
-    def command_line(self, argv: list[str]) -> CommandLine:
-        """Parse the command line of a verb that composes a configuration.
+    def flag(self, key: str) -> bool | None:
+        """Read true or false; None if the key is not given.
 
-        Args:
-            argv: As it was parsed.
+        Raises:
+            ConfigError: Another word.
         """
+        text = self.own.get(key)
+        if text not in (None, "true", "false"):
+            near = did_you_mean(text, ("true", "false"))
+            raise ConfigError(f"optrun {self.verb} {key}={text}: expected true or false. {near}")
+        return None if text is None else text == "true"
+
+    def listed(self, key: str) -> list[str]:
+        """Split a value at its commas."""
+        return [part for part in self.own.get(key, "").split(",") if part]
+
+    def command_line(self) -> CommandLine:
+        """Build the command line of a verb that composes a configuration."""
         from optrun.config.request import DEFAULT_CONFIG, CommandLine
 
         return CommandLine(
-            argv=argv,
+            argv=self.argv,
             config_name=self.options.config_name or DEFAULT_CONFIG,
             names_config=self.options.config_name is not None,
             config_dir=self.options.config_dir,
@@ -60,7 +81,7 @@ class VerbArguments:
 class GivenOnce(argparse.Namespace):
     """Takes each option once: argparse would let the last one win."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if not isinstance(value, list) and getattr(self, name, None) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} is given twice: which one is meant?")
         super().__setattr__(name, value)
@@ -71,15 +92,12 @@ class VerbParser(argparse.ArgumentParser):
 
     Args:
         verb: Its name.
-        arguments: What it takes besides options, as the usage shows it.
+        arguments: What it takes besides options, as the usage shows it: places first, then `key=value`. `[KEY=VALUE`
+            stands for keys of the configuration, `[hydra.KEY=VALUE` for Hydra's.
         description: What it does, for `--help`.
-        overrides: Whether it takes keys of the configuration.
-        keys: What else it takes as `key=value`.
     """
 
-    def __init__(
-        self, verb: str, arguments: str, description: str, *, overrides: bool = False, keys: Collection[str] = ()
-    ) -> None:
+    def __init__(self, verb: str, arguments: str, description: str) -> None:
         super().__init__(
             prog=f"optrun {verb}",
             description=description.strip(),
@@ -88,10 +106,13 @@ class VerbParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.verb = verb
-        self.takes_overrides = overrides
-        self.keys = keys
-        self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DEST|DIR)\b", re.sub(r"\w+=\S+", "", arguments)) is not None
+        self.takes_overrides = "[KEY=VALUE" in arguments
+        self.keys = re.findall(r"(?<![\w.])([a-z_]+)=", arguments)
         self.claims = [piece for piece in re.findall(r"[^\s\[\]]+", arguments) if piece.isalpha() and piece.islower()]
+        places = re.split(r"\[?[\w.]+=", arguments)[0]
+        self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DIR)\b", places) is not None
+        self._least = 1 if self.claims else len(re.sub(r"\[.*?\]", "", places).split())
+        self._most = math.inf if "...]" in places else self._least
         self._arguments = arguments
         self.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
         # `optrun.config.registry.plugins` takes it out of every command line; it stands here to be shown and completed.
@@ -117,7 +138,7 @@ class VerbParser(argparse.ArgumentParser):
 
     def format_usage(self) -> str:
         """Write the first line of the help: arguments stand before options."""
-        pieces = [f"usage: {self.prog}", *([self._arguments] if self._arguments else [])]
+        pieces = [f"usage: {self.prog} {self._arguments}"]
         for action in self._actions:
             if action.option_strings and action.dest not in ("help", "plugin"):
                 value = "" if action.nargs == 0 else f" {action.metavar}"
@@ -154,7 +175,7 @@ class VerbParser(argparse.ArgumentParser):
             None where help was asked for, and has been printed.
 
         Raises:
-            ConfigError: An option or a kind of argument that the verb does not have, or an option without its value.
+            ConfigError: An option, a key or a number of places that the verb does not have, or one without its value.
         """
         if {"-h", "--help"} & set(argv):
             sys.stdout.write(self.format_help())
@@ -164,33 +185,48 @@ class VerbParser(argparse.ArgumentParser):
         try:
             options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
             if unknown:
-                self._refuse_option(unknown[0].partition("=")[0])
+                from optrun.config.keys import as_key
+
+                name = unknown[0].partition("=")[0]
+                hint = as_key(name, self.keys) or f" {did_you_mean(name, self.option_values())}"
+                raise ConfigError(f"{name}: no such option.{hint}")
             for name, value in vars(options).items():
                 if value == "":
                     raise ConfigError(f"--{name.replace('_', '-')}: a value is missing.")
         except ConfigError as error:
             raise ConfigError(f"optrun {self.verb} {error}") from error
-        overrides = [token for token in options.arguments if is_override(token)]
-        self._refuse_overrides(overrides)
-        return VerbArguments([token for token in options.arguments if not is_override(token)], overrides, options)
+        own, overrides = self._keys(token for token in options.arguments if is_override(token))
+        positional = [token for token in options.arguments if not is_override(token)]
+        if not self._least <= len(positional) <= self._most:
+            given = " ".join(["optrun", self.verb, *positional])
+            raise ConfigError(f"{given}: expected optrun {self.verb} {self._arguments}. See optrun {self.verb} --help")
+        if self.takes_paths:
+            refuse_url("DIR", positional)
+        return VerbArguments(self.verb, argv, positional, own, overrides, options)
 
     def _is_path(self, token: str) -> bool:
         other = token.startswith("-") or (is_override(token) and token.partition("=")[0] not in self.keys)
         return other and os.path.lexists(token)
 
-    def _refuse_option(self, name: str) -> NoReturn:
-        from optrun.config.keys import as_key
-
-        hint = as_key(name, self.keys) or f" {did_you_mean(name, self.option_values())}"
-        raise ConfigError(f"{name}: no such option.{hint}")
-
-    def _refuse_overrides(self, overrides: list[str]) -> None:
-        if self.takes_overrides:
-            return
-        for token in overrides:
-            if token.partition("=")[0] not in self.keys:
-                hint = did_you_mean(token.partition("=")[0], self.keys) or "It takes no key=value; leave it out."
+    def _keys(self, tokens: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+        """Tell the verb's own keys from overrides."""
+        own: dict[str, str] = {}
+        overrides = []
+        for token in tokens:
+            key, _, value = token.partition("=")
+            if key in own:
+                raise ConfigError(f"optrun {self.verb}: {key} is given twice: which one is meant?")
+            if key in self.keys:
+                own[key] = value
+            elif self.takes_overrides or ("[hydra.KEY" in self._arguments and re.match(r"[+~]*hydra[./]", key)):
+                overrides.append(token)
+            else:
+                hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
                 raise ConfigError(f"optrun {self.verb} {token}: no such key. {hint}")
+        refuse_url("out", own.get("out"))
+        if own.get("out") == "":
+            raise ConfigError(f"optrun {self.verb} out=: a value is missing: expected a folder or file to write to.")
+        return own, overrides
 
 
 def is_override(token: str) -> bool:

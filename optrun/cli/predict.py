@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError, nearest, refuse_url
-from optrun.cli.parser import VerbParser
-from optrun.config.registry.origins import require
+from optrun.base.errors import EXIT_DONE, ConfigError, nearest, refuse_url
+from optrun.cli.evaluate import open_saved
+from optrun.cli.parser import VerbArguments, VerbParser
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -37,7 +37,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "predict",
-        "RUN_DIR|CHECKPOINT data.eval=FILE out=FILE [KEY=VALUE ...]",
+        "RUN_DIR|CHECKPOINT data.eval=FILE out=FILE [keep=[COLUMN,...]] [top_k=N] [KEY=VALUE ...]",
         """
 Predictions of a checkpoint (of a run: its newest) for each row of a file, in its order: labels with probabilities,
 entities, masked tokens, numbers, or generated texts. FILE of out ends with .jsonl, .csv or .parquet. Labels are not
@@ -48,25 +48,19 @@ file is read), keep=[COLUMN, ...] (what stands beside the predictions; all colum
 (masked_lm), generation.max_new_tokens=N and every other name of transformers' generation, data.max_length, seed,
 training.device, training.per_device_eval_batch_size, training.precision.
 """,
-        overrides=True,
-        keys=("out", "keep", *_OPTIONS),
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
-def run(argv: list[str]) -> int:
+def run(arguments: VerbArguments) -> int:
     """Predict, and say what was written.
 
     Returns:
         0.
     """
-    arguments = parser().parse(argv)
-    if arguments is None:
-        return EXIT_DONE
-    if len(arguments.positional) != 1:
-        raise ConfigError(f"optrun predict takes one run directory or checkpoint: {_FIRST}")
-    checkpoint, found = predict(arguments.positional[0], arguments.overrides)
+    own = [f"{key}={value}" for key, value in arguments.own.items()]
+    checkpoint, found = predict(arguments.positional[0], [*own, *arguments.overrides])
     for note in found.notes:
         sys.stderr.write(f"optrun: {note}\n")
     if arguments.options.json:
@@ -98,22 +92,12 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
         ConfigError: A key that does not exist, or has no effect on a prediction; rows that do not fit.
         CheckpointError: There is no whole checkpoint.
     """
-    from optrun.artifacts.checkpoint import read_state
     from optrun.config import saved, store
-    from optrun.config.original_cwd import original_cwd, rebase_paths
     from optrun.config.overrides import parse, refuse_twice
-    from optrun.runner.resume.target import checkpoint_of
 
     parsed = parse(overrides)
     refuse_twice(parsed)
-    run_dir, checkpoint = checkpoint_of(path)
-    state = read_state(checkpoint)
-    for note in require(state.get("plugins", ()), str(checkpoint)):
-        sys.stderr.write(f"optrun: {note}\n")
-    if not isinstance(state.get("config"), dict):
-        raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
-    before = saved.with_schemas(state["config"], str(checkpoint))
-    rebase_paths(before, original_cwd(run_dir.hydra))
+    run_dir, checkpoint, before = open_saved(path)
     values = {one.key_or_group: _value(one) for one in parsed if one.key_or_group not in _RUN_KEYS}
     of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
     config = store.typed(saved.changed(store.open_hydra(), before, of_run))

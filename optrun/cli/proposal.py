@@ -348,7 +348,10 @@ class _Run:
         seconds = None if trial is None or trial.seconds is None else trial.seconds * (USUAL_BATCH / batch)
         if trial is not None and seconds is not None:
             say("time", f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without evaluation")
-        grids = {name: ",".join(map(_rate, self._rates(name))) for name in _CONTENDERS}
+        common, grids = without(self.overrides, *_OF_ONE_RUN), {}
+        for name in _CONTENDERS:
+            lr = compose_request(self.hydra, CommandLine(overrides=[*common, f"optimizer={name}"])).config.lr
+            grids[name] = ",".join(_rate(lr * factor) for factor in _FACTORS)
         return Proposal(self.overrides, grids, steps, seconds)
 
     def _with_length(self) -> Facts:
@@ -375,11 +378,6 @@ class _Run:
         if each < _STEPS:
             self.more["training.eval_steps"] = "null"
         return max(1, math.ceil(self.config().training.num_train_epochs * each))
-
-    def _rates(self, name: str) -> list[float]:
-        common = without(self.overrides, *_OF_ONE_RUN)
-        lr = compose_request(self.hydra, CommandLine(overrides=[*common, f"optimizer={name}"])).config.lr
-        return [lr * factor for factor in _FACTORS]
 
 
 def _is_small(data: DataConfig) -> bool:

@@ -13,7 +13,8 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable, refuse_url
-from optrun.cli.branch import trunk_of, whole_command_line
+from optrun.cli.auto_lr import compose_new
+from optrun.cli.branch import trunk_of
 from optrun.config import overrides, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.branch import is_branch
@@ -58,9 +59,7 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
     if target is None:  # resume=auto, and nothing to resume
         own = [token for token in command_line.overrides if not overrides.is_resume(token)]
-        whole = whole_command_line(hydra, replace(command_line, overrides=own))
-        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
-        cfg = store.compose(hydra, command_line.config_name, checked)
+        checked, cfg = compose_new(hydra, replace(command_line, overrides=own), caller.console)
         # That took a moment, in which another process may have begun there, and ended.
         target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
         if target is None:
@@ -90,13 +89,12 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     given = {override.key_or_group for override in overrides.parse(changes)} | {"resume", "model.trust_remote_code"}
     noted_here = [str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given]
     kept = [token for token in noted_here if not overrides.is_hydra(token)]  # what Hydra notes has none of its own
-    whole = whole_command_line(hydra, replace(command_line, config_name=name, overrides=[*kept, *changes]))
-    checked = overrides.checked(hydra, name, [*whole.overrides, place], sweep=False)
-    cfg = store.compose(hydra, name, checked)
+    again = replace(command_line, config_name=name, overrides=[*kept, *changes, place])
+    checked, cfg = compose_new(hydra, again, caller.console)
     _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes)
     rebase_paths(cfg, original_cwd(run.hydra))
     sys.stderr.write(f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n")
-    return start(hydra, replace(whole, overrides=checked), cfg, caller)
+    return start(hydra, replace(again, overrides=checked), cfg, caller)
 
 
 def _tell_variables(values: Mapping[str, Any], where: Path, changes: list[str]) -> None:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 import textwrap
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, ConfigError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
-
-if TYPE_CHECKING:
-    from optrun.cli.proposal import Proposal
 
 _WIDTH = 108
 """Characters of a line, behind its heading."""
@@ -29,31 +24,27 @@ labels, lengths, what would be cut. Proposes a task, a model, a batch that fits 
 optimizers, each as a command to copy. Keys given here go into every command and decide what they name, such as
 task=masked_lm or data.label_column=verdict. Nothing is written, but with run=true, which runs the first command.
 """,
-        overrides=True,
-        keys=("run",),
     )
     made.add_config_dir()
     return made
 
 
-def run(argv: list[str]) -> int:
+def run(arguments: VerbArguments) -> int:
     """Print what is there and what to do with it, and with `run=true` do the first of it.
 
     Returns:
         0, or the exit code of the run.
     """
-    arguments = parser().parse(argv)
-    if arguments is None:
-        return EXIT_DONE
-    if len(arguments.positional) != 1:
-        raise ConfigError("optrun start takes one file, folder or name: optrun start FILE [KEY=VALUE ...]")
-    runs, own = _taken_apart(arguments)
+    runs, config_dir = arguments.flag("run"), arguments.options.config_dir
+    for token in arguments.overrides:
+        if token.lstrip("+").startswith(("resume=", "branch_from=", "search.", "hydra.sweep")):
+            raise ConfigError(f"{token}: has no effect on optrun start, which proposes a new run; leave it out.")
     from optrun.cli.proposal import propose
 
-    made = propose(arguments.positional[0], own, arguments.options.config_dir, _say)
-    config_dir = arguments.options.config_dir
+    made = propose(arguments.positional[0], arguments.overrides, config_dir, _say)
     more = [] if config_dir is None else ["--config-dir", config_dir]
-    _print_commands(made, more)
+    for number, (what, words) in enumerate(made.commands(), 1):
+        sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*words, *more])}\n")
     if not runs:
         sys.stdout.write("\nrun=true runs the first; nothing was written.\n")
         return EXIT_DONE
@@ -62,31 +53,9 @@ def run(argv: list[str]) -> int:
     return train([*made.overrides, *more])
 
 
-def _taken_apart(arguments: VerbArguments) -> tuple[bool, list[str]]:
-    """Take `run=true` from the keys.
-
-    Raises:
-        ConfigError: It has another value, or a key belongs to a sweep or a run that is there.
-    """
-    given = replace(arguments, overrides=[token for token in arguments.overrides if token.startswith("run=")])
-    value = given.values("start").get("run", "false")
-    if value not in ("true", "false"):
-        raise ConfigError(f"run={value}: expected true or false.")
-    own = [token for token in arguments.overrides if not token.startswith("run=")]
-    for token in own:
-        if token.lstrip("+").startswith(("resume=", "branch_from=", "search.", "hydra.sweep")):
-            raise ConfigError(f"{token}: has no effect on optrun start, which proposes a new run; leave it out.")
-    return value == "true", own
-
-
 def _say(name: str, *lines: str) -> None:
     """Print a heading of ten characters and its lines."""
     wrapped = [part for line in lines for part in textwrap.wrap(printable(line), _WIDTH, drop_whitespace=False) or [""]]
     for at, line in enumerate(wrapped):
         sys.stdout.write(f"{'' if at else name:<10}{line}".rstrip() + "\n")
     sys.stdout.flush()
-
-
-def _print_commands(made: Proposal, more: list[str]) -> None:
-    for number, (what, words) in enumerate(made.commands(), 1):
-        sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*words, *more])}\n")

@@ -15,9 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError, StorageError, refuse_url
 from optrun.cli.branch import Branching
-from optrun.cli.placement import PLACES
 from optrun.cli.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
 from optrun.cli.sweep_files import refuse_changed_files
+from optrun.cli.values import PLACES
 from optrun.config import overrides, store
 from optrun.config.compose_errors import interpolation
 from optrun.config.groups import default_values

@@ -25,34 +25,25 @@ def refuse_early(jobs: list[Job], command: SweepCommand) -> None:
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
-        if job.values["distributed"]["name"] != "none":
-            _refuse_unfit_ranks(job)
+        if job.values["distributed"]["name"] != "none":  # which devices there are, its own process sees
+            config = store.typed(saved.with_schemas(job.values, job.label))
+            assert isinstance(config.distributed, RanksConfig)
+            given, nnodes = config.training.nproc_per_node, config.distributed.nnodes
+            try:
+                refuse_composed(config, None if given == "auto" else int(given) * nnodes)
+            except ConfigError as error:
+                raise ConfigError(f"{error} In the job {job.label}.") from error
     typed = any(token.startswith("training.nproc_per_node=") for token in command.overrides)
     if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
         for job in jobs:
             refuse_idle_nproc(job.values["training"]["nproc_per_node"])
     for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
-        config = saved.with_schemas(job.values, job.label)
-        require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]
-        if OmegaConf.get_type(config.optimizer) is PytorchOptimizerConfig:
+        cfg = saved.with_schemas(job.values, job.label)
+        require_tracker(OmegaConf.to_object(cfg.tracking))  # type: ignore[arg-type]
+        if OmegaConf.get_type(cfg.optimizer) is PytorchOptimizerConfig:
             from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
 
-            require_optimizer(OmegaConf.to_object(config.optimizer))  # type: ignore[arg-type]
-
-
-def _refuse_unfit_ranks(job: Job) -> None:
-    """Refuse a job whose ranks cannot be; which devices there are, its own process sees, perhaps on another machine.
-
-    Raises:
-        ConfigError: With the key and the job.
-    """
-    config = store.typed(saved.with_schemas(job.values, job.label))
-    distributed, given = config.distributed, config.training.nproc_per_node
-    assert isinstance(distributed, RanksConfig)
-    try:
-        refuse_composed(config, None if given == "auto" else int(given) * distributed.nnodes)
-    except ConfigError as error:
-        raise ConfigError(f"{error} In the job {job.label}.") from error
+            require_optimizer(OmegaConf.to_object(cfg.optimizer))  # type: ignore[arg-type]
 
 
 def refuse_other_code(directory: SweepDir) -> None:
@@ -93,7 +84,7 @@ def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: 
     Raises:
         ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no one choice.
     """
-    from optrun.cli.confirm_request import read_request
+    from optrun.cli.values import read_request
     from optrun.report.confirmation import refuse_stale
     from optrun.report.forecast import count_workloads
 

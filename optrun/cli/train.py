@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,9 +52,7 @@ def run(argv: list[str]) -> int:
     if found is not None and found.rank:
         if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
             return EXIT_DONE  # rank 0 answers
-        from optrun.launch.rank import leave
-
-        return leave(guarded(lambda argv: _follow(found, argv, args.overrides), argv))
+        return _join(found, argv, args.overrides)
     hydra = store.open_hydra(args.config_dir)
     if hydra_services.answer(hydra, parser, args):
         return EXIT_DONE
@@ -75,28 +73,23 @@ def run(argv: list[str]) -> int:
         checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
-    if found is not None:
-        from optrun.launch.rank import leave
 
-        return leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
+    def work(leader: Leader | None = None) -> int:
+        from rich.console import Console
+
+        from optrun.launch.single_run import Caller
+
+        caller = Caller(Console(), leader=leader)
+        if sweeps:
+            return start_sweep(hydra, command_line, caller).exit_code
+        train(hydra, command_line, caller)
+        return EXIT_DONE
+
+    if found is not None:
+        return _join(found, argv, args.overrides, work)
     if sys.stderr.isatty():
         sys.stderr.write("optrun: reading configuration, libraries and data ...\n")  # seconds before anything else
-    return _run(hydra, command_line, _caller(), sweeps=sweeps)
-
-
-def _caller(leader: Leader | None = None) -> Caller:
-    from rich.console import Console
-
-    from optrun.launch.single_run import Caller
-
-    return Caller(Console(), leader=leader)
-
-
-def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: bool) -> int:
-    if sweeps:
-        return start_sweep(hydra, command_line, caller).exit_code
-    train(hydra, command_line, caller)
-    return EXIT_DONE
+    return work()
 
 
 def _is_alone(args: argparse.Namespace) -> bool:
@@ -105,22 +98,28 @@ def _is_alone(args: argparse.Namespace) -> bool:
     return not (told or args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ)
 
 
-def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps: bool) -> int:
-    """Run as rank 0 of a launcher."""
-    from optrun.launch.rank import Leader, begin
+def _join(
+    found: Launched, argv: list[str], overrides: Sequence[str], lead: Callable[[Leader], int] | None = None
+) -> int:
+    """Run as a rank of a launcher.
 
-    rank = begin(launched)
-    asked = {"command line": shlex.join(command_line.argv)}
-    with Leader(rank, rank.meet(_timeout(command_line.overrides), asked)) as leader:
-        return _run(hydra, command_line, _caller(leader), sweeps=sweeps)
+    Args:
+        found: What the launcher says of this process.
+        argv: Arguments after `optrun`.
+        overrides: Those among them.
+        lead: What rank 0 does; None: another rank, which composes nothing.
+    """
+    from optrun.launch.rank import Leader, begin, follow_leader, leave
 
+    def take_part(argv: list[str]) -> int:
+        rank = begin(found)
+        meeting = rank.meet(_timeout(overrides), {"command line": shlex.join(argv)})
+        if lead is None:
+            return follow_leader(rank, meeting)
+        with Leader(rank, meeting) as leader:
+            return lead(leader)
 
-def _follow(launched: Launched, argv: Sequence[str], overrides: Sequence[str]) -> int:
-    """Run as any other rank of a launcher: it composes nothing."""
-    from optrun.launch.rank import begin, follow_leader
-
-    rank = begin(launched)
-    return follow_leader(rank, rank.meet(_timeout(overrides), {"command line": shlex.join(argv)}))
+    return leave(guarded(take_part, argv))
 
 
 def _timeout(tokens: Sequence[str]) -> float:
@@ -153,13 +152,7 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     overrides.refuse_twice(overrides.parse(command_line.overrides))
     value = overrides.resume_value(command_line.overrides)
     if value is None:
-        whole = whole_command_line(hydra, command_line)
-        tokens, learnt = auto_lr.resolve(hydra, command_line.config_name, whole.overrides)
-        checked = overrides.checked(hydra, command_line.config_name, tokens, sweep=False)
-        cfg = store.compose(hydra, command_line.config_name, checked)
-        if learnt is not None:
-            caller.console.print(f"lr=auto: {learnt}", markup=False, highlight=False, soft_wrap=True)
-            cfg.lr_from = learnt
+        checked, cfg = auto_lr.compose_new(hydra, command_line, caller.console)
         if cfg.resume is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
         value = str(cfg.resume)  # a recipe of the user's says so
@@ -199,8 +192,8 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     outcome = sweep(hydra, command_line, cfg, caller, branching)
     if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
         return outcome
-    from optrun.cli.confirm_request import read_request
     from optrun.cli.confirm_sweep import confirm
+    from optrun.cli.values import read_request
 
     left = outcome.seconds_left  # one limit for the whole command
     asked = read_request(**vars(outcome.confirm))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optrun.base.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, StorageError, printable
-from optrun.cli.parser import VerbParser
+from optrun.cli.parser import VerbArguments, VerbParser
+
+_STRANGER = "not of the checkpoint; never read"
+_STYLES = {"whole": "green", "damaged": "red", "not covered": "yellow", _STRANGER: "yellow"}
 
 
 def parser() -> VerbParser:
@@ -30,17 +34,12 @@ is lost or damaged is accepted by its own name, run_manifest.json, and with it e
     return made
 
 
-def run(argv: list[str]) -> int:
+def run(arguments: VerbArguments) -> int:
     """Check, and name what is damaged.
 
     Returns:
         0 where everything is whole, else 4.
     """
-    arguments = parser().parse(argv)
-    if arguments is None:
-        return EXIT_DONE
-    if not arguments.positional:
-        raise ConfigError("optrun verify takes run directories or checkpoints: optrun verify RUN_DIR|CHECKPOINT")
     if arguments.options.accept is not None:
         _accept(arguments.positional, arguments.options.accept)
     return max(_verify(path) for path in arguments.positional)
@@ -72,17 +71,16 @@ def _verify(path: str) -> int:
     from optrun.base.formatting import size
     from optrun.runner.resume.target import locate
 
-    target = locate(path)
+    target, console = locate(path), Console()
     folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]
-    table = Table(
-        title=Text(printable(str(target.checkpoint or target.run.path))), title_justify="left", title_style="dim"
-    )
-    for name in ("checkpoint", "file"):
-        table.add_column(name)
-    for name in ("size", "tensors"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    console = Console()
+    title = Text(printable(str(target.checkpoint or target.run.path)))
+    table = Table(title=title, title_justify="left", title_style="dim")
+    for name in ("checkpoint", "file", "size", "tensors", "verdict"):
+        table.add_column(name, justify="right" if name in ("size", "tensors") else "left")
+
+    def add(verdict: str, name: str, shown: str = "", tensors: str = "", folder: str = "") -> None:
+        table.add_row(folder, Text(printable(name)), shown, tensors, Text(verdict, style=_STYLES[verdict]))
+
     wrong: list[str] = []
     try:
         run_id = run_id_of(target.run)
@@ -92,33 +90,20 @@ def _verify(path: str) -> int:
         of_run = Checked() if target.checkpoint is not None else check_run(target.run)
         wrong += of_run.wrong.values()
         for name in sorted({*of_run.wrong, *of_run.whole, *of_run.open}):
-            if name in of_run.wrong:
-                verdict = Text("damaged", style="red")
-            elif name in of_run.open:
-                verdict = Text("not covered", style="yellow")
-            elif matches(name, (CHECKPOINT,)):
-                continue  # it has a row of its own
-            else:
-                verdict = Text("whole", style="green")
-            file = _File(target.run.path / name, None, name in of_run.wrong)
-            table.add_row("", Text(printable(name)), size(file.size), "", verdict)
+            verdict = "damaged" if name in of_run.wrong else "not covered" if name in of_run.open else "whole"
+            if verdict != "whole" or not matches(name, (CHECKPOINT,)):  # a checkpoint has rows of its own
+                add(verdict, name, size(_bytes(target.run.path / name)))
         for folder in folders:
             report = examine(folder, run_id)
             if not folder.is_dir():
                 continue  # the run goes on, and deleted it meanwhile
             wrong += report.problems
             for index, file in enumerate(report.files):
-                verdict = Text("damaged", style="red") if file.damaged else Text("whole", style="green")
-                shown = "" if file.tensors is None else str(file.tensors)
-                table.add_row(folder.name if index == 0 else "", file.name, size(file.size), shown, verdict)
+                tensors = "" if file.tensors is None else str(file.tensors)
+                verdict = "damaged" if file.damaged else "whole"
+                add(verdict, file.name, size(file.size), tensors, "" if index else folder.name)
             for stranger in report.foreign:
-                table.add_row(
-                    "",
-                    Text(printable(stranger.relative_to(folder).as_posix())),
-                    "",
-                    "",
-                    Text("not of the checkpoint; never read", style="yellow"),
-                )
+                add(_STRANGER, stranger.relative_to(folder).as_posix())
     if not folders and not of_run.sealed:
         wrong.append(f"{target.run.checkpoints}: no checkpoint there.")
     for pointer in () if target.checkpoint is not None else (target.run.best, target.run.last):
@@ -139,23 +124,27 @@ def _verify(path: str) -> int:
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE
 
 
+def _bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+@dataclass
 class _File:
-    """File of a checkpoint, with its size and whether it is damaged."""
+    """File of a checkpoint."""
 
-    def __init__(self, path: Path, tensors: int | None, damaged: bool, name: str | None = None) -> None:
-        self.name = name or path.name
-        self.size = path.stat().st_size if path.is_file() else 0
-        self.tensors = tensors
-        self.damaged = damaged
+    name: str
+    size: int
+    damaged: bool
+    tensors: int | None = None
 
 
+@dataclass
 class Report:
     """What was found in one checkpoint."""
 
-    def __init__(self) -> None:
-        self.files: list[_File] = []
-        self.problems: list[str] = []
-        self.foreign: list[Path] = []
+    problems: list[str]
+    files: list[_File] = field(default_factory=list)
+    foreign: list[Path] = field(default_factory=list)
 
 
 def examine(folder: Path, run_id: str | None = None) -> Report:
@@ -170,20 +159,23 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
     from optrun.artifacts.manifest import CONTENT, foreign_files, problems, read_manifest
     from optrun.artifacts.tensor_file import damaged_tensors
 
-    report = Report()
-    report.problems = problems(folder, run_id)
+    report = Report(problems(folder, run_id))
     if folder.is_dir() and not folder.is_symlink():
         report.foreign = foreign_files(folder)
+
+    def add(name: str, damaged: bool, tensors: int | None = None) -> None:
+        report.files.append(_File(name, _bytes(folder / name), damaged, tensors))
+
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
-        report.files = [_File(folder / name, None, True) for name in (names.CHECKPOINT_MANIFEST, *CONTENT)]
+        for name in (names.CHECKPOINT_MANIFEST, *CONTENT):
+            add(name, damaged=True)
         return report
-    report.files.append(_File(folder / names.CHECKPOINT_MANIFEST, None, False))
+    add(names.CHECKPOINT_MANIFEST, damaged=False)
     for name, entry in manifest.files.items():
         path, tensors = folder / name, manifest.tensors.get(name)
-        damaged = file_problem(path, entry) is not None
         if tensors is not None and path.is_file() and not path.is_symlink():
             report.problems += damaged_tensors(path, tensors)
-        report.files.append(_File(path, None if tensors is None else len(tensors), damaged, name))
+        add(name, file_problem(path, entry) is not None, None if tensors is None else len(tensors))
     return report

@@ -23,7 +23,6 @@ _SETTLED = (
     *("training.gradient_accumulation_steps", "training.global_batch_size"),
 )
 """Keys that a run which goes on has otherwise than one that begins; the batch is compared when it is settled."""
-_OF_COMMAND_LINE = tuple(CommandLine.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class Payload:
             paths = {key: None if getattr(resume, key) is None else str(getattr(resume, key)) for key in _PATHS}
             point = {**asdict(resume), **paths}
         return cls(
-            command_line={key: _plain(getattr(request, key)) for key in _OF_COMMAND_LINE},
+            command_line={key: getattr(request, key) for key in CommandLine.__dataclass_fields__},
             values=dict(request.values),
             plugins=list(plugins.LOADED.values()),
             plugins_may_change=origins.changes_allowed(),
@@ -69,15 +68,6 @@ class Payload:
             stop_at=stop_at,
             quiet=quiet,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Invert `to_dict`."""
-        return cls(**values)
 
     def facts(self) -> dict[str, object]:
         """List what every machine has to have composed alike, by dotted name."""
@@ -124,7 +114,3 @@ class Payload:
             return None
         paths = {key: None if self.resume[key] is None else Path(self.resume[key]) for key in _PATHS}
         return ResumePoint(**{**self.resume, **paths})
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, list | tuple) else value

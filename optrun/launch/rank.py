@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -39,7 +40,6 @@ from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost
 from optrun.distributed.watchdog import Watchdog
 from optrun.launch.payload import Payload
 from optrun.launch.rank_checks import refuse_shared_device
-from optrun.launch.rank_output import printed_log, rank_output
 from optrun.sweeper.pool import hold_as_rank
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
     meeting.timeout = float(payload.values["distributed"]["timeout_seconds"])
-    with rank_output(rank.launched.rank, payload.run), _watching_others(rank, meeting):
+    with _rank_output(rank.launched.rank, payload.run), _watching_others(rank, meeting):
         end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
         try:
             outcome = _train(rank, payload, meeting)
@@ -172,7 +172,7 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
-    with printed_log():
+    with _printed_log():
         train(request, payload.run, PlainDisplay(Console(quiet=True)), stop_at=payload.stop_at, world=world)
     return None
 
@@ -196,6 +196,34 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
 
 
 @contextmanager
+def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
+    """Write what any rank but the first prints into its log, warnings of libraries among it."""
+    if rank == 0:
+        yield
+        return
+    log = run.rank_log(rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    yield
+
+
+@contextmanager
+def _printed_log() -> Iterator[None]:
+    """Print what optrun logs."""
+    logger, handler = logging.getLogger("optrun"), logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextmanager
 def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
     """End ranks of this machine that hang, and tell how, where no agent of optrun's does."""
     if rank.is_watched or rank.folder is None or rank.heartbeats is None:
@@ -216,12 +244,6 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
 
     with Watchdog(rank.heartbeats, meeting.timeout, end_silent):
         yield
-
-
-def _lost(rank: Rank, ranks: Iterable[int]) -> list[RankEnd]:
-    """Collect the ends of ranks that told nothing: they are gone, or on their way."""
-    where = _gone(rank)
-    return [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in ranks if number in where]
 
 
 def _gone(rank: Rank) -> dict[int, str]:
@@ -250,7 +272,10 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     if rank.is_main:
         everyone = range(meeting.size)
         found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
-        lost = [] if rank.is_watched else _lost(rank, set(everyone) - set(found))
+        if not rank.is_watched:  # who told nothing is gone, or on its way
+            where = _gone(rank)
+            quiet = sorted((set(everyone) - set(found)) & where.keys())
+            lost = [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in quiet]
     elif end.code in _TOGETHER:
         found = _end_of_main(rank, meeting)
     return [end, *lost, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
@@ -293,7 +318,7 @@ class Leader:
         """
         payload = Payload.of(request, run, resume, quiet=console.quiet)
         self._sent = True
-        self._meeting.send(_PAYLOAD, payload.to_dict())
+        self._meeting.send(_PAYLOAD, asdict(payload))
         outcome = take_part(self._rank, payload, self._meeting)
         assert outcome is not None
         return outcome
@@ -325,7 +350,7 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
         with contextlib.suppress(LostRankError):  # it has told, and need not wait
             meeting.send(_LEFT, None)
         return int(told["exit_code"])
-    payload = Payload.from_dict(told)
+    payload = Payload(**told)
     if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
         (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
     take_part(rank, payload, meeting)
@@ -358,7 +383,7 @@ def main() -> int:
     assert found is not None, "started by optrun's agent alone"
     rank = begin(found)
     assert rank.folder is not None
-    payload = Payload.from_dict(read_json(rank.folder / PAYLOAD))
+    payload = Payload(**read_json(rank.folder / PAYLOAD))
     try:
         meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
     except UnmetError as error:  # the agents have met: a rank that does not come was lost on its way

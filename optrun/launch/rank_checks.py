@@ -1,4 +1,4 @@
-"""Refuses ranks that cannot be, before a directory is made."""
+"""Count the ranks and devices of this machine, and refuse ranks that cannot be, before a directory is made."""
 
 from __future__ import annotations
 
@@ -13,10 +13,40 @@ from optrun.config.schema.run import RunConfig
 from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import ranks_shown
-from optrun.launch.devices import device_count, nproc, visible_devices
 
 _OF_AGENT = ("training.nproc_per_node", "distributed.nnodes", "distributed.rdzv_endpoint", "distributed.max_restarts")
 """Keys that say how ranks are started: a launcher decides that by itself."""
+
+
+def nproc(config: RunConfig) -> int:
+    """Count the ranks of this machine."""
+    given = config.training.nproc_per_node
+    return int(given) if given != "auto" else device_count(config) or 1
+
+
+def device_count(config: RunConfig) -> int | None:
+    """Count the GPUs that ranks can have; None where they run on the CPU."""
+    import torch
+
+    kind = config.training.device.partition(":")[0]
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return None
+    return torch.cuda.device_count()
+
+
+def idle_note(config: RunConfig) -> str | None:
+    """Say that there are accelerators which a run in one process leaves idle; None where there are none."""
+    if isinstance(config.distributed, RanksConfig) or config.training.device.partition(":")[0] not in ("auto", "cuda"):
+        return None
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count < 2:
+        return None
+    return (
+        f"1 of {count} GPUs is used (distributed=none); distributed=ddp trains on all of them, "
+        "training.nproc_per_node=N on some."
+    )
 
 
 def refuse_unfit(
@@ -48,9 +78,11 @@ def refuse_unfit(
     devices = device_count(config)
     own_device = launched is not None and devices == 1  # such as srun --gpus-per-task=1: each rank sees its own
     if devices is not None and here > devices and not own_device:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = "CUDA devices" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
         key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
         raise ConfigError(
-            f"{key}: more ranks than devices: this machine has {devices} ({visible_devices()}). Expected at most "
+            f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most "
             f"{devices}, or training.device=cpu."
         )
     _refuse_backend(distributed, on_cuda=devices is not None)

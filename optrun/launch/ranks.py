@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,9 @@ from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.distributed.agent import Ranks, run_ranks
 from optrun.distributed.verdict import RankEnd, error_of
-from optrun.launch.devices import nproc
 from optrun.launch.payload import Payload
 from optrun.launch.rank import FOLDER, PAYLOAD
+from optrun.launch.rank_checks import nproc
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,8 +70,10 @@ def train_on_ranks(
                 why = error_of(before, run.rank_log) or "Another machine joins."
                 told = f"{why} Starting again, {starts} of {distributed.max_restarts} times."
                 console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
-                payload = _again(payload, began)
-            (folder / PAYLOAD).write_text(json.dumps(payload.to_dict()), encoding="utf-8")
+                if run.metrics.exists() or run.summary.exists() or run.checkpoints.exists():
+                    saved_since = any(saved.stat().st_mtime >= began for saved in checkpoint_folders(run))
+                    payload = payload.again(saved_since=saved_since)
+            (folder / PAYLOAD).write_text(json.dumps(asdict(payload)), encoding="utf-8")
 
         ranks = Ranks(
             nproc=nproc(request.config),
@@ -117,12 +120,3 @@ def _record(run: RunDir, error: OptrunError) -> None:
         values.update(status="failed", message=str(error), exit_code=error.exit_code)
         with recorded(run.summary):
             write_summary(run.summary, values)
-
-
-def _again(payload: Payload, began: float) -> Payload:
-    """Return the payload for ranks that are started once more: from the last checkpoint, or the start."""
-    run = payload.run
-    if not (run.metrics.exists() or run.summary.exists() or run.checkpoints.exists()):
-        return payload
-    saved_since = any(folder.stat().st_mtime >= began for folder in checkpoint_folders(run))
-    return payload.again(saved_since=saved_since)

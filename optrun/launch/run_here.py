@@ -9,7 +9,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.config.request import Request
 from optrun.distributed.watchdog import watched
 from optrun.distributed.world import ALONE, World
-from optrun.launch.devices import idle_note
+from optrun.launch.rank_checks import idle_note
 
 if TYPE_CHECKING:
     from rich.console import Console

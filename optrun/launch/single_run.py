@@ -72,47 +72,27 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):
         folder = _unused(folder)
     refuse_used(folder)
-    job = _Job(request, caller)
+    ended: list[Outcome | Exception] = []
+
+    def job(_: DictConfig) -> None:
+        """Keep an error, and do not raise it: `hydra.core.utils.JobReturn` would print a message of its own."""
+        run = RunDir(Path(HydraConfig.get().runtime.output_dir))
+        try:
+            ended.append(execute(request, run, caller))
+        except Exception as error:
+            if isinstance(error, ConfigError):  # any other may be about a run of another process
+                forget_unbegun(run)
+            ended.append(error)
+
     hydra.run(
         config_name=command_line.config_name,
         task_function=job,
         overrides=[*command_line.overrides, f"hydra.run.dir={quote_path(folder)}"],
     )
-    return job.result()
-
-
-class _Job:
-    """What Hydra calls in the directory it made.
-
-    Errors are kept, not raised: `hydra.core.utils.JobReturn` would print a message of its own above ours.
-    """
-
-    def __init__(self, request: Request, caller: Caller) -> None:
-        self._request = request
-        self._caller = caller
-        self._outcome: Outcome | None = None
-        self._error: Exception | None = None
-
-    def __call__(self, cfg: DictConfig) -> None:  # noqa: ARG002 - the request was made of the same
-        """Train, and keep how it ended."""
-        run = RunDir(Path(HydraConfig.get().runtime.output_dir))
-        try:
-            self._outcome = execute(self._request, run, self._caller)
-        except Exception as error:
-            if isinstance(error, ConfigError):  # any other may be about a run of another process
-                forget_unbegun(run)
-            self._error = error
-
-    def result(self) -> Outcome:
-        """Return how the run ended.
-
-        Raises:
-            Exception: What it raised.
-        """
-        if self._error is not None:
-            raise self._error
-        assert self._outcome is not None
-        return self._outcome
+    (end,) = ended
+    if isinstance(end, Exception):
+        raise end
+    return end
 
 
 def execute(request: Request, run: RunDir, caller: Caller, resume: ResumePoint | None = None) -> Outcome:

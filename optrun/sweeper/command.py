@@ -10,7 +10,6 @@ from hydra.types import RunMode
 
 from optrun.config import store
 from optrun.config.hydra_internals import Hydra
-from optrun.config.overrides import is_hydra
 from optrun.config.registry.plugins import options
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 
@@ -28,11 +27,6 @@ class SweepCommand(CommandLine):
     """Whether jobs may go on with plugins that changed since they were trained with them."""
     sweeps_by_itself: bool = False
     """Whether the recipe is a sweep without `-m`."""
-
-    @property
-    def hydra_overrides(self) -> list[str]:
-        """The overrides that are Hydra's and not the jobs'."""
-        return [token for token in self.overrides if is_hydra(token)]
 
     def job_argv(self, overrides: Sequence[str]) -> list[str]:
         """Return the arguments after `optrun` that make one job alone.

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 import optuna
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from optrun.artifacts.objective import Objective, stand_in
@@ -29,7 +30,7 @@ from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.halving import bracket_of, refuse_unreachable, rungs_of, survivors, value_at
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
-from optrun.sweeper.samplers import build_sampler, is_hashed
+from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
 
@@ -96,8 +97,11 @@ class ContenderStudy:
             )
         try:
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
-            for params in ends(self.space):
-                self._refuse_impossible(self._job(params))
+            for job in map(self._job, ends(self.space)):
+                try:
+                    store.typed(saved.with_schemas(job.values, job.label))
+                except ConfigError as error:
+                    raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
         except ConfigError as error:
             said = str(error).lstrip("+")
             if any(said.startswith(key) for key in contender.own):  # by the optimizer whose space it is
@@ -113,14 +117,7 @@ class ContenderStudy:
         self.objectives = objectives_of(options.objectives)
         """Empty: the main metric alone."""
         self._sweep: SweepDir | None = None
-        self._study: Any = None
-        self._hashed = True
-
-    def _refuse_impossible(self, job: Job) -> None:
-        try:
-            store.typed(saved.with_schemas(job.values, job.label))
-        except ConfigError as error:
-            raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
+        self._study: optuna.Study
 
     def placements(self) -> Iterator[Job]:
         """Yield jobs that may never be: the example, and one for each searched way of taking devices."""
@@ -176,7 +173,7 @@ class ContenderStudy:
             return metric_mode(str(saving["metric"]))
         return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
 
-    def open(self, storage: Any, where: str, sweep: SweepDir) -> None:
+    def open(self, storage: str | BaseStorage, where: str, sweep: SweepDir) -> None:
         """Open the study, made where there is none.
 
         Args:
@@ -190,7 +187,7 @@ class ContenderStudy:
         self._sweep = sweep
         modes = [each.mode for each in self.objectives] or [self.mode()]
         self._study = study_of.open_study(storage, modes, self.name)
-        self._hashed = is_hashed(self._study)
+        require_hashed(self._study)
         later = partial(saved.is_default, self.example.values)
         study_of.refuse_other(self._study, where, self.space, self.shared(), later)
 
@@ -215,7 +212,7 @@ class ContenderStudy:
         number = len(self._study.get_trials(deepcopy=False))
         options = self.options
         self._study.sampler = build_sampler(
-            options.sampler, options.seed, number, self.share, hashed=self._hashed, study=self.name, space=self.space
+            options.sampler, options.seed, number, self.share, study=self.name, space=self.space
         )
         asked = self._study.ask(fixed_distributions=self.space)
         return Trial(self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params))
@@ -283,30 +280,25 @@ class ContenderStudy:
         return [sum(column) / len(column) for column in zip(*found, strict=True)] if len(found) == len(rows) else None
 
     def _outcome(self, job: Job, state: JobState) -> list[float] | None:
+        """Find what a job counts as: a diverged one as the worst so far, or as its untrained model if that is worse."""
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(
                 f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
                 f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
             )
-        if state.diverged:
-            return self._worst(job, state)
+        if state.diverged:  # a sampler that is not told of it proposes the same region again
+            assert self._sweep is not None
+            ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            worst = []
+            for index, each in enumerate(self.objectives or [Objective(state.metric or "", state.mode)]):
+                before = untrained(self._sweep, job, each.name)
+                value = stand_in((trial.values[index] for trial in ended), [before], each.mode)
+                if value is None:
+                    return None
+                worst.append(value)
+            return worst
         if state.status != "finished":
             return None
         if self.objectives and self._sweep is not None:
             return values_of(self._sweep, job, self.objectives)
         return None if state.best is None or state.best != state.best else [state.best]
-
-    def _worst(self, job: Job, state: JobState) -> list[float] | None:
-        """Find what a diverged job counts as: the worst outcome so far, or its untrained model if that is worse.
-
-        A sampler that is not told of divergence proposes the same region again.
-        """
-        assert self._sweep is not None
-        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        objectives = self.objectives or [Objective(state.metric or "", state.mode)]
-        worst = [
-            stand_in((trial.values[index] for trial in ended), [untrained(self._sweep, job, each.name)], each.mode)
-            for index, each in enumerate(objectives)
-        ]
-        known = [value for value in worst if value is not None]
-        return known if len(known) == len(worst) else None

@@ -74,7 +74,11 @@ def contenders_of(
         name, assignment = _taken_apart(token, options)
         spaces.setdefault(name, []).append(assignment)
     given = [token for token in common if token.lstrip("+").startswith("optimizer=")]
-    names = _values(given[0]) if given else list(spaces)
+    names = list(spaces)
+    if given:
+        names = overrides_of.values_of(*overrides_of.parse(given[:1]))
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{given[0]}: an optimizer stands there twice.")
     for name in spaces:
         if name not in names:
             raise ConfigError(
@@ -95,14 +99,6 @@ def _taken_apart(token: str, options: Sequence[str]) -> tuple[str, str]:
     if key.replace("/", ".").partition(".")[0] in _NOT_OWN and not key.startswith("optimizer."):
         raise ConfigError(f"{path}: {key} is one for all optimizers. Give {key}=... without search.{name}.")
     return name, f"{key}={values}"
-
-
-def _values(token: str) -> list[str]:
-    (override,) = overrides_of.parse([token])
-    found = overrides_of.values_of(override)
-    if len(set(found)) < len(found):
-        raise ConfigError(f"{token}: an optimizer stands there twice.")
-    return found
 
 
 def _contender(

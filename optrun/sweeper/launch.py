@@ -24,6 +24,7 @@ from optrun.base.reading import read_json
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.literal import quote_path
+from optrun.config.overrides import is_hydra
 from optrun.config.registry.plugins import load_again
 from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.devices import refuse_unseen
@@ -162,7 +163,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     cfg = store.compose(
         hydra,
         command.config_name,
-        [*command.hydra_overrides, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
+        [*filter(is_hydra, command.overrides), "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
         RunMode.MULTIRUN,
     )
     launcher = Plugins.instance().instantiate_launcher(

@@ -28,7 +28,13 @@ def values_of(sweep: SweepDir, job: Job, objectives: Sequence[Objective]) -> lis
     Raises:
         ConfigError: The job has no number of that name.
     """
-    values = [_value(sweep, job, each) for each in objectives]
+    log, summary, values = sweep.metrics(job.name), sweep.summary(job.name), []
+    for objective in objectives:
+        value = objective_value(objective, log, summary)
+        if value is None:
+            hint = did_you_mean(objective.name, known_objectives(log, summary))
+            raise ConfigError(f"{KEY}: {objective.name}: {sweep.run(job.name).path} has no such number. {hint}")
+        values.append(value)
     return values if all(map(math.isfinite, values)) else None
 
 
@@ -36,15 +42,3 @@ def untrained(sweep: SweepDir, job: Job, name: str) -> float | None:
     """Read a metric as it was before the first step; None if that was not evaluated, or is not finite."""
     steps, values = sweep.metrics(job.name).series(name)
     return values[0] if steps[:1] == [0] and math.isfinite(values[0]) else None
-
-
-def _value(sweep: SweepDir, job: Job, objective: Objective) -> float:
-    log, summary = sweep.metrics(job.name), sweep.summary(job.name)
-    value = objective_value(objective, log, summary)
-    if value is None:
-        known = known_objectives(log, summary)
-        raise ConfigError(
-            f"{KEY}: {objective.name}: {sweep.run(job.name).path} has no such number. "
-            f"{did_you_mean(objective.name, known)}"
-        )
-    return value

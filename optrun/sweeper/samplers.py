@@ -6,50 +6,46 @@ Seeded by the study's seed and the trial's number, a study that was killed propo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import Sampler
 
+Space = dict[str, BaseDistribution]
+"""Distributions by key as on the command line."""
 _SEEDING = "optrun:seeding"
 _HASHED = "sha256"
 
 _FEWEST_FOR_TPE = 16
 """A share below this is a Sobol sequence throughout: TPE would spend most of it on its random start."""
 
-_OF_EACH_TRIAL: dict[Sampler, Callable[[int], Any]] = {
-    Sampler.random: lambda seed: optuna.samplers.RandomSampler(seed=seed),
-    Sampler.gp: lambda seed: optuna.samplers.GPSampler(seed=seed),
-    Sampler.cmaes: lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
-}
 
-
-def is_hashed(study: Any) -> bool:
-    """Tell whether the trials of a study are seeded by a hash; a study without trials begins so.
-
-    Studies of before were seeded by the sum of seed and number, so that neighbouring seeds proposed the same trials.
-    They go on as they began.
+def require_hashed(study: optuna.Study) -> None:
+    """Note that the trials of a new study are seeded by a hash, and refuse a study that is seeded in another way.
 
     Args:
         study: Nobody else changes it meanwhile.
 
     Raises:
-        ConfigError: A newer optrun seeds it in a way that is not known here.
+        ConfigError: Another optrun seeds it in a way that is not known here.
     """
     kept = study.user_attrs.get(_SEEDING)
     if kept is None and not study.user_attrs and not study.get_trials(deepcopy=False):
         study.set_user_attr(_SEEDING, kept := _HASHED)
-    if kept not in (None, _HASHED):
-        raise ConfigError(f"hydra/sweeper=optuna: this study is seeded by {kept}, known to a newer optrun. Use that.")
-    return kept is not None
+    if kept != _HASHED:
+        whose = "an optrun from before the first release" if kept is None else f"{kept}, known to a newer optrun"
+        raise ConfigError(
+            f"hydra/sweeper=optuna: this study is seeded by {whose}. Go on with that one, or choose another "
+            "hydra.sweep.dir."
+        )
 
 
 def build_sampler(
-    name: Sampler, seed: int, number: int, share: int, *, hashed: bool = True, study: str = "", space: Any = None
-) -> Any:
+    name: Sampler, seed: int, number: int, share: int, *, study: str = "", space: Space | None = None
+) -> optuna.samplers.BaseSampler:
     """Make the sampler that proposes one trial.
 
     Args:
@@ -57,32 +53,33 @@ def build_sampler(
         seed: Of the study.
         number: Of the trial.
         share: Trials that the study is to have.
-        hashed: Whether the study is seeded by a hash.
         study: Tells it from others of the same seed.
         space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
-    start = max(4, share // 4)
-    own = trial_seed(seed, number, study) if hashed else seed + number
+    start, own = max(4, share // 4), trial_seed(seed, number, study)
     if name is Sampler.auto:
         name = Sampler.qmc if share < _FEWEST_FOR_TPE or number < start else Sampler.tpe
-    if name is Sampler.qmc and hashed:
-        # One sequence for all trials: the storage knows how far it has come. Its seed counts only if it is scrambled.
-        return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
-    if name is Sampler.qmc:
-        return optuna.samplers.QMCSampler(seed=seed)
-    if name is Sampler.tpe:
-        return optuna.samplers.TPESampler(seed=own, n_startup_trials=start)
-    return _OF_EACH_TRIAL[name](own)
+    match name:
+        case Sampler.qmc:
+            # One sequence for all trials: the storage knows how far it has come. Its seed counts only if scrambled.
+            return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
+        case Sampler.tpe:
+            return optuna.samplers.TPESampler(seed=own, n_startup_trials=start)
+        case Sampler.gp:
+            return optuna.samplers.GPSampler(seed=own)
+        case Sampler.cmaes:
+            return optuna.samplers.CmaEsSampler(seed=own)
+    return optuna.samplers.RandomSampler(seed=own)
 
 
 class _Sobol(optuna.samplers.QMCSampler):
     """Knows its space beforehand; Optuna's own proposes at random until a first trial has ended."""
 
-    def __init__(self, space: dict[str, Any], **options: Any) -> None:
+    def __init__(self, space: Space, **options: int) -> None:
         super().__init__(**options)
         self._space = space
 
-    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:  # noqa: ARG002
         """Give the space of the study."""
         return self._space
 

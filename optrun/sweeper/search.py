@@ -176,14 +176,6 @@ class Search:
 
     # The trials -----------------------------------------------------------------------------------------------------
 
-    def _under_way(self) -> tuple[list[Trial], dict[str, int]]:
-        """Find the trials that were begun and not ended, and how many each study has had."""
-        for study in self.studies:
-            study.give_up_halves()
-        trials = {study.name: study.trials() for study in self.studies}
-        found = [each for had in trials.values() for each in had if each.frozen.state == TrialState.RUNNING]
-        return found, {name: len(had) for name, had in trials.items()}
-
     def _proposed(self, under_way: Sequence[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
         """Propose trials until `n_jobs` are under way, or the budgets are spent."""
         found = list(under_way)
@@ -207,7 +199,11 @@ class Search:
         With `rungs` the trials proposed together compete and wait for each other. Else nobody waits.
         """
         with _asking(driver.sweep):
-            found, had = self._under_way()
+            for study in self.studies:
+                study.give_up_halves()
+            trials = {study.name: study.trials() for study in self.studies}
+            found = [each for own in trials.values() for each in own if each.frozen.state == TrialState.RUNNING]
+            had = {name: len(own) for name, own in trials.items()}
             if self.options.rungs:  # who competes at a rung is of one optimizer
                 found = [trial for trial in found if trial.study is found[0].study]
             left, goals = self._judged(found[: self.options.n_jobs], driver)

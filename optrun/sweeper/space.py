@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from optrun.base.errors import ConfigError
 
 _WHOLE_ENDS = re.compile(r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)")
 
-Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Resolve = Callable[[Mapping[str, object]], Mapping[str, Any]]
 """Values of some searched keys to every value of the configuration, by dotted name."""
 
 
-def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, Any]:
+def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistribution]:
     """Read what is searched, by key as on the command line; where the run takes whole numbers, they are whole.
 
     Args:
@@ -35,11 +35,12 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, Any]:
     for override in swept:
         key, name = str(override.get_key_element()), override.key_or_group
         if key in numbers and _is_whole(override, space[key], without.get(name), with_numbers.get(name)):
-            space[key] = _whole_numbers(space[key])
+            found = space[key]
+            space[key] = IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
     return space
 
 
-def _is_whole(override: Override, found: Any, before: Any, after: Any) -> bool:
+def _is_whole(override: Override, found: FloatDistribution, before: object, after: object) -> bool:
     """Tell whether a key takes whole numbers.
 
     A schema makes the low end what the key takes. An open mapping keeps what it is given: there the value counts that
@@ -61,7 +62,7 @@ def _is_whole(override: Override, found: Any, before: Any, after: Any) -> bool:
     return True
 
 
-def distribution(override: Override) -> Any:
+def distribution(override: Override) -> BaseDistribution:
     """Translate a sweep of Hydra's grammar to a distribution of Optuna's.
 
     `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
@@ -88,11 +89,7 @@ def distribution(override: Override) -> Any:
     return CategoricalDistribution(choices)
 
 
-def _whole_numbers(found: Any) -> Any:
-    return IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
-
-
-def _grid(value: RangeSweep) -> Any:
+def _grid(value: RangeSweep) -> BaseDistribution:
     start, stop, step = value.start, value.stop, value.step
     assert start is not None
     assert stop is not None
@@ -103,14 +100,14 @@ def _grid(value: RangeSweep) -> Any:
     return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
 
 
-def any_value(found: Any) -> Any:
+def any_value(found: BaseDistribution) -> Any:
     """Pick any value of a distribution, to see what a trial resolves to; whole if it can be."""
     if isinstance(found, CategoricalDistribution):
         return found.choices[0]
     return int(found.low) if found.low == int(found.low) else found.low
 
 
-def ends(space: Mapping[str, Any]) -> list[dict[str, Any]]:
+def ends(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
     """List few points that visit the ends of every range and each of the choices.
 
     Example:
@@ -122,6 +119,6 @@ def ends(space: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{key: values[min(turn, len(values) - 1)] for key, values in found.items()} for turn in range(rounds)]
 
 
-def written(key: str, value: Any) -> str:
+def written(key: str, value: object) -> str:
     """Write a value of a trial as on the command line."""
     return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

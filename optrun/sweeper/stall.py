@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optrun.artifacts.lock import holder_of
-from optrun.artifacts.run_dir import RunDir
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.stop import end_family, family
 
@@ -22,12 +21,11 @@ _AT_LEAST = 3_600.0
 _BEFORE_A_STEP = 86_400.0
 """Until a job has logged a step: data may be fetched and tokenized, which changes no file of a run."""
 
-_Marks = list[tuple[str, int, int]]
-
 
 @dataclass
 class _Seen:
-    marks: _Marks
+    marks: list[tuple[str, int, int]]
+    """Name, size and time of change of each file."""
     looked: float
     silent: float = 0.0
     limit: float = math.inf
@@ -54,7 +52,11 @@ class StallWatch:
         Returns:
             Seconds without any change if these are too many; None: it goes on.
         """
-        now, marks = self.clock(), _marks_of(self.sweep.run(name))
+        now, marks, run = self.clock(), list[tuple[str, int, int]](), self.sweep.run(name)
+        for path in (*run.path.glob("*"), *run.checkpoints.glob("*")):
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                marks.append((path.name, state.st_size, state.st_mtime_ns))
         seen = self._seen.setdefault(name, _Seen(marks, now))
         seen.silent += min(now - seen.looked, _LOOK_SECONDS)
         seen.looked = now
@@ -70,15 +72,6 @@ class StallWatch:
     def forget(self, name: str) -> None:
         """Begin anew with a job that is not at work."""
         self._seen.pop(name, None)
-
-
-def _marks_of(run: RunDir) -> _Marks:
-    found = []
-    for path in (*run.path.glob("*"), *run.checkpoints.glob("*")):
-        with contextlib.suppress(OSError):
-            state = path.stat()
-            found.append((path.name, state.st_size, state.st_mtime_ns))
-    return found
 
 
 def end_holder(lock: Path, server: int) -> str:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
@@ -21,7 +20,7 @@ _RECORD = b'{"op_code":'
 _OF_THE_VALUE = (ValueError, ImportError)  # no database of that name, no driver for it, one that Optuna has no more
 
 
-def open_storage(given: str | None, default: Path) -> Any:
+def open_storage(given: str | None, default: Path) -> str | JournalStorage:
     """Open a journal, or name a database for `optuna.create_study`.
 
     Args:
@@ -33,9 +32,9 @@ def open_storage(given: str | None, default: Path) -> Any:
         StorageError: It cannot be written.
     """
     journal = None if given is None else journal_path(given)
-    return (
-        _open_journal(Path(journal).expanduser().absolute()) if journal else given or f"sqlite:///{default.resolve()}"
-    )
+    if journal is not None:
+        return _open_journal(Path(journal).expanduser().absolute())
+    return given or f"sqlite:///{default.resolve()}"
 
 
 @contextlib.contextmanager

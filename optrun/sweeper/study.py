@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import optuna
-from optuna.distributions import check_distribution_compatibility
+from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from optrun.base.errors import ConfigError
@@ -20,7 +20,7 @@ AGAIN = "optrun:again"
 _SHOWN = 3
 
 
-def open_study(storage: Any, modes: Sequence[str], contender: str = "") -> Any:
+def open_study(storage: str | BaseStorage, modes: Sequence[str], contender: str = "") -> optuna.Study:
     """Open the study of a contender, made where there is none.
 
     Args:
@@ -36,7 +36,7 @@ def open_study(storage: Any, modes: Sequence[str], contender: str = "") -> Any:
     )
 
 
-def refuse_mixed(storage: Any, where: str, apart: bool) -> None:
+def refuse_mixed(storage: str | BaseStorage, where: str, apart: bool) -> None:
     """Refuse to go on with a search of one space as one space per optimizer, or the other way round.
 
     Args:
@@ -58,16 +58,16 @@ def refuse_mixed(storage: Any, where: str, apart: bool) -> None:
         raise ConfigError(f"{where}: this study searched {own}, and now one space for all: {_elsewhere(where)}")
 
 
-def whole(trial: FrozenTrial, space: Mapping[str, Any]) -> bool:
+def whole(trial: FrozenTrial, space: Mapping[str, BaseDistribution]) -> bool:
     """Tell whether a trial has all its parameters; a process killed while asking leaves one that has not."""
     return set(trial.params) == set(space)
 
 
 def refuse_other(
-    study: Any,
+    study: optuna.Study,
     storage: str,
-    space: Mapping[str, Any],
-    shared: Mapping[str, Any],
+    space: Mapping[str, BaseDistribution],
+    shared: Mapping[str, object],
     is_default: Callable[[str], bool],
 ) -> None:
     """Refuse another space or configuration than the study began with, which is kept with it at the first start.
@@ -83,8 +83,22 @@ def refuse_other(
         ConfigError: Another space, or another configuration around it.
     """
     for trial in study.get_trials(deepcopy=False):
-        if trial.params:
-            _refuse_other_space(trial, storage, space)
+        if not whole(trial, space):
+            if trial.params and trial.state != TrialState.RUNNING:
+                gone = sorted(set(trial.params) ^ set(space))
+                raise ConfigError(
+                    f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} "
+                    f"differs. A study keeps its space: {_elsewhere(storage)}"
+                )
+            continue
+        for key, wanted in space.items():
+            try:
+                check_distribution_compatibility(trial.distributions[key], wanted)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{storage}: {key.lstrip('+')} was searched over {described(trial.distributions[key])}, and now "
+                    f"over {described(wanted)}. A study keeps its choices and scales: {_elsewhere(storage)}"
+                ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
     if then is None:
@@ -100,32 +114,12 @@ def refuse_other(
         )
 
 
-def _refuse_other_space(trial: FrozenTrial, storage: str, space: Mapping[str, Any]) -> None:
-    if not whole(trial, space):
-        if trial.state == TrialState.RUNNING:
-            return
-        gone = sorted(set(trial.params) ^ set(space))
-        raise ConfigError(
-            f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} "
-            f"differs. A study keeps its space: {_elsewhere(storage)}"
-        )
-    for key, now in space.items():
-        then = trial.distributions[key]
-        try:
-            check_distribution_compatibility(then, now)
-        except ValueError as error:
-            raise ConfigError(
-                f"{storage}: {key.lstrip('+')} was searched over {described(then)}, and now over {described(now)}. A "
-                f"study keeps its choices and scales: {_elsewhere(storage)}"
-            ) from error
-
-
 def _elsewhere(storage: str) -> str:
     also = f" and another {STORAGE}" if storage == STORAGE else ""
     return f"give what it began with, or choose another hydra.sweep.dir{also}."
 
 
-def described(found: Any) -> str:
+def described(found: BaseDistribution) -> str:
     """Write a distribution as on the command line, about.
 
     Example:
@@ -142,7 +136,7 @@ def described(found: Any) -> str:
     return f"tag(log, {text})" if found.log else text
 
 
-def tell_again(study: Any, trial: FrozenTrial, values: Sequence[float]) -> None:
+def tell_again(study: optuna.Study, trial: FrozenTrial, values: Sequence[float]) -> None:
     """Add the late result of a trial that ended without one, once; Optuna takes none for a trial that has ended.
 
     Args:

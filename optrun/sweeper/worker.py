@@ -92,7 +92,8 @@ class SweepTask:
             return "held"
         finally:
             _release_memory()
-            if _in_joblib_pool() and os.getppid() != parent:
+            in_pool = multiprocessing.current_process().name.startswith("LokyProcess")  # and not the sweep's own
+            if in_pool and os.getppid() != parent:
                 # Its driver is dead: joblib's worker would wait for ever for a job that nobody is there to give.
                 os._exit(EXIT_STOPPED_EARLY)
 
@@ -287,8 +288,3 @@ def _release_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _in_joblib_pool() -> bool:
-    """Tell whether this is a process of joblib's pool, and not the sweep's own, whose parent may come and go."""
-    return multiprocessing.current_process().name.startswith("LokyProcess")

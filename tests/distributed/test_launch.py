@@ -17,7 +17,7 @@ from optrun.artifacts.lock import starting
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError
-from optrun.launch.devices import idle_note
+from optrun.launch.rank_checks import idle_note
 from tests.preloaded import Program, optrun_preloaded, program
 from tests.running import TINY_GPT, composed, optrun, optrun_process, summary, write_text
 

@@ -63,6 +63,12 @@ def test_the_number_is_shown_and_recorded(place: Path, capsys: pytest.CaptureFix
     assert "lr_from" not in capsys.readouterr().err
 
 
+def test_a_run_that_may_go_on_begins_with_the_number(place: Path) -> None:
+    asked = words(place, f"{WIDTH}=32", "lr=auto", "lr_from=sweep", "hydra.run.dir=run", "resume=auto")
+    assert optrun(*asked) == 0
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["lr"] == pytest.approx(0.002, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("more", "facts"),
     [

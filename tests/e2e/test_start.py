@@ -84,7 +84,7 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({"a.pdf": "x"}, ["a.pdf"], ["a.pdf", "unknown format"]),
         ({"a.csv": "a,b\n1,2\n3,4\n"}, ["a.csv"], ["make no task", "Columns: a, b", "task=NAME"]),
         ({"a.csv": REVIEWS}, ["a.csv", "run=yes"], ["run=yes", "true or false"]),
-        ({"a.csv": REVIEWS}, ["a.csv", "b.csv"], ["takes one file"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "b.csv"], ["expected optrun start FILE"]),
         ({"a.csv": REVIEWS}, ["a.csv", "resume=run"], ["resume=run", "proposes a new run"]),
         ({"a.csv": REVIEWS}, ["a.csv", "tsk=sft"], ["tsk", "task"]),
         ({"x/a.csv": "a", "x/b.txt": "b"}, ["x"], ["data.train=x", "Give files or a glob"]),

@@ -159,10 +159,10 @@ COMMAND_LINE = [
     (["explain", "--png"], ["explain --png", "a value is missing"]),
     (["explain", "--png", "--json"], ["explain --png", "a value is missing"]),
     (["certify", "resume", "--steps", "-3"], ["--steps -3", "a whole number"]),
-    (["evaluate"], ["one run directory or checkpoint"]),
+    (["evaluate"], ["expected optrun evaluate RUN_DIR|CHECKPOINT"]),
     (["evaluate", "nowhere"], ["nowhere", "no such directory"]),
     (["verify", "."], ["neither a run directory nor a checkpoint"]),
-    (["export", "x"], ["a checkpoint and a destination"]),
+    (["export", "x"], ["expected optrun export RUN_DIR|CHECKPOINT DEST"]),
     (["report", "nowhere"], ["nowhere", "no such directory"]),
     (["report", ".", "metrc=x"], ["metrc", "metric"]),
     (

@@ -16,7 +16,7 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import compare
-from optrun.cli.certify import command_line
+from optrun.cli.certify_resume import command_line
 from optrun.config.request import CommandLine
 from tests.faults.runs import STEPS, Go, Straight
 from tests.faults.syscalls import Syscalls, die, in_child

@@ -21,7 +21,7 @@ from optrun.sweeper.contender_study import ContenderStudy
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.halving import survivors
 from optrun.sweeper.jobs import Composer, parse
-from optrun.sweeper.samplers import build_sampler, is_hashed
+from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.search import Search
 from optrun.sweeper.space import distribution
 from optrun.training.step import TrainStep
@@ -116,8 +116,9 @@ def test_neighbouring_seeds_are_other_studies() -> None:
 
     def proposed(sampler: Sampler, seed: int) -> list[float]:
         study = optuna.create_study()
-        assert is_hashed(study)
-        assert is_hashed(study), "and stays so"
+        require_hashed(study)
+        require_hashed(study)
+        assert study.user_attrs == {"optrun:seeding": "sha256"}
         found = []
         for number in range(4):
             study.sampler = build_sampler(sampler, seed, number, 20, space=space)
@@ -158,23 +159,18 @@ def test_a_small_share_is_spread_evenly_from_its_first_trial_on() -> None:
     assert build_sampler(Sampler.tpe, 0, 0, 24)._n_startup_trials == 6
 
 
-def test_a_study_of_before_is_seeded_as_it_began() -> None:
-    space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
-    study = optuna.create_study()
-    study.set_user_attr("optrun:configuration", {})
-    assert not is_hashed(study), "it said what it shares before its first trial"
-    sums = [optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3 + number)) for number in range(2)]
-    expected = [one.ask(fixed_distributions=space).params for one in sums]
-    for number in range(2):
-        study.sampler = build_sampler(Sampler.random, 3, number, 20, hashed=is_hashed(study))
-        assert study.ask(fixed_distributions=space).params == expected[number]
+def test_a_study_that_is_seeded_in_another_way_is_refused() -> None:
+    begun = optuna.create_study()
+    begun.set_user_attr("optrun:configuration", {})
     older = optuna.create_study()
     older.ask()
-    assert not is_hashed(older), "it has a trial"
+    for study in (begun, older):
+        with pytest.raises(ConfigError, match="before the first release"):
+            require_hashed(study)
     newer = optuna.create_study()
     newer.set_user_attr("optrun:seeding", "md6")
     with pytest.raises(ConfigError, match="md6"):
-        is_hashed(newer)
+        require_hashed(newer)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from optrun.base.errors import ConfigError
-from optrun.cli.report import run as report_verb
+from optrun.cli.dispatch import dispatch
 from optrun.report.arms import Contender
 from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, find
@@ -116,4 +116,4 @@ def test_the_best_of_fewer_configurations_is_that_of_all_draws(mode: str, number
 @pytest.mark.parametrize("level", ["", "low", "nan", "inf", "1e999"])
 def test_a_target_is_a_number(level: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"target=.*expected a number.*target=4\.5"):
-        report_verb([str(tmp_path), f"target={level}"])
+        dispatch(["report", str(tmp_path), f"target={level}"])

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from optrun.base.errors import ConfigError
-from optrun.cli.confirm_request import read_request, read_seeds
+from optrun.cli.values import read_request, read_seeds
 from optrun.report import build, confirmation
 from optrun.report.build import report
 from optrun.report.collect import load_runs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from optrun.cli import confirm as verb
-from optrun.cli.confirm_request import read_request
+from optrun.cli.values import read_request
 from optrun.config import overrides, store
 from optrun.report import build
 from optrun.report.build import report
@@ -51,7 +51,7 @@ def _planned(line: str, sweep: Path) -> tuple[Confirmation, Path]:
     arguments = verb.parser().parse(words)
     assert arguments is not None
     assert [Path(each).resolve() for each in arguments.positional] == [sweep.resolve()]
-    given = arguments.values("confirm")
+    given = dict(arguments.own)
     folder = Path(given.pop("out", str(sweep / "confirm")))
     by = [key for key in given.pop("by", "").split(",") if key]
     return prepare(sweep, folder, read_request(by=by, **given))[0], folder

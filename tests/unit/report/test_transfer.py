@@ -188,7 +188,7 @@ def test_words(tmp_path: Path, sweep: Callable[..., Path], capsys: pytest.Captur
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "transfer.md").write_text("my notes")
     for words, fact in (
-        ([], "takes sweeps"),
+        ([], "expected optrun transfer DIR"),
         ([folder], "to is missing"),
         ([folder, f"to={WIDTH}=128", "too=1"], "Did you mean"),
         ([folder, f"to={WIDTH}=128", "out="], "expected a folder"),

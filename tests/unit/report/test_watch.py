@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from optrun.base.errors import ConfigError
-from optrun.cli.report import run as report_verb
+from optrun.cli.dispatch import dispatch
 from optrun.report import build
 from optrun.report.watch import served, watch
 
@@ -98,4 +98,4 @@ def test_ctrl_c_ends_the_page_and_not_the_sweep(tmp_path: Path, make_run: MakeRu
 )
 def test_wrong_words(tmp_path: Path, given: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        report_verb([str(tmp_path), *given])
+        dispatch(["report", str(tmp_path), *given])

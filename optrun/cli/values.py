@@ -1,4 +1,4 @@
-"""Read what a person asks of a confirmation, on the command line of the verb or in `hydra.sweeper.confirm`."""
+"""Read values of the command line: numbers, seeds, what is asked of a confirmation, where its runs run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,30 @@ from optrun.base.errors import ConfigError
 if TYPE_CHECKING:
     from optrun.report.confirmation import Asked
 
+PLACES = (
+    "hydra/launcher",
+    "hydra.sweeper.devices",
+    "hydra.sweeper.max_batch_size",
+    "hydra.sweeper.retry_failed",
+    "hydra.sweeper.stall_seconds",
+    "hydra.sweeper.timeout",
+)
+"""Keys, beside those of a launcher."""
+
+
+def is_place(token: str) -> bool:
+    """Tell whether an override says where and how runs are run.
+
+    Example:
+        >>> is_place("hydra.launcher.n_jobs=2"), is_place("hydra.sweeper.n_trials=8")
+        (True, False)
+    """
+    key = token.lstrip("+~").partition("=")[0]
+    return key in PLACES or key.startswith("hydra.launcher.")
+
 
 def read_request(*, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any) -> Asked:
-    """Read seeds, power and difference; the others are taken as they are.
+    """Read what is asked of a confirmation: seeds, power and difference; the others are taken as they are.
 
     Raises:
         ConfigError: A value that is none; or seeds are named, and planned, too.
@@ -25,20 +46,27 @@ def read_request(*, seeds: Any = None, power: Any = None, difference: Any = None
             raise ConfigError(f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one out.")
     return Asked(
         seeds=None if seeds is None else read_seeds(seeds),
-        power=_number("power", power, 1, "a chance between 0 and 1, such as 0.8"),
-        difference=_number("difference", difference, math.inf, "a number above 0, in units of the metric"),
+        power=read_number("power", power, "a chance between 0 and 1, such as 0.8", 0, 1),
+        difference=read_number("difference", difference, "a number above 0, in units of the metric", 0),
         **others,
     )
 
 
-def _number(key: str, given: object, below: float, expected: str) -> float | None:
+def read_number(
+    key: str, given: object, expected: str, above: float = -math.inf, below: float = math.inf
+) -> float | None:
+    """Read a number between two limits, both excluded; None if it is not given.
+
+    Raises:
+        ConfigError: It is none.
+    """
     if given is None:
         return None
     try:
         number = float(str(given))
     except ValueError:
         number = math.nan
-    if not 0 < number < below:
+    if not above < number < below:
         raise ConfigError(f"{key}={given}: expected {expected}.")
     return number
 

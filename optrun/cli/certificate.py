@@ -1,0 +1,93 @@
+"""What every proof does: replace values of the command line, show its progress, publish its certificate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from optrun.base.errors import ConfigError, printable
+from optrun.config.overrides import is_hydra
+
+
+@dataclass
+class Desk:
+    """Where a claim is proved."""
+
+    claim: str
+    options: argparse.Namespace
+    """Of the verb."""
+
+    def __post_init__(self) -> None:
+        """Leave standard output to the JSON that is asked for."""
+        self.console = Console(stderr=self.options.json, highlight=False)
+
+    def whole(self, name: str, default: int, least: int) -> int:
+        """Read an option that is a whole number.
+
+        Raises:
+            ConfigError: It is none, or too small.
+        """
+        given = getattr(self.options, name) or str(default)
+        if not given.isdecimal() or int(given) < least:
+            raise ConfigError(f"optrun certify --{name} {given}: expected a whole number, {least} or more.")
+        return int(given)
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line of text from outside."""
+        self.console.print(Text(printable(text), style=style), soft_wrap=True)
+
+    @contextmanager
+    def watched(self) -> Iterator[Callable[[str], None]]:
+        """Show what the proof is at; yields a function that takes it."""
+        with self.console.status(f"certify {self.claim}") as status:
+            yield lambda text: status.update(f"certify {self.claim} · {text}")
+
+    def publish(self, facts: Mapping[str, object], *, always: bool) -> Path | None:
+        """Print the certificate as JSON if that is asked for, and write it.
+
+        Args:
+            facts: The certificate.
+            always: Whether it is written without `--out`, too, to outputs/certificates.
+
+        Returns:
+            The file, None if none is written.
+        """
+        text = json.dumps(facts, indent=2) + "\n"
+        if self.options.json:
+            sys.stdout.write(text)
+        if not always and self.options.out is None:
+            return None
+        stamped = time.strftime(f"{self.claim}-%Y-%m-%d-%H-%M-%S.json")
+        path = Path(self.options.out or Path("outputs", "certificates", stamped))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Put what a proof needs in the place of what was given; returns overrides, and a note for each that goes."""
+    kept, replaced = [], []
+    for token in overrides:
+        key = token.split("=", 1)[0].lstrip("+")
+        if key == "resume" or is_hydra(key):
+            raise ConfigError(f"{token}: certify chooses where it runs and resumes by itself; leave it out.")
+        if key.startswith("tracking."):
+            replaced.append(f"{token}: nothing is tracked here")
+        elif key == "training.num_train_epochs":
+            replaced.append(f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)")
+        elif key in forced or (key.startswith("scheduler.") and "scheduler" in forced):
+            if token.partition("=")[2] != forced[key]:
+                option = " (--steps)" if key == "training.max_steps" else ""
+                replaced.append(f"{token}: certify takes {key}={forced[key]}{option}")
+        else:
+            kept.append(token)
+    return [*kept, *(f"{key}={value}" for key, value in forced.items())], replaced

@@ -1,0 +1,119 @@
+"""`optrun certify resume`: a run that is killed and resumed equals the undisturbed one."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
+from optrun.cli.certificate import Desk, with_forced
+from optrun.cli.messages import guarded
+from optrun.cli.parser import VerbArguments
+from optrun.config.registry import plugins
+
+if TYPE_CHECKING:
+    from optrun.certify.resume import Certificate
+    from optrun.config.request import CommandLine
+
+_FORCED = {
+    "training.logging_steps": "1",
+    "training.max_seconds": "null",
+    "checkpoint.save_steps": "1",
+    "tracking": "none",
+}
+
+
+def run(arguments: VerbArguments, desk: Desk) -> int:
+    """Prove, and print the certificate.
+
+    Returns:
+        0 where every resumed run equals the undisturbed one, else 1.
+    """
+    steps, kills, seed = desk.whole("steps", 12, 2), desk.whole("kills", 8, 1), desk.whole("seed", 0, 0)
+    command, replaced = command_line(arguments.command_line(), steps)
+
+    from optrun.certify.resume import certify
+    from optrun.cli import train
+
+    for note in replaced:
+        desk.say(note)
+    folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
+    with desk.watched() as watch:
+        paper = certify(
+            functools.partial(guarded, train.run),
+            command,
+            steps=steps,
+            kills=kills,
+            seed=seed,
+            folder=folder,
+            watch=watch,
+        )
+    paper.argv[:0] = plugins.options(plugins.LOADED.values())
+    out = desk.publish(paper.to_dict(), always=not desk.options.json)
+    if not desk.options.json:
+        _show(desk, paper)
+    if out is not None:
+        desk.say(f"written to {out}")
+    if paper.difference is not None:
+        desk.say(f"the runs are kept in {folder}")
+        return EXIT_FAILED
+    shutil.rmtree(folder)
+    return EXIT_DONE
+
+
+def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
+    """Build the command line of the trials: what was asked for, with what a proof needs.
+
+    Args:
+        asked: Of the verb.
+        steps: Of each run.
+
+    Returns:
+        Arguments after `optrun`, and a note for each override of the user's that another one replaces.
+
+    Raises:
+        ConfigError: An override that has no meaning here, or a configuration that does not compose.
+    """
+    from optrun.config import store
+    from optrun.config.branch import is_branch
+    from optrun.config.compose import compose_request
+
+    for token in filter(is_branch, asked.overrides):
+        raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
+    own, replaced = with_forced(asked.overrides, {**_FORCED, "training.max_steps": str(steps)})
+    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
+    if not request.config.checkpoint.enabled:
+        raise ConfigError("checkpoint=none: nothing is saved, so there is nothing to resume from.")
+    options = ["-cn", asked.config_name]
+    if asked.config_dir is not None:
+        options += ["--config-dir", str(Path(asked.config_dir).resolve())]
+    return [*options, *own], replaced
+
+
+def _show(desk: Desk, paper: Certificate) -> None:
+    """Show the certificate as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(printable(" ".join(paper.argv)), style="dim"), title_justify="left", caption_justify="left"
+    )
+    for name in ("compared", "values", "digest of the undisturbed run", "after kill and resume"):
+        table.add_column(name, justify="right" if name == "values" else "left")
+    for section in paper.sections:
+        verdict = Text("equal", style="green") if section.difference is None else Text("differs", style="red")
+        table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
+    desk.console.print(table)
+    fell = ", ".join(f"{count} {where}" for where, count in paper.fell.most_common())
+    desk.say(
+        f"{len(paper.kills)} kills in {paper.runs} runs of {paper.steps} steps, {paper.starts} starts, "
+        f"{paper.seconds:.0f} s: {fell or 'none'}"
+    )
+    if paper.difference is None:
+        desk.say("certified: resumed runs equal the undisturbed run to the last bit", "bold green")
+    else:
+        desk.say(f"not certified: {paper.difference}", "bold red")
