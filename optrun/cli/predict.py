@@ -118,9 +118,10 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
     config = store.typed(saved.changed(store.open_hydra(), before, of_run))
 
-    from optrun.runner.predict import options_of, predict_file
+    from optrun.runner.predict import predict_file
+    from optrun.task.build import predictor_class
 
-    asked = _asked(values, options_of(config))
+    asked = _asked(values, predictor_class(config.task).options)
     asked.cut = any(one.key_or_group == "data.max_length" for one in parsed)
     return checkpoint, predict_file(config, run_dir, checkpoint, asked)
 
@@ -183,7 +184,7 @@ def _asked(values: dict[str, Any], options: Any) -> Asked:
 def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> ConfigError:
     """Make the refusal of a key that a prediction does not go by."""
     from optrun.config.schema.run import RunConfig
-    from optrun.runner.predict import GENERATION_OPTIONS
+    from optrun.runner.prediction.generation import OPTIONS
 
     known = [
         *_RUN_KEYS,
@@ -194,7 +195,7 @@ def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> Conf
         *options,
         f"{_GENERATION}KEY",
     ]
-    names = {name: f"{_GENERATION}{name}" for name in GENERATION_OPTIONS} | {name: name for name in known}
+    names = {name: f"{_GENERATION}{name}" for name in OPTIONS} | {name: name for name in known}
     close = [names[name] for name in nearest(key, names)]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     real = key.split(".")[0] in RunConfig.__dataclass_fields__

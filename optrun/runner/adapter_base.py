@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def adapter_facts(model: Any) -> dict[str, Any] | None:
+def adapter_facts(model: PreTrainedModel) -> dict[str, Any] | None:
     """Describe an adapter for checkpoints, which hold no base; None for a model that trains whole."""
     adapter = injected(model)
     if adapter is None:
@@ -44,7 +44,7 @@ def adapter_facts(model: Any) -> dict[str, Any] | None:
     }
 
 
-def base_digest(model: Any) -> str:
+def base_digest(model: PreTrainedModel) -> str:
     """Digest the frozen weights, or all of a model without an adapter; 32 hexadecimal digits.
 
     Equal digests mean equal names, shapes and values.
@@ -99,7 +99,7 @@ def rebuilt(
     run: RunDir,
     checkpoint: Path,
     snapshot: Snapshot,
-    kind: type[Any],
+    kind: type[PreTrainedModel],
     values: PretrainedConfig,
     *,
     dequantized: bool = False,
@@ -150,7 +150,7 @@ def rebuilt(
     return model
 
 
-def _in_words(quantization: Mapping[str, Any] | None) -> str:
+def _in_words(quantization: Mapping[str, object] | None) -> str:
     asked = quantization or {"quantization": None}
     return " ".join(f"model.{name}={'null' if value is None else value}" for name, value in asked.items())
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -17,7 +15,7 @@ from optrun.config.saved import ENVIRONMENT, plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.optimizer.inherited import inherit_state
 from optrun.runner.resume.config_diff import Changes
-from optrun.runner.resume.data_position import of_steps
+from optrun.runner.resume.data_position import Plan, of_steps
 from optrun.runner.resume.restore import (
     refuse_mutated_optimizer,
     restore_scaler,
@@ -53,14 +51,14 @@ class Branch:
     """The step that the schedule counts from."""
     trunk_config: str
     """Digest of the trunk's configuration but for the seed: trunks that differ in no more are of one kind."""
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    changes: dict[str, tuple[object, object]] = field(default_factory=dict)
     """Keys whose values are others than the trunk's, with both."""
     optimizer_state: str = ""
     """What became of the trunk's, in words."""
     schedule: str = ""
     """Where the schedule stands, in words."""
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Return what every checkpoint of the branch says of it."""
         return {
             "folder": str(self.trunk.folder),
@@ -71,7 +69,7 @@ class Branch:
             "trunk_config": self.trunk_config,
         }
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return what `summary.json` says of it."""
         return {
             **self.metadata(),
@@ -139,7 +137,7 @@ def _follows(key: str, changes: Changes) -> bool:
     return key != name and name in changes
 
 
-def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], changes: Changes, trunk: Trunk) -> None:
+def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) -> None:
     """Refuse another order or size of the steps: the branch would not stand where the trunk stood.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import registry
@@ -12,7 +11,7 @@ from optrun.config.schema.callbacks import callback_configs
 from optrun.training.callback import HOOKS
 
 
-def build_callbacks(configs: Mapping[str, Any]) -> dict[str, object]:
+def build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
     """Build the callbacks of a configuration, in its order.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,6 +34,9 @@ from optrun.training.state import RandomStates, TrainState
 from optrun.training.trackers import Tracker, build_tracker
 from optrun.training.utilization import peak_flops
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class TrackerCallback(Callback):
     """Sends each line of metrics to a tracker.
@@ -45,7 +48,7 @@ class TrackerCallback(Callback):
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def on_log(self, training: TrainingContext, record: Mapping[str, object]) -> None:  # noqa: ARG002
         """Send the line."""
         self.tracker.log(record)
 
@@ -59,7 +62,7 @@ def build_loop(
     assembled: Assembled,
     snapshot: Snapshot | None,
     stop_at: int | None,
-    answers: Callable[[Any], Iterable[Answer]] | None = None,
+    answers: Callable[[PreTrainedModel], Iterable[Answer]] | None = None,
 ) -> Loop:
     """Build the loop with everything that hears of its steps.
 
@@ -91,7 +94,7 @@ def build_loop(
     callbacks = build_callbacks(config.callbacks) if world.is_main else {}
     hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
-        hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.stop)
+        hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.start.stop)
     snapshots = Snapshots(
         model=setup.model,
         train_step=setup.train_step,
@@ -170,7 +173,7 @@ def _writers(
     session: Session,
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
-    answers: Callable[[Any], Iterable[Answer]] | None,
+    answers: Callable[[PreTrainedModel], Iterable[Answer]] | None,
 ) -> list[Callback]:
     """List what writes or shows each line; a line is on the disk before anybody else hears of it."""
     config, note = session.config, session.display.note

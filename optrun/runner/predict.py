@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
 from optrun.model.tokenizer import saved_tokenizer
 from optrun.runner.prediction.base import Inputs, Predicting, Predictor, Rows, Values
-from optrun.runner.prediction.generation import OPTIONS
 from optrun.runner.prediction.partial import Partial, finished_before, folder_of, forget, taken
 from optrun.runner.prediction.writer import ending_of, kept_columns, write
 from optrun.runner.reference import start_of
@@ -44,24 +44,22 @@ from optrun.training.step import Precision
 
 BATCHES_OF_A_WINDOW = 16
 """Batches whose rows are sorted by length together, and are kept or lost together."""
-GENERATION_OPTIONS = OPTIONS
-"""Names that are meant by `generation.NAME`, those most used."""
 
 
 @dataclass
 class Asked:
     """What is to be predicted, and where to."""
 
-    data: Any
+    data: str | list[str]
     """`data.eval`: a path, a list of them, or a glob."""
     out: Path
     columns: Mapping[str, str | None] = field(default_factory=dict)
     """Keys such as `text_column` to names of columns, as far as the command line gives them."""
     keep: Sequence[str] | None = None
     """Columns of the file that stand beside the predictions; None: all."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     """Of the predictor."""
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, object] = field(default_factory=dict)
     """`generation.KEY`."""
     cut: bool = False
     """Whether the command line gives `data.max_length`."""
@@ -123,7 +121,6 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
             tokenizer=tokenizer,
             labels=class_names(trained.snapshot.metadata.model_config),
             task=config.task,
-            model_choice=config.model,
             max_length=config.data.max_length,
             to_device=precision.to_device,
             autocast=precision.autocast,
@@ -159,16 +156,6 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     forget(asked.out)
     seconds = time.monotonic() - begun
     return Predicted(asked.out, trained.snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
-
-
-def options_of(config: RunConfig) -> Mapping[str, Any]:
-    """Return the keys of its own that the predictor of a task takes, with their defaults.
-
-    Raises:
-        ConfigError: The task has no predictor.
-    """
-    options: Mapping[str, Any] = predictor_class(config.task).options
-    return options
 
 
 def _named(columns: ColumnsConfig) -> dict[str, Any]:
@@ -235,22 +222,15 @@ def _predict(predictor: Predictor, partial: Partial, batch_size: int, seed: int,
     Raises:
         StoppedEarly: Ctrl-C.
     """
-    model, total = predictor.predicting.model, partial.rows
+    total = partial.rows
     states = RandomStates(device)
     garbage.resume()
-
-    def windows() -> Iterator[range]:
-        while partial.done < total:
-            yield range(partial.done, min(partial.done + partial.window, total))
-
-    left = -(-(total - partial.done) // partial.window)
+    begins = range(partial.done, total, partial.window)
+    windows = (range(begin, min(begin + partial.window, total)) for begin in begins)
     try:
-        for window in watched(windows(), left, what="prediction"):
-            if predictor.generates:
+        for window in watched(windows, len(begins), what="prediction"):
+            with nullcontext() if predictor.generates else lean_forward(predictor.predicting.model):
                 found = predict_window(predictor, window, batch_size, seed, device)
-            else:
-                with lean_forward(model):
-                    found = predict_window(predictor, window, batch_size, seed, device)
             partial.append(found)
     except KeyboardInterrupt:
         if not partial.done:

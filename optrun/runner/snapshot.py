@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -93,7 +92,10 @@ class Snapshots:
         self._copy_optimizer = Copier()
 
     def __call__(
-        self, random: dict[str, Any], callbacks: dict[str, Any] | None = None, stop: dict[str, Any] | None = None
+        self,
+        random: dict[str, object],
+        callbacks: dict[str, object] | None = None,
+        stop: dict[str, object] | None = None,
     ) -> Snapshot:
         """Copy everything as it stands now.
 

@@ -25,12 +25,15 @@ from optrun.config.saved import flat, without_secrets
 from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
+from optrun.task.evaluation import MetricAccumulator
 from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused
 from optrun.training.setup import TrainingSetup
 
+SummaryValues = dict[str, Any]
+"""`summary.json`, nested."""
 MOST_CONFUSED = 50
 """A confusion matrix of more classes is left to `optrun evaluate`."""
 _TAKEN_UP = (
@@ -63,7 +66,7 @@ class Summary:
         """Whether the run came to its good end at an earlier start."""
         self.setup: TrainingSetup | None = None
         used = records(request.values)
-        self.values: dict[str, Any] = {
+        self.values: SummaryValues = {
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
             "manifest": MANIFEST,
@@ -109,7 +112,7 @@ class Summary:
         self.values["resume_command"] = command
         self.finished_before = before.get("status") == "finished"
 
-    def flat_config(self) -> dict[str, Any]:
+    def flat_config(self) -> dict[str, object]:
         """Map dotted names to values."""
         return flat(self.config_values)
 
@@ -155,7 +158,7 @@ class Summary:
         """Whether training was about to start."""
         return self.setup is not None
 
-    def resumed(self, step: int, changes: Mapping[str, tuple[Any, Any]], notes: Sequence[str] = ()) -> None:
+    def resumed(self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()) -> None:
         """Record one more start: from which step, with what changed, and the notes for the user."""
         self.values["resumes"].append(
             {
@@ -168,7 +171,7 @@ class Summary:
         )
         self.write()
 
-    def keep_classes(self, name: str, metrics: Any) -> None:
+    def keep_classes(self, name: str, metrics: MetricAccumulator) -> None:
         """Remember the figures of each class of an evaluation set.
 
         Args:
@@ -182,7 +185,7 @@ class Summary:
         sets = held["sets"] if held.get("step") == step else {}
         self.values["classes"] = {"step": step, "sets": {**sets, name: as_values(table, MOST_CONFUSED)}}
 
-    def present(self) -> dict[str, Any]:
+    def present(self) -> SummaryValues:
         """Return all values as they stand now; each reader of a run in progress takes them here."""
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
@@ -218,7 +221,7 @@ class Summary:
         self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
 
-    def finished(self, stop: StopRequest | None) -> dict[str, Any]:
+    def finished(self, stop: StopRequest | None) -> SummaryValues:
         """Return all values as a good end leaves them: what the model card is made of, and then the file.
 
         Args:
@@ -231,7 +234,7 @@ class Summary:
         found = generalisation_of(values)
         return values | {"generalisation": None if found is None else asdict(found)}
 
-    def finish(self, values: dict[str, Any]) -> None:
+    def finish(self, values: SummaryValues) -> None:
         """Record the good end.
 
         Args:
@@ -257,7 +260,7 @@ class _SummaryCallback(Callback):
         self.refused = refused
         self._written = -math.inf
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def on_log(self, training: TrainingContext, record: Mapping[str, object]) -> None:  # noqa: ARG002
         """Write the summary."""
         if time.monotonic() - self._written < 1:
             return

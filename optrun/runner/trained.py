@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
+from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import CheckpointError
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import rebuilt
 from optrun.runner.resume.data_position import vocabulary_digest
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import read_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
 class TrainedModel:
     """What a checkpoint holds, built."""
 
-    model: Any
+    model: PreTrainedModel
     """On the CPU, in evaluation mode."""
     snapshot: Snapshot
     class_name: str
@@ -42,8 +45,7 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
-    snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.metadata)
+    snapshot = read_checkpoint(checkpoint)
     values = dict(snapshot.metadata.model_config)
     name = snapshot.metadata.model_class
     kind = getattr(transformers, name, None)
@@ -61,7 +63,7 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
     return TrainedModel(model.eval(), snapshot, name)
 
 
-def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: Any | None) -> None:
+def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object) -> None:
     """Refuse a tokenizer of a run that is not the one its weights were trained with.
 
     Raises:

@@ -5,11 +5,12 @@ Checksums say that a file is what was written, not that a person's script wrote 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import NewType, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
@@ -18,47 +19,129 @@ from optrun.config.registry.origins import unrecorded
 from optrun.training.early_stopping import EarlyStopping
 from optrun.training.state import TrainState, read_random_states
 
-_COUNT, _NUMBER = "a whole number, 0 or more", "a number"
-_NAMES = [str]
-_SHAPE: dict[str, Any] = {
-    "global_step": _COUNT,
-    "train": dict,
-    "random": dict,
-    "scheduler": {"name": str, "global_step": _COUNT, "last_lr": [_NUMBER], "plateaus": list},
-    "scaler": dict,
-    "optimizer": {
-        "optimizer": str,
-        "params": dict,
-        "state": dict,
-        "shared": list,
-        "attributes": dict,
-        "groups": [{"param_names": _NAMES}],
-    },
-    "plan": {"examples": 1, "batch_size": 1, "accumulation": 1, "seed": int, "fingerprint": str},
-    "config": dict,
-    "model_class": str,
-    "model_config": dict,
-}
-_EXPECTED: dict[Any, str] = {
+_Count = NewType("_Count", int)
+"""0 or more."""
+_Size = NewType("_Size", int)
+"""1 or more."""
+_LEAST: Mapping[object, int] = {_Count: 0, _Size: 1}
+_EXPECTED: Mapping[object, str] = {
     dict: "a mapping",
     list: "a list",
     str: "a text",
     int: "a whole number",
+    float: "a number",
     bool: "true or false",
-    1: "a whole number, 1 or more",
+    _Count: "a whole number, 0 or more",
+    _Size: "a whole number, 1 or more",
 }
-_OPTIONAL: dict[str, Any] = {
-    "trainable": _NAMES,
-    "environment": dict,
-    "tokenizer": str,
-    "split_by": str,
-    "plugins": [{"names": _NAMES}],
-    "callbacks": dict,
-    "stop": {"by": str, "reason": str, "step": _COUNT},
-    "branch": {"folder": str, "digest": str, "step": _COUNT, "schedule_from": _COUNT},
-}
-_EARLY_STOPPING = {"metric": str, "mode": str, "counter": _COUNT}
-_PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}
+
+
+class _Plateau(TypedDict):
+    multiplier: float
+    num_bad: _Count
+    cooling: _Count
+
+
+class _Schedule(TypedDict):
+    name: str
+    global_step: _Count
+    last_lr: list[float]
+    plateaus: list[_Plateau | None]
+
+
+class _Group(TypedDict):
+    param_names: list[str]
+
+
+class _Optimizer(TypedDict):
+    optimizer: str
+    params: dict[str, object]
+    state: dict[str, dict[str, object]]
+    shared: list[object]
+    attributes: dict[str, object]
+    groups: list[_Group]
+
+
+class _Plan(TypedDict):
+    examples: _Size
+    batch_size: _Size
+    accumulation: _Size
+    seed: int
+    fingerprint: str
+
+
+class _Plugin(TypedDict):
+    names: list[str]
+
+
+class _Stop(TypedDict):
+    by: str
+    reason: str
+    step: _Count
+
+
+class _Branch(TypedDict):
+    folder: str
+    digest: str
+    step: _Count
+    schedule_from: _Count
+
+
+class _State(TypedDict):
+    global_step: _Count
+    train: dict[str, object]
+    random: dict[str, object]
+    scheduler: _Schedule
+    scaler: dict[str, float]
+    optimizer: _Optimizer
+    plan: _Plan
+    config: dict[str, object]
+    model_class: str
+    model_config: dict[str, object]
+    trainable: NotRequired[list[str]]
+    environment: NotRequired[dict[str, object]]
+    tokenizer: NotRequired[str]
+    split_by: NotRequired[str]
+    plugins: NotRequired[list[_Plugin]]
+    callbacks: NotRequired[dict[str, object]]
+    stop: NotRequired[_Stop]
+    branch: NotRequired[_Branch]
+
+
+class _EarlyStopping(TypedDict):
+    metric: str
+    mode: str
+    counter: _Count
+    best: float | None
+
+
+class _Best(TypedDict):
+    value: float
+    step: _Count
+    loss: NotRequired[float]
+    tied: NotRequired[_Count]
+
+
+class _WithoutEnd(TypedDict):
+    best: NotRequired[dict[str, _Best]]
+    last: NotRequired[dict[str, float]]
+    ranking: NotRequired[dict[str, float]]
+    ranking_losses: NotRequired[dict[str, float]]
+
+
+def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
+    """Load a checkpoint whose checksums are right, and that a run wrote.
+
+    Args:
+        folder: The checkpoint.
+        lazy: Leave the tensors in their files until one is asked for.
+
+    Raises:
+        CheckpointError: It is damaged, or says what no run saves.
+    """
+    snapshot = load_checkpoint(folder, lazy=lazy)
+    refuse_garbage(folder, snapshot.metadata)
+    return snapshot
 
 
 def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
@@ -71,125 +154,96 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
     Raises:
         CheckpointError: With the first key whose value is none that a run saves.
     """
-    for fault in _faults(from_json(metadata.to_dict())):
+    fault = next(_faults(metadata), None)
+    if fault is not None:
         raise CheckpointError(f"{folder / CHECKPOINT_STATE}: {fault}. Its checksums are right, but no run saved this.")
 
 
-def _faults(state: dict[str, Any]) -> Iterator[str]:
+def _faults(metadata: CheckpointMetadata) -> Iterator[str]:
     """Yield what is wrong, key by key; what comes first is what the next relies on."""
-    optional = {key: shape for key, shape in _OPTIONAL.items() if key in state}
-    if fault := _wrong("", state, _SHAPE | optional):
-        yield fault
-        return
-    for name, entries in state["optimizer"]["state"].items():
-        shape: dict[str, Any] = {
-            key: {"tensor": list} for key, entry in _mapping(entries).items() if "tensor" in _mapping(entry)
-        }
-        if fault := _wrong(f"optimizer.state.{name}", entries, shape):
-            yield fault
-    yield from _wrong_counters(state["train"], state["global_step"])
-    if not state["scheduler"]["last_lr"]:
-        yield _expected("scheduler.last_lr", [], "a learning rate for each group")
-    for plateau in state["scheduler"]["plateaus"]:
-        if plateau is not None and (fault := _wrong("scheduler.plateaus", plateau, _PLATEAU)):
-            yield fault
-    if EarlyStopping.key in state.get("callbacks", {}):
-        counted = state["callbacks"][EarlyStopping.key]
-        none_yet = isinstance(counted, dict) and counted.get("best", 0) is None
-        shape = _EARLY_STOPPING | ({} if none_yet else {"best": _NUMBER})
-        if fault := _wrong(f"callbacks.{EarlyStopping.key}", counted, shape):
-            yield fault
-    if fault := _wrong("scaler", state["scaler"], dict.fromkeys(state["scaler"], _NUMBER)):
-        yield fault
-    classes = state["model_config"].get("id2label") or {}
-    if fault := _wrong("model_config.id2label", classes, dict):
-        yield fault
-    elif not all(number.isdecimal() for number in classes):
+    yield from _unlike(_State, "", from_json(metadata.to_dict()))
+    for name, entries in metadata.optimizer["state"].items():
+        for key, entry in entries.items():
+            if isinstance(entry, dict) and "tensor" in entry:
+                yield from _unlike(list, f"optimizer.state.{name}.{key}.tensor", entry["tensor"])
+    yield from _wrong_counters(metadata.train, metadata.global_step)
+    if not metadata.scheduler["last_lr"]:
+        yield "scheduler.last_lr: [], expected a learning rate for each group"
+    callbacks = metadata.callbacks or {}
+    if EarlyStopping.key in callbacks:
+        yield from _unlike(_EarlyStopping, f"callbacks.{EarlyStopping.key}", callbacks[EarlyStopping.key])
+    classes = metadata.model_config.get("id2label") or {}
+    yield from _unlike(dict, "model_config.id2label", classes)
+    if not all(number.isdecimal() for number in classes):
         yield f"model_config.id2label: {_shown(min(classes))} is no number of a class"
-    for name in unrecorded(state["config"], state.get("plugins", ())):
+    for name in unrecorded(metadata.config, metadata.plugins or ()):
         yield f"plugins: no record of {name}, which its config chooses"
-    if "-" not in state["plan"]["fingerprint"]:
-        yield f"plan.fingerprint: {_shown(state['plan']['fingerprint'])}, expected two joined by a dash"
+    if "-" not in metadata.plan["fingerprint"]:
+        yield f"plan.fingerprint: {_shown(metadata.plan['fingerprint'])}, expected two joined by a dash"
     try:
-        read_random_states(state["random"])
+        read_random_states(metadata.random)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         yield f"random: no states of generators: {type(error).__name__}: {str(error)[:100]}"
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _wrong_counters(train: Mapping[str, object], step: int) -> Iterator[str]:
+    """Yield what is wrong with the counters of a `TrainState`."""
+    kinds = {name: _Count if kind is int else kind for name, kind in get_type_hints(TrainState).items()}
+    kinds |= {"data_shift": int, "best": dict[str, _Best], "without_end": _WithoutEnd}
+    for name in kinds.keys() & train.keys():
+        yield from _unlike(kinds[name], f"train.{name}", train[name])
+    if train.get("global_step") != step:
+        yield f"train.global_step: {_shown(train.get('global_step'))}, expected {step}"
+    state = TrainState(**{name: value for name, value in train.items() if name in kinds})  # type: ignore[arg-type]
+    known, ended = [*get_type_hints(_WithoutEnd)], state.without_end
+    for name in ended.keys() - known:
+        yield f"train.without_end: {_shown(name)} is none of {', '.join(known)}"
+    for name in (*state.ranking, *state.ranking_losses, *ended.get("ranking", ()), *ended.get("ranking_losses", ())):
+        if not name.isdecimal():
+            yield f"train.ranking: {_shown(name)} is no step"
+    if not 0 <= state.position < 2**63:
+        yield f"train.data_shift: {_shown(state.data_shift)}, expected a position in the data"
 
 
-_BY_STEP = ("ranking", "ranking_losses")
+def _unlike(kind: object, key: str, value: object) -> Iterator[str]:
+    """Yield where a value is unlike a type.
+
+    Args:
+        kind: A class, a container of another type, a `TypedDict` whose further keys are not looked at, or one of them
+            `| None`.
+        key: Where the value stands.
+        value: As JSON has it.
+    """
+    parts, kind = get_args(kind), get_origin(kind) or kind
+    plain = dict if is_typeddict(kind) else kind
+    if kind in (NotRequired, UnionType):
+        if value is not None or kind is NotRequired:
+            yield from _unlike(parts[0], key, value)
+    elif not _is(value, plain):
+        yield f"{key}: {_shown(value)}, expected {_EXPECTED[plain]}"
+    elif is_typeddict(kind) and isinstance(value, dict):
+        for name, inner in get_type_hints(kind, include_extras=True).items():
+            inside = f"{key}.{name}".lstrip(".")
+            if name in value:
+                yield from _unlike(inner, inside, value[name])
+            elif get_origin(inner) is not NotRequired:
+                yield f"{inside}: missing"
+    elif parts and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unlike(parts[0], f"{key}[{index}]", item)
+    elif parts and isinstance(value, dict):
+        for name, item in value.items():
+            yield from _unlike(parts[1], f"{key}.{name}", item)
 
 
-def _wrong(key: str, value: Any, shape: Any) -> str | None:
-    """Describe what is wrong with a value; None: it has the shape."""
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return _expected(key, value, "a mapping")
-        missing = [name for name in shape if name not in value]
-        if missing:
-            return f"{key}{'.' if key else ''}{missing[0]}: missing"
-        below = (_wrong(f"{key}{'.' if key else ''}{name}", value[name], inner) for name, inner in shape.items())
-        return next(filter(None, below), None)
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            return _expected(key, value, "a list")
-        return next(filter(None, (_wrong(f"{key}[{index}]", item, shape[0]) for index, item in enumerate(value))), None)
-    if isinstance(shape, type):
-        good = type(value) is shape
-    elif shape == _NUMBER:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    else:
-        good = type(value) is int and (shape if shape == 1 else 0) <= value < 2**63
-    return None if good else _expected(key, value, _EXPECTED.get(shape, shape))
+def _is(value: object, kind: object) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in _LEAST:
+        return isinstance(value, int) and not isinstance(value, bool) and _LEAST[kind] <= value < 2**63
+    return kind is object or type(value) is kind
 
 
-def _metric_shapes(held: dict[str, Any]) -> dict[str, Any]:
-    """Return the shapes of the mappings from metrics, or from steps, to numbers."""
-    keys = ("last", "before_training", "lrs", *_BY_STEP)
-    shapes: dict[str, Any] = {key: dict.fromkeys(held[key], _NUMBER) for key in keys if isinstance(held.get(key), dict)}
-    if isinstance(held.get("best"), dict):
-        also = {"loss": _NUMBER, "tied": _COUNT}
-        shapes["best"] = {
-            name: {"value": _NUMBER, "step": _COUNT, **{key: also[key] for key in also if key in _mapping(entry)}}
-            for name, entry in held["best"].items()
-        }
-    return shapes
-
-
-def _steps(held: dict[str, Any]) -> list[str]:
-    """List keys of rankings that are no steps."""
-    return [step for key in _BY_STEP for step in held.get(key, {}) if not step.isdecimal()]
-
-
-def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
-    shapes: dict[str, Any] = {}
-    for entry in fields(TrainState):
-        default = getattr(TrainState(), entry.name)
-        shapes[entry.name] = {float: _NUMBER, int: _COUNT}.get(type(default), type(default))
-    shapes["data_shift"] = int
-    shapes |= _metric_shapes(train)
-    ended = train.get("without_end")
-    if isinstance(ended, dict):
-        shapes["without_end"] = {**dict.fromkeys(ended, dict), **_metric_shapes(ended)}
-    if fault := _wrong("train", train, {key: shape for key, shape in shapes.items() if key in train}):
-        yield fault
-    elif train.get("global_step") != step:
-        yield _expected("train.global_step", train.get("global_step"), str(step))
-    elif foreign := [key for key in train.get("without_end", {}) if key not in ("best", "last", *_BY_STEP)]:
-        yield f"train.without_end: {_shown(foreign[0])} is none of best, last, {', '.join(_BY_STEP)}"
-    elif other := [step for held in (train, train.get("without_end", {})) for step in _steps(held)]:
-        yield f"train.ranking: {_shown(min(other))} is no step"
-    elif not 0 <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0) < 2**63:
-        yield _expected("train.data_shift", train["data_shift"], "a position in the data")
-
-
-def _expected(key: str, value: Any, what: str) -> str:
-    return f"{key}: {_shown(value)}, expected {what}"
-
-
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
