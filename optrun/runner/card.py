@@ -104,9 +104,9 @@ def _metadata(
     if tag:
         metadata["pipeline_tag"] = tag
     metadata["tags"] = [word for word in ("optrun", optimizer, task.replace("_", "-")) if word]
-    if base := _base_model(config):
+    if base := _hub_name(config, "model", "pretrained"):
         metadata["base_model"] = base
-    if dataset := _hub_dataset(config):
+    if dataset := _hub_name(config, "data", "hub"):
         metadata["datasets"] = [dataset]
     sets: dict[str, dict[str, float]] = {}
     for key, number in _evaluation(summary).items():
@@ -253,16 +253,11 @@ def _origin(config: Mapping[str, object]) -> str:
     return path if _HUB_NAME.fullmatch(path) else path.rstrip("/").rpartition("/")[2]
 
 
-def _base_model(config: Mapping[str, object]) -> str:
-    """Find the hub name the model began as; nothing for a local folder, whose name means nothing to others."""
-    path = _get(config, "model", "path")
-    return str(path) if _origin(config) and _HUB_NAME.fullmatch(str(path)) else ""
-
-
-def _hub_dataset(config: Mapping[str, object]) -> str:
-    """Find the hub name of the data; nothing for a local folder."""
-    path = _get(config, "data", "path")
-    return str(path) if _get(config, "data", "name") == "hub" and _HUB_NAME.fullmatch(str(path)) else ""
+def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
+    """Find the hub name that a choice was given; nothing for a local folder, whose name means nothing to others."""
+    path = _get(config, section, "path")
+    is_chosen = _get(config, section, "name") == choice and isinstance(path, str)
+    return str(path) if is_chosen and _HUB_NAME.fullmatch(path) else ""
 
 
 def relative_names(command: str) -> str:

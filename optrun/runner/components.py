@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.config.registry.origins import records
+from optrun.config.saved import flat
 from optrun.data.loader import inputs_of
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
@@ -19,6 +18,7 @@ from optrun.runner.resume.restore import go_back, stop_request
 from optrun.runner.samples import SampleWriter
 from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
+from optrun.runner.summary import SummaryCallback, device_name
 from optrun.task.base import Answer
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
@@ -80,7 +80,7 @@ def build_loop(
     config, run, setup, note = session.config, session.run, assembled.setup, session.display.note
     world = setup.train_step.world
     components: list[Callback] = []
-    sync: Callable[[], None] = _nothing
+    sync: Callable[[], None] = lambda: None  # noqa: E731  # a rank that writes no lines has none to flush
     if world.is_main:
         metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
         components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
@@ -95,14 +95,7 @@ def build_loop(
     hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
         hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.start.stop)
-    snapshots = Snapshots(
-        model=setup.model,
-        train_step=setup.train_step,
-        state=setup.state,
-        plan=setup.plan,
-        constants=assembled.constants,
-        allow_nonfinite=config.checkpoint.allow_nonfinite,
-    )
+    snapshots = Snapshots(setup, assembled.constants, allow_nonfinite=config.checkpoint.allow_nonfinite)
 
     def take(random: RandomStates) -> Snapshot:
         snapshots.constants.plugins = records(session.request.values)  # with what was imported meanwhile
@@ -144,8 +137,7 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
         None where the peak or the operations are not known.
     """
     step = setup.train_step
-    name = torch.cuda.get_device_name(step.device) if step.device.type == "cuda" else step.device.type
-    peak = setup.config.peak_flops or peak_flops(name, step.precision)
+    peak = setup.config.peak_flops or peak_flops(device_name(step.device), step.precision)
     if peak is None:
         return None
     if is_sharded(setup.model):
@@ -165,10 +157,6 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
     return peak * step.world.size * samples / flops if flops and samples else None
 
 
-def _nothing() -> None:
-    """Do nothing: a rank that writes no lines has none to flush."""
-
-
 def _writers(
     session: Session,
     setup: TrainingSetup,
@@ -181,7 +169,7 @@ def _writers(
         config.tracking,
         session.run.path,
         config.run_name,
-        session.summary.flat_config(),
+        flat(session.summary.config_values),
         start=setup.state.global_step,
         note=note,
     )
@@ -191,5 +179,5 @@ def _writers(
         *([] if answers is None else [SampleWriter(session.run, answers, refused)]),
         DisplayCallback(session.display),
         TrackerCallback(tracker),
-        session.summary.as_callback(metrics_log.refused),
+        SummaryCallback(session.summary, metrics_log.refused),
     ]

@@ -141,30 +141,20 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     quoted = shlex.quote(path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
+    stopped = summary.get("stopped")  # by a patience of one's own, or a callback
+    longer = f"{stopped['by']}=..." if stopped else f"training.max_steps={2 * int(summary['max_steps'])}"
+    held_out = bool(summary.get("main_metric"))  # else all rows of its source were trained on
+    rows_of = "" if held_out else data.EVALUATION_ROWS
     rows = [
         ("written", path),
-        ("resume", f"{optrun} resume={quoted} {_prolonging(summary)}"),
-        *_evaluations(f"{optrun} evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
+        ("resume", f"{optrun} resume={quoted} {longer}"),
+        *([("evaluate", f"{optrun} evaluate {quoted} {rows_of}".rstrip())] if held_out or rows_of else []),
         ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
     for label, text in rows:
         console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
-
-
-def _prolonging(summary: SummaryValues) -> str:
-    """Explain what a finished run goes on with."""
-    if summary.get("stopped"):  # a patience of one's own, or the key of a callback
-        return f"{summary['stopped']['by']}=..."
-    return f"training.max_steps={2 * int(summary['max_steps'])}"
-
-
-def _evaluations(command: str, data: DataConfig, *, held_out: bool) -> list[tuple[str, str]]:
-    """Show how the run is evaluated again; nothing where it was trained on all that its source has."""
-    if held_out:
-        return [("evaluate", command)]
-    return [("evaluate", f"{command} {data.EVALUATION_ROWS}")] if data.EVALUATION_ROWS else []
 
 
 def _results(console: Console, summary: SummaryValues) -> None:

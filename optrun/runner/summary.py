@@ -21,7 +21,7 @@ from optrun.base.errors import EXIT_DONE
 from optrun.config.registry.origins import ALLOW, records
 from optrun.config.registry.plugins import OPTION, options
 from optrun.config.request import Request
-from optrun.config.saved import flat, without_secrets
+from optrun.config.saved import without_secrets
 from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
@@ -60,7 +60,6 @@ class Summary:
 
     def __init__(self, run: RunDir, request: Request, run_id: str) -> None:
         self.run = run
-        self.config = request.config
         self.config_values = dict(request.values)
         self.finished_before = False
         """Whether the run came to its good end at an earlier start."""
@@ -112,10 +111,6 @@ class Summary:
         self.values["resume_command"] = command
         self.finished_before = before.get("status") == "finished"
 
-    def flat_config(self) -> dict[str, object]:
-        """Map dotted names to values."""
-        return flat(self.config_values)
-
     def begin(self, setup: TrainingSetup, facts: DataFacts, *, fingerprint: str) -> None:
         """Record what is about to be trained.
 
@@ -145,7 +140,7 @@ class Summary:
             },
             versions=provenance.versions(),
             hardware={
-                **provenance.hardware(_device_name(device), torch.get_num_threads()),
+                **provenance.hardware(device_name(device), torch.get_num_threads()),
                 "ranks": setup.train_step.world.size,
             },
             git=provenance.git_revision(Path.cwd()),
@@ -243,17 +238,14 @@ class Summary:
         self.values = {**values, "updated_at": now()}
         write_summary(self.run.summary, self.values)
 
-    def as_callback(self, refused: Refused) -> Callback:
-        """Make the component of the loop that brings the file up to date with its lines of metrics.
 
-        Args:
-            refused: Called with what the disk said.
-        """
-        return _SummaryCallback(self, refused)
+class SummaryCallback(Callback):
+    """Writes the summary with a line of metrics, once a second at most: encoded and renamed it costs a millisecond.
 
-
-class _SummaryCallback(Callback):
-    """Writes the summary with a line of metrics, once a second at most: encoded and renamed it costs a millisecond."""
+    Args:
+        summary: Of the run.
+        refused: Called with what the disk said.
+    """
 
     def __init__(self, summary: Summary, refused: Refused) -> None:
         self.summary = summary
@@ -276,7 +268,8 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Name the kind of a device, such as `NVIDIA H100 80GB HBM3` or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -30,7 +30,6 @@ from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
-from optrun.runner.disk_space import checkpoint_bytes, space_warning
 from optrun.runner.export import publish, whole_model, write_tokenizer
 from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
@@ -45,7 +44,7 @@ from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.resume.global_batch import asked_for
 from optrun.runner.session import Session
-from optrun.runner.size_warnings import size_warnings
+from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
 from optrun.runner.summary import Summary, SummaryValues
 from optrun.task.base import Answer
 from optrun.task.data_check import data_check
