@@ -152,7 +152,7 @@ def assemble(
     constants.total_steps = total = config.training.max_steps or max(1, whole)
     schedule_steps = total - int((constants.branch or {}).get("schedule_from", 0))
     if branch is not None:
-        refuse_ended(str(branch.trunk.folder), branch.step, total, length_key(config))
+        refuse_ended(branch.folder, branch.step, total, length_key(config))
     ranking = ranking_of(config, task)
     notes = [*start.notes, rank_by(state, ranking), open_note(request, batch, world.size)]
     groups = [] if saved is None or moves_layers(start.changes) else _whole_groups(saved.optimizer)

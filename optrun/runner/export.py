@@ -223,8 +223,7 @@ def export(
         LockedError: The destination lies in a run directory that another process writes.
     """
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
-    trained = load_trained(run, checkpoint, dequantized=merged)
-    model, snapshot = trained.model, trained.snapshot
+    model, snapshot = load_trained(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole.")
     adapter = injected(model)
@@ -252,7 +251,7 @@ def export(
     summary |= {**told_of, "metrics": metrics}
     with recorded(destination, aside_of(destination)), storing(destination), written_aside(destination) as aside:
         write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
-    return trained.class_name
+    return snapshot.metadata.model_class
 
 
 def _tokenizer(run: RunDir) -> Any:

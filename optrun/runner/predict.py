@@ -109,22 +109,22 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     split = Split(read_files("data.eval", asked.data, options, told, documents=False), "data.eval")
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
-    trained = load_trained(run, checkpoint)
+    model, snapshot = load_trained(run, checkpoint)
     tokenizer = _tokenizer(config, run)
-    refuse_other_vocabulary(run, checkpoint, trained.snapshot, tokenizer)
+    refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     precision = Precision(device, config.training.precision.value)
     rows = Rows(split, _columns(config, asked.columns))
     rows.notes += told
     predictor = kind(
         Predicting(
-            model=trained.model.to(device),
+            model=model.to(device),
             tokenizer=tokenizer,
-            labels=class_names(trained.snapshot.metadata.model_config),
+            labels=class_names(snapshot.metadata.model_config),
             task=config.task,
             max_length=config.data.max_length,
             to_device=precision.to_device,
             autocast=precision.autocast,
-            start=functools.partial(start_of, config, trained.model, trained.snapshot.metadata, device),
+            start=functools.partial(start_of, config, model, snapshot.metadata, device),
         ),
         rows,
         {**asked.options, **asked.generation},
@@ -155,7 +155,7 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
             partial.put_in_place()
     forget(asked.out)
     seconds = time.monotonic() - begun
-    return Predicted(asked.out, trained.snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
+    return Predicted(asked.out, snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
 
 
 def _named(columns: ColumnsConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,24 +17,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass
-class TrainedModel:
-    """What a checkpoint holds, built."""
-
-    model: PreTrainedModel
-    """On the CPU, in evaluation mode."""
-    snapshot: Snapshot
-    class_name: str
-    """Name of the transformers class that loads it."""
-
-
-def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) -> TrainedModel:
+def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) -> tuple[PreTrainedModel, Snapshot]:
     """Build the model of a checkpoint; an adapter beside its base.
 
     Args:
         run: The run it belongs to, which knows the base of an adapter.
         checkpoint: Whole.
         dequantized: Give a quantised base plain modules, with the weights that these computed with.
+
+    Returns:
+        The model, on the CPU and in evaluation mode, and what else the checkpoint holds.
 
     Raises:
         ConfigError: The base of an adapter is not where it was, or another one.
@@ -60,7 +51,7 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
         load_model_tensors(model, snapshot.model)
     else:
         model = rebuilt(run, checkpoint, snapshot, kind, config, dequantized=dequantized)
-    return TrainedModel(model.eval(), snapshot, name)
+    return model.eval(), snapshot
 
 
 def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object) -> None:
