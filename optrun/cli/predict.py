@@ -118,10 +118,9 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
     config = store.typed(saved.changed(store.open_hydra(), before, of_run))
 
-    from optrun.runner.predict import predict_file
-    from optrun.task.build import predictor_class
+    from optrun.runner.predict import options_of, predict_file
 
-    asked = _asked(values, predictor_class(config.task).options)
+    asked = _asked(values, options_of(config))
     asked.cut = any(one.key_or_group == "data.max_length" for one in parsed)
     return checkpoint, predict_file(config, run_dir, checkpoint, asked)
 

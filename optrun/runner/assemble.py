@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -340,8 +340,7 @@ def _train_step(
     notes: list[str | None],
 ) -> TrainStep:
     """Make what steps; `started`: groups of the checkpoint to go on from; `notes` takes those on its placement."""
-    model = prepared.model
-    task = prepared.task
+    model, task = prepared.model, prepared.task
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -383,8 +382,8 @@ def _train_step(
             f"training.noise_scale=true: the loss of task={config.task.name} compares all examples of a step, so a "
             "micro-batch has no gradient of its own. Leave it out."
         )
-    kind: Any = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
-    return kind(  # type: ignore[no-any-return]
+    kind: Callable[..., TrainStep] = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
+    return kind(
         forward,
         optimizer,
         build_clip(config.clip),

@@ -22,14 +22,14 @@ def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
 
     Args:
         folder: New or empty.
-        replaces: Whether one that is not empty goes, too.
+        replaces: Whether one that is not empty goes, too; the folder that it lies in is there then.
 
     Raises:
         OSError: The disk refused, or something came there meanwhile.
     """
     aside = aside_of(folder)
     try:
-        aside.mkdir(parents=True)
+        aside.mkdir(parents=not replaces)
         yield aside
         if folder.exists():
             (remove_folder if replaces else Path.rmdir)(folder)

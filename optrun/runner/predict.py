@@ -158,6 +158,16 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     return Predicted(asked.out, snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
 
 
+def options_of(config: RunConfig) -> Mapping[str, object]:
+    """Return the keys of its own that the predictor of a task takes, with their defaults.
+
+    Raises:
+        ConfigError: The task has no predictor.
+    """
+    options: Mapping[str, object] = predictor_class(config.task).options
+    return options
+
+
 def _named(columns: ColumnsConfig) -> dict[str, Any]:
     """Map keys of columns to their names."""
     return {

@@ -115,7 +115,7 @@ class Predictor(ABC):
         self.labels = predicting.labels
         self.rows = rows
         self.split = rows.split
-        self.given = {**self.options, **options}
+        self.given: dict[str, Any] = {**self.options, **options}
         padding = getattr(self.tokenizer, "pad_token_id", None)
         self.padding = 0 if padding is None else int(padding)
         self.inspect()
@@ -140,7 +140,8 @@ class Predictor(ABC):
     def length(self, one: Inputs) -> int:
         """Count the tokens of one row, of several texts those of the longest, by which rows share a batch."""
         ids = one.get("input_ids", ())
-        return max(map(len, ids)) if isinstance(ids, list) else len(ids)
+        several = isinstance(ids, list) and any(isinstance(each, np.ndarray) for each in ids)
+        return max(map(len, ids)) if several else len(ids)
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:

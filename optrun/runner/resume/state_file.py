@@ -190,14 +190,16 @@ def _wrong_counters(train: Mapping[str, object], step: int) -> Iterator[str]:
     """Yield what is wrong with the counters of a `TrainState`."""
     kinds = {name: _Count if kind is int else kind for name, kind in get_type_hints(TrainState).items()}
     kinds |= {"data_shift": int, "best": dict[str, _Best], "without_end": _WithoutEnd}
-    for name in kinds.keys() & train.keys():
-        yield from _unlike(kinds[name], f"train.{name}", train[name])
+    for name, kind in kinds.items():
+        if name in train:
+            yield from _unlike(kind, f"train.{name}", train[name])
     if train.get("global_step") != step:
         yield f"train.global_step: {_shown(train.get('global_step'))}, expected {step}"
     state = TrainState(**{name: value for name, value in train.items() if name in kinds})  # type: ignore[arg-type]
     known, ended = [*get_type_hints(_WithoutEnd)], state.without_end
-    for name in ended.keys() - known:
-        yield f"train.without_end: {_shown(name)} is none of {', '.join(known)}"
+    for name in ended:
+        if name not in known:
+            yield f"train.without_end: {_shown(name)} is none of {', '.join(known)}"
     for name in (*state.ranking, *state.ranking_losses, *ended.get("ranking", ()), *ended.get("ranking_losses", ())):
         if not name.isdecimal():
             yield f"train.ranking: {_shown(name)} is no step"
