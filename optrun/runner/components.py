@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import registry
 from optrun.config.registry.origins import records
 from optrun.config.saved import flat
+from optrun.config.schema.callbacks import callback_configs
 from optrun.data.loader import inputs_of
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
-from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
 from optrun.runner.samples import SampleWriter
 from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
 from optrun.runner.summary import SummaryCallback, device_name
 from optrun.task.base import Answer
-from optrun.training.callback import Callback, TrainingContext
+from optrun.training.callback import HOOKS, Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
 from optrun.training.display import DisplayCallback
 from optrun.training.divergence import Divergence
@@ -91,7 +93,7 @@ def build_loop(
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, session.summary.command)
-    callbacks = build_callbacks(config.callbacks) if world.is_main else {}
+    callbacks = _build_callbacks(config.callbacks) if world.is_main else {}
     hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
         hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.start.stop)
@@ -128,6 +130,33 @@ def build_loop(
         started=session.started,
         samples_at_peak=_samples_at_peak(setup, note),
     )
+
+
+def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
+    """Build the callbacks of a configuration, in its order.
+
+    Args:
+        configs: Name to keys and values; checked against the schema of the row that the name has.
+
+    Returns:
+        Configuration key to callback.
+
+    Raises:
+        ConfigError: One cannot be built, or has a hook that there is not.
+    """
+    built: dict[str, object] = {}
+    for name, config in callback_configs(configs).items():
+        key, row = f"callbacks.{name}", registry.choices("callback")[name]
+        try:
+            built[key] = row.load()(**{field.name: getattr(config, field.name) for field in fields(config)})
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever a user's class raises
+            raise ConfigError(f"{key}: cannot be built: {type(error).__name__}: {error}") from error
+        for hook in dir(built[key]):
+            if hook.startswith("on_") and hook not in HOOKS:
+                raise ConfigError(f"{key}: {hook} is no hook of the training loop. {did_you_mean(hook, HOOKS)}")
+    return built
 
 
 def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float | None:
