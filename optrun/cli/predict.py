@@ -183,7 +183,7 @@ def _asked(values: dict[str, Any], options: Any) -> Asked:
 def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> ConfigError:
     """Make the refusal of a key that a prediction does not go by."""
     from optrun.config.schema.run import RunConfig
-    from optrun.runner.prediction.generation import OPTIONS
+    from optrun.runner.predict import GENERATION_OPTIONS
 
     known = [
         *_RUN_KEYS,
@@ -194,7 +194,7 @@ def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> Conf
         *options,
         f"{_GENERATION}KEY",
     ]
-    names = {name: f"{_GENERATION}{name}" for name in OPTIONS} | {name: name for name in known}
+    names = {name: f"{_GENERATION}{name}" for name in GENERATION_OPTIONS} | {name: name for name in known}
     close = [names[name] for name in nearest(key, names)]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     real = key.split(".")[0] in RunConfig.__dataclass_fields__

@@ -30,6 +30,7 @@ from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
 from optrun.model.tokenizer import saved_tokenizer
 from optrun.runner.prediction.base import Inputs, Predicting, Predictor, Rows, Values
+from optrun.runner.prediction.generation import OPTIONS
 from optrun.runner.prediction.partial import Partial, finished_before, folder_of, forget, taken
 from optrun.runner.prediction.writer import ending_of, kept_columns, write
 from optrun.runner.reference import start_of
@@ -44,6 +45,8 @@ from optrun.training.step import Precision
 
 BATCHES_OF_A_WINDOW = 16
 """Batches whose rows are sorted by length together, and are kept or lost together."""
+GENERATION_OPTIONS = OPTIONS
+"""Names that are meant by `generation.NAME`, those most used."""
 
 
 @dataclass
