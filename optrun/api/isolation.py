@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -96,7 +95,7 @@ def _hydra() -> Iterator[None]:
         BaseContainer._resolvers = resolvers
 
 
-def _copy(folder: dict[str, Any]) -> dict[str, Any]:
+def _copy(folder: dict[str, object]) -> dict[str, object]:
     """Copy the folders of a configuration store, with the nodes that are in them."""
     return {name: _copy(found) if isinstance(found, dict) else found for name, found in folder.items()}
 

@@ -119,7 +119,7 @@ class _Trials:
         config = self.config_of(size, seed)
         model, _, sizes = initial_model(config, self.prepared.spec)
         prepared = replace(self.prepared, model=model.double(), sizes=sizes)
-        setup = assemble(replace(self.request, config=config), prepared, None, torch.device("cpu")).setup
+        setup = assemble(replace(self.request, config=config), prepared, torch.device("cpu")).setup
         if not self.batches:  # the same for all sizes
             steps = setup.train_loader.training(setup.plan, 0)
             self.batches = [[_doubled(batch) for batch in one] for one in islice(steps, _BATCHES)]

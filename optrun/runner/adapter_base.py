@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def adapter_facts(model: Any) -> dict[str, Any] | None:
+def adapter_facts(model: PreTrainedModel) -> dict[str, Any] | None:
     """Describe an adapter for checkpoints, which hold no base; None for a model that trains whole."""
     adapter = injected(model)
     if adapter is None:
@@ -44,7 +44,7 @@ def adapter_facts(model: Any) -> dict[str, Any] | None:
     }
 
 
-def base_digest(model: Any) -> str:
+def base_digest(model: PreTrainedModel) -> str:
     """Digest the frozen weights, or all of a model without an adapter; 32 hexadecimal digits.
 
     Equal digests mean equal names, shapes and values.
@@ -67,24 +67,26 @@ def refuse_other_adapter(saved: CheckpointMetadata, here: Mapping[str, Any] | No
         ConfigError: With the key, and the way there is.
     """
     before, name = saved.adapter, config.adapter.name
-    if before is None and here is not None:
+    if before is None and here is None:
+        return
+    if before is None:
         raise ConfigError(
             f"adapter={name}: the checkpoint is of a run that trained all weights: it holds no factors, and its "
             "optimizer state is not theirs. Make a model of it (optrun export CHECKPOINT DIR), and begin a new run "
             f"with model=pretrained model.path=DIR adapter={name}."
         )
-    if before is not None and here is None:
+    if here is None:
         raise ConfigError(
             f"adapter={name}: the checkpoint holds an adapter ({saved.config.get('adapter', {}).get('name')}) and no "
             "other weights. Leave adapter as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) "
             "and begin a new run with model=pretrained model.path=DIR."
         )
-    if before is not None and here is not None and before.get("quantization") != here["quantization"]:
+    if before.get("quantization") != here["quantization"]:
         raise ConfigError(
             f"{_in_words(here['quantization'])}: the checkpoint holds an adapter that was trained beside a base with "
             f"{_in_words(before.get('quantization'))}, another one. Leave it as it was."
         )
-    if before is not None and here is not None and before.get("base") != here["base"]:
+    if before.get("base") != here["base"]:
         model = saved.config.get("model", {})
         old = _origin(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
         new = _origin(getattr(config.model, "path", None), config.model.name, config.seed)
@@ -99,7 +101,7 @@ def rebuilt(
     run: RunDir,
     checkpoint: Path,
     snapshot: Snapshot,
-    kind: type[Any],
+    kind: type[PreTrainedModel],
     values: PretrainedConfig,
     *,
     dequantized: bool = False,
@@ -150,7 +152,7 @@ def rebuilt(
     return model
 
 
-def _in_words(quantization: Mapping[str, Any] | None) -> str:
+def _in_words(quantization: Mapping[str, object] | None) -> str:
     asked = quantization or {"quantization": None}
     return " ".join(f"model.{name}={'null' if value is None else value}" for name, value in asked.items())
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
-from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, OptrunError, nearest
 from optrun.config.branch import refuse_ended
 from optrun.config.registry.origins import records, require
@@ -42,9 +39,10 @@ from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared
 from optrun.runner.reference import settle_reference
+from optrun.runner.resume.checkpoint import OpenedCheckpoint
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
-from optrun.runner.resume.global_batch import asked_for, open_note, settle_batch
+from optrun.runner.resume.global_batch import SettledBatch, asked_for, open_note, settle_batch
 from optrun.runner.resume.restore import environment, other_environment, restore_state, stop_request, train_state
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
@@ -62,6 +60,20 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Start:
+    """Where training begins: at step 0, where a checkpoint stands, or where a branch leaves its trunk."""
+
+    state: TrainState = field(default_factory=TrainState)
+    changes: dict[str, tuple[object, object]] = field(default_factory=dict)
+    """Since the checkpoint was saved."""
+    notes: list[str] = field(default_factory=list)
+    branch: Branch | None = None
+    """How the run left its trunk, where it begins as a branch."""
+    stop: StopRequest | None = None
+    """Of the checkpoint, where nothing that matters was changed since; None: train to the last step."""
+
+
+@dataclass
 class Assembled:
     """Everything built, standing where training begins."""
 
@@ -70,63 +82,44 @@ class Assembled:
     """As it was asked for, with the numbers that follow from the ranks."""
     constants: CheckpointMetadata
     """What every checkpoint of this start of the run says alike."""
-    changes: dict[str, tuple[Any, Any]]
+    start: Start
     derived: Mapping[str, str]
-    """Those of them that follow from the ranks, with what that means."""
+    """Those of its changes that follow from the ranks, with what that means."""
     notes: list[str]
-    branch: Branch | None
-    """How the run left its trunk, where it begins as a branch."""
-    stop: StopRequest | None
-    """Of the checkpoint, where nothing that matters was changed since; None: train to the last step."""
 
     @property
     def is_done(self) -> bool:
         """Whether no step is left, nor a part of one."""
-        state = self.setup.state
-        end = self.setup.total_steps if self.stop is None else min(self.stop.step, self.setup.total_steps)
+        state, stop = self.setup.state, self.start.stop
+        end = self.setup.total_steps if stop is None else min(stop.step, self.setup.total_steps)
         return state.global_step >= end and not state.unfinished
 
 
 def assemble(
     request: Request,
     prepared: Prepared,
-    snapshot: Snapshot | None,
     device: torch.device,
-    started_from: Path | None = None,
+    opened: OpenedCheckpoint | None = None,
     world: World = ALONE,
-    trunk: Trunk | None = None,
 ) -> Assembled:
-    """Build everything that trains, standing where the snapshot says.
+    """Build everything that trains, standing where the checkpoint says.
 
     Args:
         request: Configuration and command line.
         prepared: Data and model; the model is moved to the device.
-        snapshot: Of the checkpoint to go on from; None: from the start.
         device: Where to train.
-        started_from: Folder that relative paths of the snapshot's configuration start from; None: the current one.
+        opened: The checkpoint to go on from, or the trunk to branch from; None, or without a snapshot: from the start.
         world: The ranks that share the run.
-        trunk: Where the snapshot lies, if it is of another run and a branch begins with it.
 
     Raises:
         ConfigError: Options that do not fit the task or the model.
         CheckpointError: The checkpoint does not fit what is to be trained.
     """
-    saved = None if snapshot is None else snapshot.metadata
-    asked, batch = request, settle_batch(request, saved, world.size, branches=trunk is not None)
-    request = batch.request
-    config, values = request.config, request.values
-    task = prepared.task
-    model = prepared.model
-    sharded = isinstance(config.distributed, FsdpConfig)
-    if sharded and config.task.keeps_apart is not None and needs_device(model):
-        raise ConfigError(
-            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
-            f"{config.task.keeps_apart} keeps documents apart by it. Take sdpa, or distributed=ddp."
-        )
-    if not sharded:
-        model = model.to(device)
-        if config.task.keeps_apart is not None and needs_device(model):  # others were tried on the CPU
-            expect_apart(model, config.task.keeps_apart, Precision(device, config.training.precision.value).autocast())
+    opened = opened or OpenedCheckpoint()
+    saved, snapshot = opened.saved, opened.snapshot
+    batch = settle_batch(request, saved, world.size, branches=opened.trunk is not None)
+    config, task, model = batch.request.config, prepared.task, prepared.model
+    _place(model, config, device)
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=batch.micro_batch_size,
@@ -136,13 +129,13 @@ def assemble(
         arrangement=getattr(task.train, "arrangement", None),
     )
     task.expect_step(min(plan.examples, plan.batch_size * plan.accumulation))
-    fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}"
+    values = batch.request.values
     constants = CheckpointMetadata(
         global_step=0,
         config=dict(values),
         config_digest=config_digest(values),
         split_by=prepared.split_by,
-        plan=plan_values(plan, fingerprint, task.train),
+        plan=plan_values(plan, f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}", task.train),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         plugins=records(values),
         model_class=type(model).__name__,
@@ -150,60 +143,36 @@ def assemble(
         adapter=adapter_facts(model),
     )
     _refuse_other_start(constants, task, model, world)
-    reference = None if snapshot is None else snapshot.metadata.reference
-    constants.reference = settle_reference(task, model, config, device, reference, world=world)
-    if snapshot is not None:
-        refuse_other_adapter(snapshot.metadata, constants.adapter, config)
-    state = TrainState()
-    notes: list[str] = []
-    changes: dict[str, tuple[Any, Any]] = {}
-    stop, branch = None, None
-    if saved is not None and trunk is not None:
-        changes = changes_since(saved, values, started_from)
-        refuse_other_data(saved, constants, changes)
-        branch, state = begin_branch(trunk, saved, constants, changes, config.branch_schedule)
-        constants.branch = branch.metadata()
-        notes = [note for note in [table(branch.changes, "other than the trunk's:", derived=batch.derived)] if note]
-    elif saved is not None:
-        changes = changes_since(saved, values, started_from)
-        refuse_other_data(saved, constants, changes)
-        state = train_state(saved)
-        moved = move(saved.plan, state, plan, fingerprint)
-        others = require(saved.plugins or (), "this run")
-        listed = table(changes, derived=batch.derived, examples=batch.examples)
-        notes = [note for note in (listed, moved, *others) if note]
-        stop = stop_request(saved, asked_for(changes, batch.derived))
-        constants.branch = saved.branch
+    constants.reference = settle_reference(
+        task, model, config, device, None if saved is None else saved.reference, world=world
+    )
+    start = Start() if saved is None else _start(saved, opened, constants, plan, batch)
+    state, branch = start.state, start.branch
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
-    total = config.training.max_steps or max(1, whole)
-    constants.total_steps = total
+    constants.total_steps = total = config.training.max_steps or max(1, whole)
     schedule_steps = total - int((constants.branch or {}).get("schedule_from", 0))
     if branch is not None:
-        refuse_ended(str(branch.trunk.folder), branch.step, total, length_key(config))
+        refuse_ended(branch.folder, branch.step, total, length_key(config))
     ranking = ranking_of(config, task)
-    if not len(task.eval):
-        _refuse_without_evaluation(config)
-    notes += [note for note in [rank_by(state, ranking), open_note(asked, batch, world.size)] if note is not None]
-    started = [] if snapshot is None or moves_layers(changes) else _whole_groups(snapshot.metadata.optimizer)
-    train_step, placed = _train_step(config, model, prepared, device, schedule_steps, world, started)
-    notes += placed
-    kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
+    notes = [*start.notes, rank_by(state, ranking), open_note(request, batch, world.size)]
+    groups = [] if saved is None or moves_layers(start.changes) else _whole_groups(saved.optimizer)
+    train_step = _train_step(config, prepared, device, schedule_steps, world, groups, notes)
+    kernel = kernel_of(train_step.optimizer, device.type, whole=not isinstance(config.distributed, FsdpConfig))
     refuse_different_kernels(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
-    elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
-    notes += [note for note in [elsewhere] if note is not None]
-    new = [config.default_lr_note(), config.factors_note()]
-    begun = new if snapshot is None else config.older_power_notes()
-    said = [*begun, config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
-    notes += [note for note in said if note is not None]
+    if saved is None:
+        notes += [config.default_lr_note(), config.factors_note()]
+    else:
+        notes += [other_environment(saved, constants.environment), *config.older_power_notes()]
+    notes += [config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
     if train_step.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)
-        if not len(task.eval):
-            raise _no_evaluation(f"scheduler.metric={train_step.scheduler.metric}", "take a schedule of the step")
+    if not len(task.eval):
+        _refuse_without_evaluation(config, train_step.scheduler.metric)
     if snapshot is not None and branch is not None:
         notes += restore_branch(branch, snapshot, model, train_step, total)
     elif snapshot is not None:
-        notes += restore_state(snapshot, model, train_step, changes, config.checkpoint.on_other_optimizer)
+        notes += restore_state(snapshot, model, train_step, start.changes, config.checkpoint.on_other_optimizer)
     train_loader, eval_loaders = build_loaders(config, task, device)
     setup = TrainingSetup(
         model=model,
@@ -218,7 +187,64 @@ def assemble(
         total_steps=total,
         evaluation_weights=partial(evaluation_weights, train_step.optimizer),
     )
-    return Assembled(setup, request, constants, changes, batch.derived, notes, branch, stop)
+    told = [note for note in notes if note is not None]
+    return Assembled(setup, batch.request, constants, start, batch.derived, told)
+
+
+def _place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
+    """Move a model that is not sharded to its device, and see there that it keeps documents apart.
+
+    Raises:
+        ConfigError: It does not, or nobody could tell.
+    """
+    keeps = config.task.keeps_apart if needs_device(model) else None  # others were tried on the CPU
+    if not isinstance(config.distributed, FsdpConfig):
+        model.to(device)
+        if keeps is not None:
+            expect_apart(model, keeps, Precision(device, config.training.precision.value).autocast())
+    elif keeps is not None:
+        raise ConfigError(
+            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
+            f"{keeps} keeps documents apart by it. Take sdpa, or distributed=ddp."
+        )
+
+
+def _start(
+    saved: CheckpointMetadata,
+    opened: OpenedCheckpoint,
+    constants: CheckpointMetadata,
+    plan: EpochPlan,
+    batch: SettledBatch,
+) -> Start:
+    """Stand where a checkpoint does, in the run itself or in a branch that leaves it there.
+
+    Args:
+        saved: Of the checkpoint.
+        opened: It, and whether it is the trunk of a branch.
+        constants: As the next checkpoint will say them; what it says of a branch is filled in.
+        plan: In force now.
+        batch: In force now.
+
+    Raises:
+        ConfigError: The adapter, the data or the batch is another one.
+        CheckpointError: A newer version saved the counters.
+    """
+    config = batch.request.config
+    refuse_other_adapter(saved, constants.adapter, config)
+    changes = changes_since(saved, batch.request.values, opened.started_from)
+    refuse_other_data(saved, constants, changes)
+    if opened.trunk is not None:
+        branch, state = begin_branch(opened.trunk, saved, constants, changes, config.branch_schedule)
+        constants.branch = branch.metadata()
+        listed = table(branch.changes, "other than the trunk's:", derived=batch.derived)
+        return Start(state, changes, [listed] if listed else [], branch)
+    constants.branch = saved.branch
+    state = train_state(saved)
+    moved = move(saved.plan, state, plan, constants.plan["fingerprint"])
+    others = require(saved.plugins or (), "this run")
+    listed = table(changes, derived=batch.derived, examples=batch.examples)
+    notes = [note for note in (listed, moved, *others) if note]
+    return Start(state, changes, notes, stop=stop_request(saved, asked_for(changes, batch.derived)))
 
 
 def _refuse_other_start(constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World) -> None:
@@ -249,25 +275,22 @@ def length_key(config: RunConfig) -> str:
     return f"training.{key}={getattr(config.training, key)}"
 
 
-def _refuse_without_evaluation(config: RunConfig) -> None:
+def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -> None:
     """Refuse what needs an evaluation where there is none.
 
     Raises:
         ConfigError: With the key.
     """
-    if config.checkpoint.metric is not None:
-        raise _no_evaluation(f"checkpoint.metric={config.checkpoint.metric}", "leave it null")
-    patience = config.training.early_stopping_patience
-    if patience is not None:
-        raise _no_evaluation(f"training.early_stopping_patience={patience}", "leave it null")
-
-
-def _no_evaluation(asked: str, instead: str) -> ConfigError:
-    """Make the refusal of what needs an evaluation if there is none."""
-    return ConfigError(
-        f"{asked}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give evaluation rows "
-        f"(data.eval, data.eval_fraction), or {instead}."
-    )
+    for key, value, instead in (
+        ("checkpoint.metric", config.checkpoint.metric, "leave it null"),
+        ("training.early_stopping_patience", config.training.early_stopping_patience, "leave it null"),
+        ("scheduler.metric", schedule_metric, "take a schedule of the step"),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{key}={value}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give "
+                f"evaluation rows (data.eval, data.eval_fraction), or {instead}."
+            )
 
 
 def known_metric(task: Task, key: str, metric: str) -> None:
@@ -309,15 +332,15 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
 
 def _train_step(
     config: RunConfig,
-    model: PreTrainedModel,
     prepared: Prepared,
     device: torch.device,
     total: int,
     world: World,
-    started: Sequence[Mapping[str, Any]],
-) -> tuple[TrainStep, list[str]]:
-    """Make what steps, and notes on its placement; `started`: groups of the checkpoint to go on from."""
-    task = prepared.task
+    started: Sequence[Mapping[str, object]],
+    notes: list[str | None],
+) -> TrainStep:
+    """Make what steps; `started`: groups of the checkpoint to go on from; `notes` takes those on its placement."""
+    model, task = prepared.model, prepared.task
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -325,19 +348,18 @@ def _train_step(
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     model.train()
-    weight_decay = getattr(config.optimizer, "weight_decay", None)
-    ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
-    notes: list[str] = []
+    placed: list[str] = []
     groups = build_param_groups(
         model,
         config.param_groups,
         lr=config.lr,
-        weight_decay=weight_decay,
-        loraplus_lr_ratio=ratio,
+        weight_decay=getattr(config.optimizer, "weight_decay", None),
+        loraplus_lr_ratio=getattr(config.adapter, "loraplus_lr_ratio", None),
         started=started,
-        notes=notes,
+        notes=placed,
     )
-    groups = transferred(groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes)
+    groups = transferred(groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=placed)
+    notes += placed
     refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
     params = dict(model.named_parameters())  # the same, or the shards that took their place
@@ -360,8 +382,8 @@ def _train_step(
             f"training.noise_scale=true: the loss of task={config.task.name} compares all examples of a step, so a "
             "micro-batch has no gradient of its own. Leave it out."
         )
-    kind: Any = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
-    train_step: TrainStep = kind(
+    kind: Callable[..., TrainStep] = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
+    return kind(
         device,
         config.training.precision.value,
         model=forward,
@@ -380,7 +402,6 @@ def _train_step(
         measured=len(task.measured),
         noise_scale=NoiseScale(trained) if config.training.noise_scale else None,
     )
-    return train_step, notes
 
 
 def eval_prefixes(task: Task) -> list[str]:
@@ -405,7 +426,7 @@ def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[
     return loader(task.train), {name: loader(examples) for name, examples in task.eval_sets.items()}
 
 
-def _whole_groups(optimizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _whole_groups(optimizer: Mapping[str, list[Mapping[str, object]]]) -> list[Mapping[str, object]]:
     """Take the groups of a checkpoint; none if their layers are damaged, which loading the optimizer names."""
     groups = optimizer.get("groups", [])
     kinds = {"layer": str, "layer_id": int | None, "lr_scale": int | float, "role": str}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -17,7 +15,7 @@ from optrun.config.saved import ENVIRONMENT, plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.optimizer.inherited import inherit_state
 from optrun.runner.resume.config_diff import Changes
-from optrun.runner.resume.data_position import of_steps
+from optrun.runner.resume.data_position import Plan, of_steps
 from optrun.runner.resume.restore import (
     refuse_mutated_optimizer,
     restore_scaler,
@@ -45,7 +43,9 @@ _PLAN = (
 class Branch:
     """How a branch left its trunk."""
 
-    trunk: Trunk
+    folder: str
+    """Of the trunk's checkpoint."""
+    digest: str
     run_id: str | None
     """Of the trunk."""
     step: int
@@ -53,36 +53,25 @@ class Branch:
     """The step that the schedule counts from."""
     trunk_config: str
     """Digest of the trunk's configuration but for the seed: trunks that differ in no more are of one kind."""
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Keys whose values are others than the trunk's, with both."""
     optimizer_state: str = ""
     """What became of the trunk's, in words."""
     schedule: str = ""
     """Where the schedule stands, in words."""
+    changes: Changes = field(default_factory=dict)
+    """Keys whose values are others than the trunk's, with both."""
 
-    def metadata(self) -> dict[str, Any]:
-        """Return what every checkpoint of the branch says of it."""
-        return {
-            "folder": str(self.trunk.folder),
-            "digest": self.trunk.digest,
-            "run_id": self.run_id,
-            "step": self.step,
-            "schedule_from": self.schedule_from,
-            "trunk_config": self.trunk_config,
-        }
-
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return what `summary.json` says of it."""
-        return {
-            **self.metadata(),
-            "optimizer_state": self.optimizer_state,
-            "schedule": self.schedule,
-            "changes": {key: list(pair) for key, pair in self.changes.items()},
-        }
+        return {**asdict(self), "changes": {key: list(pair) for key, pair in self.changes.items()}}
+
+    def metadata(self) -> dict[str, object]:
+        """Return what every checkpoint of the branch says of it."""
+        told = ("folder", "digest", "run_id", "step", "schedule_from", "trunk_config")
+        return {key: getattr(self, key) for key in told}
 
     def notes(self) -> list[str]:
         """List what the user is told before the first step."""
-        place = f"branch: {self.trunk.folder}, step {self.step:,}: its weights, generators and place in the data"
+        place = f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the data"
         return [place, f"optimizer state: {self.optimizer_state}", f"schedule: {self.schedule}"]
 
 
@@ -121,8 +110,8 @@ def begin_branch(
     state = train_state(saved)
     state.best, state.last, state.before_training, state.without_end = {}, {}, {}, {}
     state.ranking, state.ranking_losses = {}, {}
-    first = schedule_from(saved, schedule)
-    return Branch(trunk, saved.run_id, saved.global_step, first, _kind(saved), own), state
+    place = (str(trunk.folder), trunk.digest, saved.run_id, saved.global_step)
+    return Branch(*place, schedule_from(saved, schedule), _kind(saved), changes=own), state
 
 
 def _kind(saved: CheckpointMetadata) -> str:
@@ -139,7 +128,7 @@ def _follows(key: str, changes: Changes) -> bool:
     return key != name and name in changes
 
 
-def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], changes: Changes, trunk: Trunk) -> None:
+def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) -> None:
     """Refuse another order or size of the steps: the branch would not stand where the trunk stood.
 
     Raises:

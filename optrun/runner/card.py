@@ -15,7 +15,7 @@ from optrun.artifacts.generalisation import sentence_of
 from optrun.base.formatting import count, duration, plain
 from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
-from optrun.runner.class_figures import tables_of
+from optrun.runner.class_tables import tables_of
 
 _METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
                  "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"}  # fmt: skip
@@ -46,12 +46,12 @@ class TaskCard:
     """Whether sentence-transformers loads it."""
     base: str = ""
     """Of an adapter: a hub name or a folder where the weights lie that it stands beside; empty: it is no adapter."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     """What the base is loaded with."""
 
 
 def model_card(
-    summary: Mapping[str, Any], config: Mapping[str, Any], task_card: TaskCard | None = None, *, name: str = ""
+    summary: Mapping[str, object], config: Mapping[str, object], task_card: TaskCard | None = None, *, name: str = ""
 ) -> str:
     """Write the text of `model/README.md`.
 
@@ -94,17 +94,19 @@ def model_card(
     )
 
 
-def _metadata(summary: Mapping[str, Any], config: Mapping[str, Any], heading: str, task: str, facts: TaskCard) -> str:
+def _metadata(
+    summary: Mapping[str, object], config: Mapping[str, object], heading: str, task: str, facts: TaskCard
+) -> str:
     """Make the YAML that the hub reads."""
     optimizer = str(_get(config, "optimizer", "name") or "")
     tag = facts.pipeline_tag
-    metadata: dict[str, Any] = {"library_name": "peft" if facts.base else "transformers"}
+    metadata: dict[str, object] = {"library_name": "peft" if facts.base else "transformers"}
     if tag:
         metadata["pipeline_tag"] = tag
     metadata["tags"] = [word for word in ("optrun", optimizer, task.replace("_", "-")) if word]
-    if base := _base_model(config):
+    if base := _hub_name(config, "model", "pretrained"):
         metadata["base_model"] = base
-    if dataset := _hub_dataset(config):
+    if dataset := _hub_name(config, "data", "hub"):
         metadata["datasets"] = [dataset]
     sets: dict[str, dict[str, float]] = {}
     for key, number in _evaluation(summary).items():
@@ -132,7 +134,7 @@ def _metadata(summary: Mapping[str, Any], config: Mapping[str, Any], heading: st
     return str(yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=1000)).rstrip()
 
 
-def _examples(summary: Mapping[str, Any]) -> str:
+def _examples(summary: Mapping[str, object]) -> str:
     """Say how many examples were trained and evaluated on."""
     train, evaluated = _get(summary, "data", "train_examples"), _get(summary, "data", "eval_examples")
     if not (isinstance(train, int) and isinstance(evaluated, int)):
@@ -140,7 +142,7 @@ def _examples(summary: Mapping[str, Any]) -> str:
     return f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for evaluation."
 
 
-def _completeness(summary: Mapping[str, Any]) -> tuple[str, str]:
+def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
     """Say of which step the weights are, and how the training ended, where that was not its end."""
     status, step, limit = summary.get("status"), summary.get("global_step"), summary.get("max_steps")
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
@@ -151,7 +153,7 @@ def _completeness(summary: Mapping[str, Any]) -> tuple[str, str]:
     return "", f"The training ended as: {status}." if status and status not in ("finished", "running") else ""
 
 
-def _results(summary: Mapping[str, Any]) -> Table:
+def _results(summary: Mapping[str, object]) -> Table:
     """Tabulate last and best value of every evaluation metric, as far as these weights were trained."""
     best = _get(summary, "metrics", "best")
     table = Table(["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True])
@@ -191,7 +193,7 @@ def _usage(task: TaskCard) -> str:
     return "\n".join(lines)
 
 
-def _commands(summary: Mapping[str, Any]) -> list[str]:
+def _commands(summary: Mapping[str, object]) -> list[str]:
     """List the command that began the run, then those that went on with it in another way."""
     resumes = summary.get("resumes")
     changed = [resume for resume in resumes if _get(resume, "changes")] if isinstance(resumes, list) else []
@@ -199,7 +201,7 @@ def _commands(summary: Mapping[str, Any]) -> list[str]:
     return [" ".join(command.splitlines()) for command in found if command]
 
 
-def _settings(config: Mapping[str, Any]) -> Table:
+def _settings(config: Mapping[str, object]) -> Table:
     """Tabulate the hyper-parameters."""
     table = Table(["setting", "value"], [False, False])
     for key in ("lr", "seed"):
@@ -221,7 +223,7 @@ def _settings(config: Mapping[str, Any]) -> Table:
     return table
 
 
-def _facts(summary: Mapping[str, Any]) -> list[str]:
+def _facts(summary: Mapping[str, object]) -> list[str]:
     """List wall time, hardware and versions, as far as they are known."""
     facts = []
     seconds = summary.get("wall_seconds")
@@ -237,13 +239,13 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
     return facts
 
 
-def _heading(config: Mapping[str, Any]) -> str:
+def _heading(config: Mapping[str, object]) -> str:
     model = _origin(config).rpartition("/")[2] or str(_get(config, "model", "name") or "model")
     data, optimizer = _get(config, "data", "name"), _get(config, "optimizer", "name")
     return plain(model + (f" on {data}" if data else "") + (f" with {optimizer}" if optimizer else ""))
 
 
-def _origin(config: Mapping[str, Any]) -> str:
+def _origin(config: Mapping[str, object]) -> str:
     """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
     path = _get(config, "model", "path")
     if _get(config, "model", "name") != "pretrained" or not isinstance(path, str):
@@ -251,16 +253,11 @@ def _origin(config: Mapping[str, Any]) -> str:
     return path if _HUB_NAME.fullmatch(path) else path.rstrip("/").rpartition("/")[2]
 
 
-def _base_model(config: Mapping[str, Any]) -> str:
-    """Find the hub name the model began as; nothing for a local folder, whose name means nothing to others."""
-    path = _get(config, "model", "path")
-    return str(path) if _origin(config) and _HUB_NAME.fullmatch(str(path)) else ""
-
-
-def _hub_dataset(config: Mapping[str, Any]) -> str:
-    """Find the hub name of the data; nothing for a local folder."""
-    path = _get(config, "data", "path")
-    return str(path) if _get(config, "data", "name") == "hub" and _HUB_NAME.fullmatch(str(path)) else ""
+def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
+    """Find the hub name that a choice was given; nothing for a local folder, whose name means nothing to others."""
+    path = _get(config, section, "path")
+    is_chosen = _get(config, section, "name") == choice and isinstance(path, str)
+    return str(path) if is_chosen and _HUB_NAME.fullmatch(path) else ""
 
 
 def relative_names(command: str) -> str:
@@ -273,7 +270,7 @@ def relative_names(command: str) -> str:
     return _ABSOLUTE.sub(lambda found: found[1] + found[2].rstrip("/").rpartition("/")[2], command)
 
 
-def _dataset(config: Mapping[str, Any]) -> str:
+def _dataset(config: Mapping[str, object]) -> str:
     """Name the data."""
     data = str(_get(config, "data", "name") or "unknown data")
     if data == "stdlib":
@@ -287,7 +284,7 @@ def _dataset(config: Mapping[str, Any]) -> str:
     return data
 
 
-def _evaluation(summary: Mapping[str, Any], *, finite: bool = True) -> dict[str, float]:
+def _evaluation(summary: Mapping[str, object], *, finite: bool = True) -> dict[str, float]:
     """Return the last evaluation metrics, bookkeeping left out."""
     last = _get(summary, "metrics", "last")
     found: dict[str, float] = {}
@@ -302,7 +299,7 @@ def _evaluation(summary: Mapping[str, Any], *, finite: bool = True) -> dict[str,
     return {key: number for key, number in found.items() if math.isfinite(number)} if finite else found
 
 
-def _text(section: Mapping[str, Any], *keys: str) -> str:
+def _text(section: Mapping[str, object], *keys: str) -> str:
     """Look up a nested value as text; empty where there is none."""
     return str(_get(section, *keys) or "")
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
-from typing import Any
-
-import torch
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import registry
 from optrun.config.registry.origins import records
+from optrun.config.saved import flat
+from optrun.config.schema.callbacks import callback_configs
 from optrun.data.loader import inputs_of
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
-from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
 from optrun.runner.samples import SampleWriter
 from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
+from optrun.runner.summary import SummaryCallback, device_name
 from optrun.task.base import Answer
-from optrun.training.callback import Callback, TrainingContext
+from optrun.training.callback import HOOKS, Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
 from optrun.training.divergence import Divergence
 from optrun.training.early_stopping import EarlyStopping
@@ -33,6 +35,9 @@ from optrun.training.state import RandomStates, TrainState
 from optrun.training.trackers import Tracker, build_tracker
 from optrun.training.utilization import peak_flops
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class TrackerCallback(Callback):
     """Sends each line of metrics to a tracker.
@@ -44,7 +49,7 @@ class TrackerCallback(Callback):
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def on_log(self, training: TrainingContext, record: Mapping[str, object]) -> None:  # noqa: ARG002
         """Send the line."""
         self.tracker.log(record)
 
@@ -58,7 +63,7 @@ def build_loop(
     assembled: Assembled,
     snapshot: Snapshot | None,
     stop_at: int | None,
-    answers: Callable[[Any], Iterable[Answer]] | None = None,
+    answers: Callable[[PreTrainedModel], Iterable[Answer]] | None = None,
 ) -> Loop:
     """Build the loop with everything that hears of its steps.
 
@@ -76,7 +81,7 @@ def build_loop(
     config, run, setup, note = session.config, session.run, assembled.setup, session.display.note
     world = setup.train_step.world
     components: list[Callback] = []
-    sync: Callable[[], None] = _nothing
+    sync: Callable[[], None] = lambda: None  # noqa: E731  # a rank that writes no lines has none to flush
     if world.is_main:
         metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
         components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
@@ -87,18 +92,11 @@ def build_loop(
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, session.summary.command)
-    callbacks = build_callbacks(config.callbacks) if world.is_main else {}
+    callbacks = _build_callbacks(config.callbacks) if world.is_main else {}
     hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
-        hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.stop)
-    snapshots = Snapshots(
-        model=setup.model,
-        train_step=setup.train_step,
-        state=setup.state,
-        plan=setup.plan,
-        constants=assembled.constants,
-        allow_nonfinite=config.checkpoint.allow_nonfinite,
-    )
+        hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.start.stop)
+    snapshots = Snapshots(setup, assembled.constants, allow_nonfinite=config.checkpoint.allow_nonfinite)
 
     def take(random: RandomStates) -> Snapshot:
         snapshots.constants.plugins = records(session.request.values)  # with what was imported meanwhile
@@ -133,6 +131,33 @@ def build_loop(
     )
 
 
+def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
+    """Build the callbacks of a configuration, in its order.
+
+    Args:
+        configs: Name to keys and values; checked against the schema of the row that the name has.
+
+    Returns:
+        Configuration key to callback.
+
+    Raises:
+        ConfigError: One cannot be built, or has a hook that there is not.
+    """
+    built: dict[str, object] = {}
+    for name, config in callback_configs(configs).items():
+        key, row = f"callbacks.{name}", registry.choices("callback")[name]
+        try:
+            built[key] = row.load()(**{field.name: getattr(config, field.name) for field in fields(config)})
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever a user's class raises
+            raise ConfigError(f"{key}: cannot be built: {type(error).__name__}: {error}") from error
+        for hook in dir(built[key]):
+            if hook.startswith("on_") and hook not in HOOKS:
+                raise ConfigError(f"{key}: {hook} is no hook of the training loop. {did_you_mean(hook, HOOKS)}")
+    return built
+
+
 def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float | None:
     """Compute the samples per second of devices that are never idle, by the operations of the first micro-batch.
 
@@ -140,8 +165,7 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
         None where the peak or the operations are not known.
     """
     step = setup.train_step
-    name = torch.cuda.get_device_name(step.device) if step.device.type == "cuda" else step.device.type
-    peak = setup.config.peak_flops or peak_flops(name, step.precision)
+    peak = setup.config.peak_flops or peak_flops(device_name(step.device), step.precision)
     if peak is None:
         return None
     if is_sharded(setup.model):
@@ -161,15 +185,11 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
     return peak * step.world.size * samples / flops if flops and samples else None
 
 
-def _nothing() -> None:
-    """Do nothing: a rank that writes no lines has none to flush."""
-
-
 def _writers(
     session: Session,
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
-    answers: Callable[[Any], Iterable[Answer]] | None,
+    answers: Callable[[PreTrainedModel], Iterable[Answer]] | None,
 ) -> list[Callback]:
     """List what writes or shows each line; a line is on the disk before anybody else hears of it."""
     config, note = session.config, session.display.note
@@ -177,7 +197,7 @@ def _writers(
         config.tracking,
         session.run.path,
         config.run_name,
-        session.summary.flat_config(),
+        flat(session.summary.config_values),
         start=setup.state.global_step,
         note=note,
     )
@@ -187,5 +207,5 @@ def _writers(
         *([] if answers is None else [SampleWriter(session.run, answers, refused)]),
         session.display,
         TrackerCallback(tracker),
-        session.summary.as_callback(metrics_log.refused),
+        SummaryCallback(session.summary, metrics_log.refused),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -65,14 +65,14 @@ def _cell(
         return
     ink = theme.paper if share > _DARK else theme.ink
     small = 6.5 if size > 12 else 7.5
-    place: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
+    write = partial(ax.text, ha="center", va="center", color=ink)
     if size > 12:
-        ax.text(column + 0.5, row + 0.5, count(number), fontsize=small, **place)
+        write(column + 0.5, row + 0.5, count(number), fontsize=small)
         return
     percent = f"{100 * share:.0f} %" if share >= 0.995 or share >= 0.1 else f"{100 * share:.1f} %"
     weight = "bold" if row == column else "normal"
-    ax.text(column + 0.5, row + 0.41, percent, fontsize=9, fontweight=weight, **place)
-    ax.text(column + 0.5, row + 0.70, count(number), fontsize=small - 0.5, **place)
+    write(column + 0.5, row + 0.41, percent, fontsize=9, fontweight=weight)
+    write(column + 0.5, row + 0.70, count(number), fontsize=small - 0.5)
 
 
 def _name_sides(ax: Axes, theme: Theme, names: list[str], totals: list[int]) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,10 +27,11 @@ from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
 from optrun.runner.best_checkpoint import best_told
-from optrun.runner.class_figures import tables_of
+from optrun.runner.class_tables import tables_of
 from optrun.training.display import Display
 
 if TYPE_CHECKING:
+    from optrun.runner.summary import SummaryValues
     from optrun.runner.train import Outcome
 
 
@@ -41,7 +42,7 @@ _MOST_CLASSES = 12
 class _Lines(logging.Formatter):
     """Formats lines without control characters and secrets: the file may be read on a terminal, by others."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__("%(asctime)s  %(message)s")
         self._values = values
 
@@ -65,7 +66,7 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
-def run_log(run: RunDir, values: Mapping[str, Any] | None = None) -> Iterator[None]:
+def run_log(run: RunDir, values: Mapping[str, object] | None = None) -> Iterator[None]:
     """Write the log of the run into `optrun.log` of its directory.
 
     Args:
@@ -136,10 +137,14 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     quoted = shlex.quote(path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
+    stopped = summary.get("stopped")  # by a patience of one's own, or a callback
+    longer = f"{stopped['by']}=..." if stopped else f"training.max_steps={2 * int(summary['max_steps'])}"
+    held_out = bool(summary.get("main_metric"))  # else all rows of its source were trained on
+    rows_of = "" if held_out else data.EVALUATION_ROWS
     rows = [
         ("written", path),
-        ("resume", f"{optrun} resume={quoted} {_prolonging(summary)}"),
-        *_evaluations(f"{optrun} evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
+        ("resume", f"{optrun} resume={quoted} {longer}"),
+        *([("evaluate", f"{optrun} evaluate {quoted} {rows_of}".rstrip())] if held_out or rows_of else []),
         ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
@@ -148,21 +153,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
 
 
-def _prolonging(summary: dict[str, Any]) -> str:
-    """Explain what a finished run goes on with."""
-    if summary.get("stopped"):  # a patience of one's own, or the key of a callback
-        return f"{summary['stopped']['by']}=..."
-    return f"training.max_steps={2 * int(summary['max_steps'])}"
-
-
-def _evaluations(command: str, data: DataConfig, *, held_out: bool) -> list[tuple[str, str]]:
-    """Show how the run is evaluated again; nothing where it was trained on all that its source has."""
-    if held_out:
-        return [("evaluate", command)]
-    return [("evaluate", f"{command} {data.EVALUATION_ROWS}")] if data.EVALUATION_ROWS else []
-
-
-def _results(console: Console, summary: dict[str, Any]) -> None:
+def _results(console: Console, summary: SummaryValues) -> None:
     perf = summary.get("perf", {})
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"

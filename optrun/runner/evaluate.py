@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.base import garbage
@@ -24,7 +23,7 @@ from optrun.runner.resume.data_position import (
     pinned_revision,
     refuse_other_tokenizer,
 )
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import read_checkpoint
 from optrun.task.class_table import ClassTable
 from optrun.task.evaluation import MetricAccumulator
 from optrun.training.device import pick_device
@@ -64,8 +63,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     """
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
-    snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.metadata)
+    snapshot = read_checkpoint(checkpoint)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     at = pinned(config, pinned_revision(config, snapshot.metadata))
     classes, split_by = class_names(snapshot.metadata.model_config), snapshot.metadata.split_by

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from optrun.artifacts.atomic import remove_folder, storing
+from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
@@ -20,18 +17,31 @@ from optrun.artifacts.run_manifest import RunManifest, recorded
 from optrun.base.errors import ConfigError
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
+from optrun.distributed.shard import is_sharded, model_class, whole_tensors
 from optrun.model.adapter import ADAPTER, injected, merge
+from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
+from optrun.runner.folders import aside_of, written_aside
 from optrun.runner.sentence_transformers import write_modules
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Saved(Protocol):
+    """A tokenizer, or an image processor."""
+
+    def save_pretrained(self, save_directory: str) -> object:
+        """Write its files into a folder."""
 
 
 def write_model(
     folder: Path,
-    model: Any,
-    tokenizer: Any | None,
-    summary: Mapping[str, Any],
+    model: PreTrainedModel,
+    tokenizer: Saved | None,
+    summary: Mapping[str, object],
     config: Mapping[str, Any],
     sample: tuple[str, str] | None = None,
 ) -> None:
@@ -56,11 +66,10 @@ def write_model(
         write_adapter(folder, model)
         arguments = {"num_labels": model.config.num_labels} if facts is not None and facts.classifies else {}
         facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
-    elif adapter is not None:  # nobody else has its base
-        model = copy.deepcopy(model)
-        merge(model)
-        model.save_pretrained(str(folder))
     else:
+        if adapter is not None:  # nobody else has its base
+            model = copy.deepcopy(model)
+            merge(model)
         model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
@@ -72,7 +81,7 @@ def write_model(
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def write_adapter(folder: Path, model: Any) -> None:
+def write_adapter(folder: Path, model: PreTrainedModel) -> None:
     """Write an adapter as peft does: `adapter_model.safetensors` and `adapter_config.json`.
 
     Args:
@@ -90,14 +99,14 @@ def write_adapter(folder: Path, model: Any) -> None:
     save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def task_card(config: Mapping[str, Any]) -> TaskCard | None:
+def task_card(config: Mapping[str, object]) -> TaskCard | None:
     """Return what the task's schema says for the card; None if the task is not known here."""
     task = config.get("task")
-    try:
-        schema = TASKS[saved_kind("task", TASKS, task)] if isinstance(task, Mapping) and "name" in task else None
-    except ConfigError:
+    if not isinstance(task, Mapping) or "name" not in task:
         return None
-    if schema is None or not isinstance(task, Mapping):
+    try:
+        schema = TASKS[saved_kind("task", TASKS, task)]
+    except ConfigError:
         return None
     return TaskCard(
         schema.TITLE,
@@ -117,22 +126,23 @@ def _fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
-def write_tokenizer(manifest: RunManifest, tokenizer: Any) -> None:
+def write_tokenizer(manifest: RunManifest, tokenizer: Saved) -> None:
     """Write `tokenizer/` of a run, aside first: a link inside of it is replaced, not followed.
 
     Raises:
         StorageError: The disk refused.
     """
-    with _replacing(manifest, manifest.run.tokenizer) as aside:
+    folder = manifest.run.tokenizer
+    with storing(folder), manifest.rewriting(f"{folder.name}/*"), written_aside(folder, replaces=True) as aside:
         tokenizer.save_pretrained(str(aside))
 
 
 def publish(
     manifest: RunManifest,
-    model: Any,
-    tokenizer: Any | None,
-    summary: Mapping[str, Any],
-    config: Mapping[str, Any],
+    model: PreTrainedModel,
+    tokenizer: Saved | None,
+    summary: Mapping[str, object],
+    config: Mapping[str, object],
     sample: tuple[str, str] | None,
 ) -> None:
     """Write `model/`, aside first; that of an earlier end of the same run is replaced.
@@ -140,27 +150,36 @@ def publish(
     Raises:
         StorageError: The disk refused.
     """
-    with _replacing(manifest, manifest.run.model) as aside:
+    folder = manifest.run.model
+    with storing(folder), manifest.rewriting(f"{folder.name}/*"), written_aside(folder, replaces=True) as aside:
         write_model(aside, model, tokenizer, summary, config, sample)
 
 
-@contextmanager
-def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
-    """Write a folder of a run aside; then it replaces the one that is there."""
-    aside = folder.with_name(f".{folder.name}-{os.getpid()}")
-    try:
-        with storing(folder), manifest.rewriting(f"{folder.name}/*"):
-            aside.mkdir()
-            yield aside
-            if folder.exists():
-                remove_folder(folder)
-            aside.rename(folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
+    """Gather a sharded model; every rank takes part.
+
+    Args:
+        model: As it was trained.
+
+    Returns:
+        On rank 0 a model on the CPU with all weights, or the model itself where it is no sharded one; else None.
+    """
+    if not is_sharded(model):
+        return model
+    import torch
+    import torch.distributed as dist
+
+    tensors = whole_tensors(model_tensors(model).items())
+    if dist.get_rank():
+        return None
+    with torch.random.fork_rng(devices=[]):
+        whole: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
+    load_model_tensors(whole, tensors)
+    whole.train(model.training)
+    return whole
 
 
-def _told_of_a_quantised_base(asked: Mapping[str, Any], *, merged: bool) -> str:
+def _told_of_a_quantised_base(asked: Mapping[str, object], *, merged: bool) -> str:
     """Explain what others need to know of a base that was quantised, to compute the same."""
     if merged:
         return f"the factors were trained beside a base in {asked['quantization']}: these are its weights dequantised"
@@ -204,8 +223,7 @@ def export(
         LockedError: The destination lies in a run directory that another process writes.
     """
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
-    trained = load_trained(run, checkpoint, dequantized=merged)
-    model, snapshot = trained.model, trained.snapshot
+    model, snapshot = load_trained(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole.")
     adapter = injected(model)
@@ -231,22 +249,12 @@ def export(
     told_of = {"global_step": step, "max_steps": snapshot.metadata.total_steps, "wall_seconds": known["seconds"]}
     metrics = {key: known.get(key, {}) for key in ("last", "best", "before_training")}
     summary |= {**told_of, "metrics": metrics}
-    aside = destination.with_name(f".{destination.name}-{os.getpid()}")
-    try:
-        with recorded(destination, aside), storing(destination):
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            aside.mkdir()
-            write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
-            if destination.exists():
-                destination.rmdir()
-            aside.rename(destination)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    return trained.class_name
+    with recorded(destination, aside_of(destination)), storing(destination), written_aside(destination) as aside:
+        write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
+    return snapshot.metadata.model_class
 
 
-def _tokenizer(run: RunDir) -> Any | None:
+def _tokenizer(run: RunDir) -> Any:
     import transformers
 
     folder = run.tokenizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,16 @@ GENERATION_OPTIONS = OPTIONS
 class Asked:
     """What is to be predicted, and where to."""
 
-    data: Any
+    data: str | list[str]
     """`data.eval`: a path, a list of them, or a glob."""
     out: Path
     columns: Mapping[str, str | None] = field(default_factory=dict)
     """Keys such as `text_column` to names of columns, as far as the command line gives them."""
     keep: Sequence[str] | None = None
     """Columns of the file that stand beside the predictions; None: all."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     """Of the predictor."""
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, object] = field(default_factory=dict)
     """`generation.KEY`."""
     cut: bool = False
     """Whether the command line gives `data.max_length`."""
@@ -111,23 +112,22 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     split = Split(read_files("data.eval", asked.data, options, told, documents=False), "data.eval")
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
-    trained = load_trained(run, checkpoint)
+    model, snapshot = load_trained(run, checkpoint)
     tokenizer = _tokenizer(config, run)
-    refuse_other_vocabulary(run, checkpoint, trained.snapshot, tokenizer)
+    refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     precision = Precision(device, config.training.precision.value)
     rows = Rows(split, _columns(config, asked.columns))
     rows.notes += told
     predictor = kind(
         Predicting(
-            model=trained.model.to(device),
+            model=model.to(device),
             tokenizer=tokenizer,
-            labels=class_names(trained.snapshot.metadata.model_config),
+            labels=class_names(snapshot.metadata.model_config),
             task=config.task,
-            model_choice=config.model,
             max_length=config.data.max_length,
             to_device=precision.to_device,
             autocast=precision.autocast,
-            start=functools.partial(start_of, config, trained.model, trained.snapshot.metadata, device),
+            start=functools.partial(start_of, config, model, snapshot.metadata, device),
         ),
         rows,
         {**asked.options, **asked.generation},
@@ -158,16 +158,16 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
             partial.put_in_place()
     forget(asked.out)
     seconds = time.monotonic() - begun
-    return Predicted(asked.out, trained.snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
+    return Predicted(asked.out, snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
 
 
-def options_of(config: RunConfig) -> Mapping[str, Any]:
+def options_of(config: RunConfig) -> Mapping[str, object]:
     """Return the keys of its own that the predictor of a task takes, with their defaults.
 
     Raises:
         ConfigError: The task has no predictor.
     """
-    options: Mapping[str, Any] = predictor_class(config.task).options
+    options: Mapping[str, object] = predictor_class(config.task).options
     return options
 
 
@@ -235,22 +235,15 @@ def _predict(predictor: Predictor, partial: Partial, batch_size: int, seed: int,
     Raises:
         StoppedEarly: Ctrl-C.
     """
-    model, total = predictor.predicting.model, partial.rows
+    total = partial.rows
     states = RandomStates(device)
     garbage.resume()
-
-    def windows() -> Iterator[range]:
-        while partial.done < total:
-            yield range(partial.done, min(partial.done + partial.window, total))
-
-    left = -(-(total - partial.done) // partial.window)
+    begins = range(partial.done, total, partial.window)
+    windows = (range(begin, min(begin + partial.window, total)) for begin in begins)
     try:
-        for window in watched(windows(), left, what="prediction"):
-            if predictor.generates:
+        for window in watched(windows, len(begins), what="prediction"):
+            with nullcontext() if predictor.generates else lean_forward(predictor.predicting.model):
                 found = predict_window(predictor, window, batch_size, seed, device)
-            else:
-                with lean_forward(model):
-                    found = predict_window(predictor, window, batch_size, seed, device)
             partial.append(found)
     except KeyboardInterrupt:
         if not partial.done:

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import SPLIT_BY
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import TOKENIZER, RunDir
@@ -39,12 +38,16 @@ from optrun.model.quantization import require_quantization
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize, scale_initial_weights
+from optrun.runner.resume.checkpoint import OpenedCheckpoint
 from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
 from optrun.task.class_weights import class_weights
 from optrun.task.facts import DataFacts, data_facts
 from optrun.training.device import pick_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Prepared:
 
     task: Task
     tokenizer: Any
-    model: Any
+    model: PreTrainedModel
     notes: list[str]
     cut_from_train: bool
     """Whether the evaluation rows were held back from the training rows."""
@@ -79,21 +82,21 @@ class TrainedArtifacts:
     """How evaluation rows are cut from the training rows, as in a checkpoint."""
 
 
-def artifacts_to_resume(checkpoint: Path | None, snapshot: Snapshot | None, model: ModelConfig) -> TrainedArtifacts:
+def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> TrainedArtifacts:
     """Find what a run that goes on, or a branch that begins, takes over besides weights and states.
 
     Args:
-        checkpoint: Folder of the checkpoint; None: the run begins.
-        snapshot: What was read there.
+        opened: The checkpoint; without a snapshot the run begins.
         model: The model choice in force.
 
     Returns:
         How its rows are split; its own tokenizer, if the checkpoint was trained with it, it is whole, and nobody asked
         for another one.
     """
-    if checkpoint is None or snapshot is None:
+    saved = opened.saved
+    if opened.folder is None or saved is None:
         return TrainedArtifacts(None, trains=True)
-    run, saved = RunDir(checkpoint.parent.parent), snapshot.metadata
+    run = RunDir(opened.folder.parent.parent)
     found = TrainedArtifacts(None, trains=True, split_by=saved.split_by)
     asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
     if asked or not (run.tokenizer / "tokenizer.json").is_file() or problems_of(run, [f"{TOKENIZER}/*"]):
@@ -178,7 +181,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
 
 def initial_model(
     config: RunConfig, spec: ModelSpec, *, meta: bool = False
-) -> tuple[Any, list[str], Mapping[str, Growth]]:
+) -> tuple[PreTrainedModel, list[str], Mapping[str, Growth]]:
     """Build the model as it is before the first step, its weights from the seed.
 
     Args:
@@ -199,7 +202,7 @@ def initial_model(
     return model, notes, found.sizes
 
 
-def _refuse_sources_in_one_row(task: Task, model: Any) -> None:
+def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:
     """Refuse a mixture whose losses could not be told apart by source.
 
     Raises:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -30,10 +31,13 @@ from optrun.task import Task
 from optrun.task.preference import Pairs, Preference
 from optrun.training.step import Precision
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def settle_reference(
     task: Task,
-    model: Any,
+    model: PreTrainedModel,
     config: RunConfig,
     device: torch.device,
     saved: str | None,
@@ -77,7 +81,9 @@ def settle_reference(
     return weights
 
 
-def _logps(task: Preference, model: Any, pairs: Pairs, config: RunConfig, device: torch.device, weights: str) -> Any:
+def _logps(
+    task: Preference, model: PreTrainedModel, pairs: Pairs, config: RunConfig, device: torch.device, weights: str
+) -> np.ndarray:
     """Compute log-probabilities, or find them in the cache."""
     precision, size = config.training.precision.value, config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")
@@ -85,7 +91,7 @@ def _logps(task: Preference, model: Any, pairs: Pairs, config: RunConfig, device
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
 
-    def find() -> dict[str, Any]:
+    def find() -> dict[str, np.ndarray]:
         training = model.training
         model.eval()
         try:
@@ -98,7 +104,9 @@ def _logps(task: Preference, model: Any, pairs: Pairs, config: RunConfig, device
     return kept("reference", key, find)["logps"]
 
 
-def start_of(config: RunConfig, model: Any, saved: CheckpointMetadata, device: torch.device) -> Callable[..., Any]:
+def start_of(
+    config: RunConfig, model: PreTrainedModel, saved: CheckpointMetadata, device: torch.device
+) -> Callable[..., Any]:
     """Make the model that training started from, to be called as a model is.
 
     Args:

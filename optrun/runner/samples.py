@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import SampleLine, read_samples, write_samples
 from optrun.task.base import Answer
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.metrics_log import Refused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class SampleWriter(Callback):
@@ -22,7 +25,7 @@ class SampleWriter(Callback):
         refused: Called with what the disk said.
     """
 
-    def __init__(self, run: RunDir, answers: Callable[[Any], Iterable[Answer]], refused: Refused) -> None:
+    def __init__(self, run: RunDir, answers: Callable[[PreTrainedModel], Iterable[Answer]], refused: Refused) -> None:
         self.path = run.samples
         self.answers = answers
         self.refused = refused

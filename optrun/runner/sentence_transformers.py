@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from optrun.task.pooling import Pooling
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def write_modules(folder: Path, model: Any, max_length: int) -> None:
+
+def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None:
     """Write how vectors are made of the model's states: `modules.json`, and the configuration of each module.
 
     Args:
@@ -37,7 +40,7 @@ def write_modules(folder: Path, model: Any, max_length: int) -> None:
     keys = ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_lasttoken")
     chosen = {key: mode == pooling.mode for key, mode in zip(keys, modes, strict=True)}
     versions = {"transformers": transformers.__version__, "pytorch": torch.__version__}
-    files: dict[str, Any] = {
+    files: dict[str, object] = {
         "modules.json": modules,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
         "config_sentence_transformers.json": {"__version__": versions, "similarity_fn_name": "cosine"},

@@ -1,16 +1,22 @@
-"""What is allowed, and rarely meant: told before the first step."""
+"""Sizes that are allowed, and rarely meant: of a micro-batch and of checkpoints, told before the first step."""
 
 from __future__ import annotations
 
 import os
+import shutil
 
 import torch
 
+from optrun.artifacts.checkpoint import MARGIN
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.formatting import size
+from optrun.config.schema.checkpoint import CheckpointConfig
 from optrun.config.schema.data import StdlibConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import MOST_PER_DEVICE, Precision
+from optrun.model.weights import model_tensors
+from optrun.optimizer.footprint import state_bytes
 
 
 def size_warnings(config: RunConfig, device: torch.device) -> list[str]:
@@ -39,3 +45,40 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Estimate the size of a checkpoint before the optimizer has any state.
+
+    Args:
+        model: What is trained.
+        optimizer: Over the model's parameters, with names.
+
+    Returns:
+        Bytes; for an optimizer whose state is not known beforehand, twice the weights are assumed for it.
+    """
+    weights: int = sum(tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values())
+    known = [count for count in state_bytes(optimizer).values() if count is not None]
+    trained = [param for group in optimizer.param_groups for param in group["params"]]
+    if len(known) < len(trained):
+        known = [2 * param.numel() * param.element_size() for param in trained]
+    return int(weights + sum(known))
+
+
+def space_warning(run: RunDir, config: CheckpointConfig, each: int) -> str | None:
+    """Warn where there is not enough room for what will be kept; else None.
+
+    Args:
+        run: The run directory.
+        config: How many checkpoints are kept.
+        each: Bytes of one.
+    """
+    # The next one is written before an old one goes.
+    count = max(1, config.keep_last + config.keep_best + 1 - len(checkpoint_folders(run)))
+    free = shutil.disk_usage(run.path).free
+    if free >= count * each + MARGIN:
+        return None
+    return (
+        f"warning: {count} checkpoints of about {size(each)} are still to come, {size(free)} are free in {run.path}: "
+        "saving will fail. Make room, or keep fewer (checkpoint.keep_last, checkpoint.keep_best)."
+    )

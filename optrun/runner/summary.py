@@ -21,16 +21,19 @@ from optrun.base.errors import EXIT_DONE
 from optrun.config.registry.origins import ALLOW, records
 from optrun.config.registry.plugins import OPTION, options
 from optrun.config.request import Request
-from optrun.config.saved import flat, without_secrets
+from optrun.config.saved import without_secrets
 from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
+from optrun.task.evaluation import MetricAccumulator
 from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused
 from optrun.training.setup import TrainingSetup
 
+SummaryValues = dict[str, Any]
+"""`summary.json`, nested."""
 MOST_CONFUSED = 50
 """A confusion matrix of more classes is left to `optrun evaluate`."""
 _TAKEN_UP = (
@@ -57,13 +60,12 @@ class Summary:
 
     def __init__(self, run: RunDir, request: Request, run_id: str) -> None:
         self.run = run
-        self.config = request.config
         self.config_values = dict(request.values)
         self.finished_before = False
         """Whether the run came to its good end at an earlier start."""
         self.setup: TrainingSetup | None = None
         used = records(request.values)
-        self.values: dict[str, Any] = {
+        self.values: SummaryValues = {
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
             "manifest": MANIFEST,
@@ -109,10 +111,6 @@ class Summary:
         self.values["resume_command"] = command
         self.finished_before = before.get("status") == "finished"
 
-    def flat_config(self) -> dict[str, Any]:
-        """Map dotted names to values."""
-        return flat(self.config_values)
-
     def begin(self, setup: TrainingSetup, facts: DataFacts, *, fingerprint: str) -> None:
         """Record what is about to be trained.
 
@@ -142,7 +140,7 @@ class Summary:
             },
             versions=provenance.versions(),
             hardware={
-                **provenance.hardware(_device_name(device), torch.get_num_threads()),
+                **provenance.hardware(device_name(device), torch.get_num_threads()),
                 "ranks": setup.train_step.world.size,
             },
             git=provenance.git_revision(Path.cwd()),
@@ -155,7 +153,7 @@ class Summary:
         """Whether training was about to start."""
         return self.setup is not None
 
-    def resumed(self, step: int, changes: Mapping[str, tuple[Any, Any]], notes: Sequence[str] = ()) -> None:
+    def resumed(self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()) -> None:
         """Record one more start: from which step, with what changed, and the notes for the user."""
         self.values["resumes"].append(
             {
@@ -168,7 +166,7 @@ class Summary:
         )
         self.write()
 
-    def keep_classes(self, name: str, metrics: Any) -> None:
+    def keep_classes(self, name: str, metrics: MetricAccumulator) -> None:
         """Remember the figures of each class of an evaluation set.
 
         Args:
@@ -182,7 +180,7 @@ class Summary:
         sets = held["sets"] if held.get("step") == step else {}
         self.values["classes"] = {"step": step, "sets": {**sets, name: as_values(table, MOST_CONFUSED)}}
 
-    def present(self) -> dict[str, Any]:
+    def present(self) -> SummaryValues:
         """Return all values as they stand now; each reader of a run in progress takes them here."""
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
@@ -218,7 +216,7 @@ class Summary:
         self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
 
-    def finished(self, stop: StopRequest | None) -> dict[str, Any]:
+    def finished(self, stop: StopRequest | None) -> SummaryValues:
         """Return all values as a good end leaves them: what the model card is made of, and then the file.
 
         Args:
@@ -231,7 +229,7 @@ class Summary:
         found = generalisation_of(values)
         return values | {"generalisation": None if found is None else asdict(found)}
 
-    def finish(self, values: dict[str, Any]) -> None:
+    def finish(self, values: SummaryValues) -> None:
         """Record the good end.
 
         Args:
@@ -240,24 +238,21 @@ class Summary:
         self.values = {**values, "updated_at": now()}
         write_summary(self.run.summary, self.values)
 
-    def as_callback(self, refused: Refused) -> Callback:
-        """Make the component of the loop that brings the file up to date with its lines of metrics.
 
-        Args:
-            refused: Called with what the disk said.
-        """
-        return _SummaryCallback(self, refused)
+class SummaryCallback(Callback):
+    """Writes the summary with a line of metrics, once a second at most: encoded and renamed it costs a millisecond.
 
-
-class _SummaryCallback(Callback):
-    """Writes the summary with a line of metrics, once a second at most: encoded and renamed it costs a millisecond."""
+    Args:
+        summary: Of the run.
+        refused: Called with what the disk said.
+    """
 
     def __init__(self, summary: Summary, refused: Refused) -> None:
         self.summary = summary
         self.refused = refused
         self._written = -math.inf
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def on_log(self, training: TrainingContext, record: Mapping[str, object]) -> None:  # noqa: ARG002
         """Write the summary."""
         if time.monotonic() - self._written < 1:
             return
@@ -273,7 +268,8 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Name the kind of a device, such as `NVIDIA H100 80GB HBM3` or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

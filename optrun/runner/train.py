@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from optrun.artifacts.checkpoint import make_checkpoints_dir, open_verified
+from optrun.artifacts.checkpoint import make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
-from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
-from optrun.artifacts.trunk import Trunk, reading
 from optrun.base import garbage
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
-from optrun.config.original_cwd import original_cwd
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
-from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import discarded
 from optrun.distributed.heartbeat import Phase, beat
@@ -35,15 +30,13 @@ from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
-from optrun.runner.disk_space import checkpoint_bytes, space_warning
-from optrun.runner.export import publish, write_tokenizer
+from optrun.runner.export import publish, whole_model, write_tokenizer
 from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
     ResumePoint,
-    open_checkpoint,
     open_manifest,
-    open_trunk,
+    opened_for,
     refuse_links,
     refuse_other_formats,
 )
@@ -51,10 +44,8 @@ from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.resume.global_batch import asked_for
 from optrun.runner.session import Session
-from optrun.runner.size_warnings import size_warnings
-from optrun.runner.summary import Summary
-from optrun.runner.whole_model import whole_model
-from optrun.task import Task
+from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
+from optrun.runner.summary import Summary, SummaryValues
 from optrun.task.base import Answer
 from optrun.task.data_check import data_check
 from optrun.training.device import pick_device
@@ -72,7 +63,7 @@ class Outcome:
     """How a run ended well."""
 
     run: RunDir
-    summary: dict[str, Any]
+    summary: SummaryValues
     sample: tuple[str, str] | None = None
     """Prompt and continuation."""
 
@@ -169,133 +160,71 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
 
 def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
     """Train from the checkpoint, or the start, to the end."""
-    config, display, summary = session.config, session.display, session.summary
-    _refuse_early(config)
-    world = session.world
+    config, note, summary, world = session.config, session.display.note, session.summary, session.world
+    require_tracker(config.tracking)
+    require_optimizer(config.optimizer)
+    if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
+        raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with _open(session, resume) as (opened, started_from):
-        snapshot, trunk = opened.snapshot, opened.trunk
-        revision = world.from_main(lambda: pinned_revision(config, None if snapshot is None else snapshot.metadata))
+    with opened_for(session, resume) as opened:
+        revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(session, opened, revision))
         garbage.resume()  # the libraries are there; what is made from here on is the run's
-        assembled = assemble(session.request, prepared, snapshot, device, started_from, world, trunk)
+        assembled = assemble(session.request, prepared, device, opened, world)
     assembled.constants.run_id = summary.values["run_id"]
     session.settle(assembled.request)
-    state, total = assembled.setup.state, assembled.setup.total_steps
+    snapshot, setup = opened.snapshot, assembled.setup
+    state = setup.state
     if snapshot is not None and assembled.is_done:
-        refuse_idle(asked_for(assembled.changes, assembled.derived), state.global_step)
+        refuse_idle(asked_for(assembled.start.changes, assembled.derived), state.global_step)
         if world.from_main(lambda: summary.finished_before):
             return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
-    notes = [
+    for line in (
         *size_warnings(config, device),
         *assembled.notes,
         *opened.set_aside_skipped(),
         *discarded(),
         *prepared.notes,
         *data_check(prepared.facts),
-    ]
-    for note in notes:
-        display.note(note)
+    ):
+        note(line)
     if world.is_main:
         _begin(session, prepared, assembled, resume)
-    loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, display))
+    loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, note))
     if snapshot is not None:
         RandomStates.unpack(snapshot.metadata.random, device).restore()
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
         seed_random_states(config.seed, device)
-    if trunk is not None and loop.checkpoints.enabled:
+    if opened.trunk is not None and loop.checkpoints.enabled:
         loop.checkpoints.save()  # from here on the branch needs its trunk no more
-    with lean_forward(assembled.setup.model):
+    with lean_forward(setup.model):
         loop()
     beat(Phase.publishing, state.global_step)
-    with assembled.setup.evaluation_weights():
+    with setup.evaluation_weights():
         model = whole_model(prepared.model)
         if model is None or not world.is_main:
             return Outcome(session.run, summary.values)
-        sample = _sample(prepared.task, model, prepared.tokenizer, display, seed=config.seed)
-        told = summary.finished(loop.training.stop if state.global_step < total else None)
+        sample = _sample(prepared, model, note, seed=config.seed)
+        told = summary.finished(loop.training.stop if state.global_step < setup.total_steps else None)
         publish(session.manifest, model, prepared.tokenizer, told, dict(session.request.values), sample)
     summary.finish(told)
     return Outcome(session.run, summary.values, sample)
 
 
-def _answers(prepared: Prepared, display: Display) -> Callable[[Any], Iterator[Answer]] | None:
+def _answers(prepared: Prepared, note: Callable[[str], None]) -> Callable[[PreTrainedModel], Iterator[Answer]] | None:
     """Make what asks the model at each evaluation; None if the task wants no samples, or no rank has it whole."""
     if not getattr(prepared.task.config, "samples", 0):
         return None
     if is_sharded(prepared.model):
-        display.note("task.samples: no rank has the whole model with distributed=fsdp; no samples are written")
+        note("task.samples: no rank has the whole model with distributed=fsdp; no samples are written")
         return None
-    return partial(_answered, prepared)
 
+    def answers(model: PreTrainedModel) -> Iterator[Answer]:
+        with plain_attention(model):
+            yield from prepared.task.answers(model, prepared.tokenizer)
 
-def _answered(prepared: Prepared, model: Any) -> Iterator[Answer]:
-    with plain_attention(model):
-        yield from prepared.task.answers(model, prepared.tokenizer)
-
-
-def _refuse_early(config: RunConfig) -> None:
-    """Refuse what cannot work before data or model are read.
-
-    Raises:
-        ConfigError: With the key.
-    """
-    require_tracker(config.tracking)
-    require_optimizer(config.optimizer)
-    if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
-        raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
-
-
-@contextmanager
-def _open(session: Session, resume: ResumePoint | None) -> Iterator[tuple[OpenedCheckpoint, Path | None]]:
-    """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins.
-
-    Rank 0 picks and verifies it; the others read the same.
-
-    Yields:
-        It, and the folder that relative paths of its configuration start from; None: the current one.
-    """
-    world, opened = session.world, OpenedCheckpoint(None, [])
-    with ExitStack() as held:
-
-        def pick() -> tuple[Path | None, Path | None, Trunk | None]:
-            nonlocal opened
-            opened = held.enter_context(_picked(session, resume))
-            if opened.trunk is not None:
-                return opened.folder, original_cwd(RunDir(opened.trunk.folder.parent.parent).hydra), opened.trunk
-            return opened.folder, resume.started_from if resume else None, None
-
-        folder, started_from, trunk = world.from_main(pick)
-        if folder is not None and not world.is_main:
-            held.enter_context(nullcontext() if trunk is None else reading(trunk.folder))
-            lazy = isinstance(session.config.distributed, FsdpConfig)
-            opened = OpenedCheckpoint(open_verified(folder, lazy=lazy), [], folder, trunk)
-        yield opened, started_from
-
-
-@contextmanager
-def _picked(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
-    """Pick the checkpoint to go on from, and write the configuration of a run that begins."""
-    for name in clean_leftovers(session.run):
-        session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
-    opened = OpenedCheckpoint(None, [])
-    config = session.config
-    trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
-    allow_nonfinite, lazy = config.checkpoint.allow_nonfinite, isinstance(config.distributed, FsdpConfig)
-    if resume is not None:
-        first = "step 0" if trunk is None else f"its trunk {trunk.folder}"
-        opened = open_checkpoint(session.run, resume, allow_nonfinite=allow_nonfinite, lazy=lazy, first=first)
-    for note in [*(resume.notes if resume is not None else ()), *opened.notes]:
-        session.display.note(note)
-    if opened.snapshot is not None:
-        yield opened
-        return
-    with nullcontext() if trunk is None else reading(trunk.folder):
-        if trunk is not None:
-            opened = open_trunk(trunk, allow_nonfinite=allow_nonfinite, lazy=lazy)
-        session.write_config()  # a run that is killed before its first step can be started over from this
-        yield opened
+    return answers
 
 
 def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
@@ -303,7 +232,7 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
     beat(Phase.preparing)
     try:
         with session.signal_handler.immediate():
-            taken = artifacts_to_resume(opened.folder, opened.snapshot, session.config.model)
+            taken = artifacts_to_resume(opened, session.config.model)
             meta = not session.world.is_main and isinstance(session.config.distributed, FsdpConfig)
             return prepare(pinned(session.config, revision), taken, meta=meta)
     except Stopped:
@@ -318,61 +247,59 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
 
 def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> Outcome:
     """Compute nothing for a finished run; harmless changes are recorded."""
-    summary, state, stop = session.summary, assembled.setup.state, assembled.stop
+    summary, setup, start = session.summary, assembled.setup, assembled.start
+    step = setup.state.global_step
     if not session.world.is_main:
         return Outcome(session.run, summary.values)
-    for note in assembled.notes:
-        session.display.note(note)
-    if stop is not None:
-        session.display.note(
-            f"{stop.by} ended training at step {state.global_step}: {stop.reason}; nothing to train. It goes on where "
+    done = f"all {setup.total_steps} steps are done; nothing to train. training.max_steps=N prolongs the run."
+    if start.stop is not None:
+        done = (
+            f"{start.stop.by} ended training at step {step}: {start.stop.reason}; nothing to train. It goes on where "
             "what it was ended by is changed, such as training.early_stopping_patience=N."
         )
-    else:
-        total = assembled.setup.total_steps
-        session.display.note(f"all {total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
+    for note in (*assembled.notes, done):
+        session.display.note(note)
     summary.values.update(status="finished", exit_code=EXIT_DONE)
-    if assembled.changes or mended:
+    if start.changes or mended:
         session.write_config()
-    if assembled.changes:
-        summary.resumed(state.global_step, assembled.changes, assembled.notes)
+    if start.changes:
+        summary.resumed(step, start.changes, assembled.notes)
     return Outcome(session.run, summary.values)
 
 
 def _begin(session: Session, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None) -> None:
     """Write what is known of the run before its first step, and see that its checkpoints have room."""
-    summary, state = session.summary, assembled.setup.state
-    if assembled.branch is not None:
-        summary.values["branch"] = assembled.branch.summary()
+    run, summary, setup, start = session.run, session.summary, assembled.setup, assembled.start
+    checkpoint, state = session.config.checkpoint, setup.state
+    if start.branch is not None:
+        summary.values["branch"] = start.branch.summary()
     session.write_config()
     if prepared.tokenizer is not None:
         write_tokenizer(session.manifest, prepared.tokenizer)
-    summary.begin(assembled.setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
-    config, setup = session.config, assembled.setup
-    if config.checkpoint.enabled:
-        make_checkpoints_dir(session.run)
-        each = checkpoint_bytes(setup.model, setup.train_step.optimizer)
-        warning = space_warning(session.run, config.checkpoint, each)
+    summary.begin(setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
+    if checkpoint.enabled:
+        make_checkpoints_dir(run)
+        warning = space_warning(run, checkpoint, checkpoint_bytes(setup.model, setup.train_step.optimizer))
         if warning is not None:
             session.display.note(warning)
     if resume is not None:
-        summary.resumed(state.global_step, assembled.changes, assembled.notes)
+        summary.resumed(state.global_step, start.changes, assembled.notes)
     if assembled.is_done:
-        truncate_after(session.run.metrics, state.global_step, session.manifest.replace)
+        truncate_after(run.metrics, state.global_step, session.manifest.replace)
     else:
         # The line of an unfinished step is still to be written; those of the end of a shorter run go.
         kept = -1 if state.untouched else state.global_step - state.unfinished
-        take_up(session.run.metrics, kept, session.manifest.replace)
+        take_up(run.metrics, kept, session.manifest.replace)
 
 
 def _sample(
-    task: Task, model: PreTrainedModel, tokenizer: Any, display: Display, *, seed: int
+    prepared: Prepared, model: PreTrainedModel, note: Callable[[str], None], *, seed: int
 ) -> tuple[str, str] | None:
     """Continue the task's prompt; None where there is no prompt, or the model cannot continue it."""
     try:
         with plain_attention(model):
-            return task.sample(model, tokenizer, seed=seed)
+            return prepared.task.sample(model, prepared.tokenizer, seed=seed)
     except Exception as error:  # whatever it is: the model is trained, and is published without a sample
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        display.note(f"warning: task.prompt could not be continued ({line}); the model is published without a sample.")
+        note(f"warning: task.prompt could not be continued ({line}); the model is published without a sample.")
         return None

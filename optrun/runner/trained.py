@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
+from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import CheckpointError
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import rebuilt
 from optrun.runner.resume.data_position import vocabulary_digest
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import read_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
-@dataclass
-class TrainedModel:
-    """What a checkpoint holds, built."""
-
-    model: Any
-    """On the CPU, in evaluation mode."""
-    snapshot: Snapshot
-    class_name: str
-    """Name of the transformers class that loads it."""
-
-
-def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) -> TrainedModel:
+def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) -> tuple[PreTrainedModel, Snapshot]:
     """Build the model of a checkpoint; an adapter beside its base.
 
     Args:
         run: The run it belongs to, which knows the base of an adapter.
         checkpoint: Whole.
         dequantized: Give a quantised base plain modules, with the weights that these computed with.
+
+    Returns:
+        The model, on the CPU and in evaluation mode, and what else the checkpoint holds.
 
     Raises:
         ConfigError: The base of an adapter is not where it was, or another one.
@@ -42,8 +36,7 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
-    snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.metadata)
+    snapshot = read_checkpoint(checkpoint)
     values = dict(snapshot.metadata.model_config)
     name = snapshot.metadata.model_class
     kind = getattr(transformers, name, None)
@@ -58,10 +51,10 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
         load_model_tensors(model, snapshot.model)
     else:
         model = rebuilt(run, checkpoint, snapshot, kind, config, dequantized=dequantized)
-    return TrainedModel(model.eval(), snapshot, name)
+    return model.eval(), snapshot
 
 
-def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: Any | None) -> None:
+def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object) -> None:
     """Refuse a tokenizer of a run that is not the one its weights were trained with.
 
     Raises:

@@ -166,7 +166,10 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
 
 def _base_lr(groups: list[ParamGroup]) -> float:
     """Find the peak of a group of scale 1, as far as the groups tell."""
-    peaks = [(float(group["initial_lr" if "initial_lr" in group else "lr"]), group.get("lr_scale") or 0.0) for group in groups]
+    peaks = [
+        (float(group["initial_lr" if "initial_lr" in group else "lr"]), group.get("lr_scale") or 0.0)
+        for group in groups
+    ]
     scaled = [peak / scale for peak, scale in peaks if scale]
     return max(scaled or [peak for peak, _ in peaks])
 

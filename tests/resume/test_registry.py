@@ -93,14 +93,11 @@ class Half:
             weight=lambda batch: len(batch["ids"]),
         )
         self.state = TrainState()
-        self.take = Snapshots(
-            model=self.model,
-            train_step=self.train_step,
-            state=self.state,
-            plan=EpochPlan(total, 1, 1, 0),
-            constants=CheckpointMetadata(global_step=0, model_class=kind.__name__, config_digest=""),
-            allow_nonfinite=False,
+        setup: Any = SimpleNamespace(
+            model=self.model, train_step=self.train_step, state=self.state, plan=EpochPlan(total, 1, 1, 0)
         )
+        constants = CheckpointMetadata(global_step=0, model_class=kind.__name__, config_digest="")
+        self.take = Snapshots(setup, constants, allow_nonfinite=False)
 
     def steps(self, last: int) -> None:
         """Train up to a step; a watched metric gets no better from the second evaluation on."""

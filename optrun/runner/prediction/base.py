@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy as np
 import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
-from optrun.config.schema.model import ModelConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.data.columns import USUAL_LABELS, text_column, texts
 from optrun.data.loader import Batch
@@ -21,26 +20,30 @@ from optrun.data.source import Source, Split
 from optrun.task.base import pad
 
 if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedModel
     from transformers.utils.generic import ModelOutput
 
 Inputs = dict[str, Any]
 """What is known of one row: arrays of ids by name, and what its prediction needs besides."""
 Values = dict[str, Any]
 """One row's prediction: names of columns to plain values."""
+Kind = type | list["Kind"] | Mapping[str, "Kind"]
+"""Of a value: `str`, `float`, `int`, `[type]` or `{name: type}`."""
+Shape = Mapping[str, Kind]
+"""Names of predicted columns to their types."""
 
 
 @dataclass
 class Predicting:
     """A trained model, and how it is run."""
 
-    model: Any
+    model: PreTrainedModel
     """On its device, in evaluation mode."""
     tokenizer: Any
     """Its tokenizer; its image preparation where the task is about images."""
     labels: list[str]
     """Names of the classes by number; empty where there are none."""
     task: TaskConfig
-    model_choice: ModelConfig
     max_length: int
     """`data.max_length`."""
     to_device: Callable[[Batch], Batch]
@@ -102,17 +105,17 @@ class Predictor(ABC):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
-    options: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[Mapping[str, object]] = {}
     generates: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
 
-    def __init__(self, predicting: Predicting, rows: Rows, options: Mapping[str, Any]) -> None:
+    def __init__(self, predicting: Predicting, rows: Rows, options: Mapping[str, object]) -> None:
         self.predicting = predicting
         self.tokenizer = predicting.tokenizer
         self.labels = predicting.labels
         self.rows = rows
         self.split = rows.split
-        self.given = {**self.options, **options}
+        self.given: dict[str, Any] = {**self.options, **options}
         padding = getattr(self.tokenizer, "pad_token_id", None)
         self.padding = 0 if padding is None else int(padding)
         self.inspect()
@@ -127,16 +130,18 @@ class Predictor(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> dict[str, Any]:
-        """Names of the columns that are predicted to their types: `str`, `float`, `int`, `[type]`, `{name: type}`."""
+    def shape(self) -> Shape:
+        """Names of the columns that are predicted to their types."""
 
     @abstractmethod
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode some rows, by their indices; those without `input_ids` are as long as each other."""
 
     def length(self, one: Inputs) -> int:
-        """Count the tokens of one row, by which rows share a batch."""
-        return len(one["input_ids"]) if "input_ids" in one else 0
+        """Count the tokens of one row, of several texts those of the longest, by which rows share a batch."""
+        ids = one.get("input_ids", ())
+        several = isinstance(ids, list) and any(isinstance(each, np.ndarray) for each in ids)
+        return max(map(len, ids)) if several else len(ids)
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:
@@ -148,7 +153,21 @@ class Predictor(ABC):
         Raises:
             ConfigError: A value that is no text.
         """
-        return list(texts(self.split.take(np.asarray(numbers, dtype=np.int64)), column))
+        return list(texts(self.part(numbers), column))
+
+    def part(self, numbers: Sequence[int]) -> Split:
+        """Return some rows, by their indices."""
+        return self.split.take(np.asarray(numbers, dtype=np.int64))
+
+    def read(self, *columns: str) -> None:
+        """Look at every row.
+
+        Raises:
+            ConfigError: A row that is no text.
+        """
+        for column in columns:
+            for _ in texts(self.split, column):
+                pass
 
     def text_column(self, *others: str | None) -> str:
         """Find the column of texts; every row is looked at.
@@ -160,15 +179,35 @@ class Predictor(ABC):
             ConfigError: There is none, or several; a row that is no text.
         """
         column = text_column(self.rows.source, self.split, taken=(*self.rows.taken(), *others))
-        for _ in texts(self.split, column):
-            pass
+        self.read(column)
         return column
+
+    def tokenize(self, *rows: Sequence[object] | None, **options: bool) -> BatchEncoding:
+        """Encode texts, or pairs of them, as in training: cut at `data.max_length`."""
+        found: BatchEncoding = self.tokenizer(
+            *rows,
+            truncation=True,
+            max_length=self.predicting.max_length,
+            return_attention_mask=False,
+            verbose=False,
+            **options,
+        )
+        return found
+
+    def arrays(self, encoded: Mapping[str, Sequence[Sequence[int]]]) -> list[Inputs]:
+        """Make the inputs of each row of what a tokenizer encoded."""
+        names = [name for name in ("input_ids", "token_type_ids") if name in encoded]
+        rows = zip(*(encoded[name] for name in names), strict=True)
+        return [{name: np.asarray(ids, dtype=np.int64) for name, ids in zip(names, row, strict=True)} for row in rows]
 
     def pad_inputs(self, inputs: list[Inputs], *, left: bool = False) -> Batch:
         """Pad `input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest), on generation's side."""
         rows = [one["input_ids"] for one in inputs]
         masks = [np.ones_like(row) for row in rows]
-        fill = _pad_left if left else pad
+
+        def fill(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
+            return pad([row[::-1] for row in rows], value).flip(1) if left else pad(rows, value)
+
         batch = {"input_ids": fill(rows, self.padding), "attention_mask": fill(masks, 0)}
         if "token_type_ids" in inputs[0]:
             batch["token_type_ids"] = fill([one["token_type_ids"] for one in inputs], 0)
@@ -189,11 +228,7 @@ class Predictor(ABC):
         return inputs
 
 
-def _pad_left(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
-    return pad([row[::-1] for row in rows], value).flip(1)
-
-
-def plain(number: Any) -> float:
+def plain(number: SupportsFloat) -> float:
     """Convert a float32 to the shortest decimal that reads as the same one.
 
     Example:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from optrun.base.errors import ConfigError
 from optrun.data.chat import ROLES, question_columns, questions
 from optrun.runner.prediction.generation import TextGeneration
@@ -38,10 +36,8 @@ class ChatAnswers(TextGeneration):
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
         """Encode each conversation with the opening of an answer; a text as in training."""
-        found: list[list[int]] = []
-        for text, written in self._texts(numbers):
-            found.append(self.tokenizer(text, add_special_tokens=not written, verbose=False)["input_ids"])
-        return found
+        texts = self._texts(numbers)
+        return [self.tokenizer(text, add_special_tokens=not own, verbose=False)["input_ids"] for text, own in texts]
 
     def _texts(self, numbers: Sequence[int]) -> list[tuple[str, bool]]:
         """Write what the model reads of some rows, and whether a template wrote it.
@@ -50,7 +46,7 @@ class ChatAnswers(TextGeneration):
             ConfigError: A row that cannot be read or written.
         """
         roles = ROLES if self.template is None else self.template.roles
-        part = self.split.take(np.asarray(numbers, dtype=np.int64))
+        part = self.part(numbers)
         found = []
         for asked in questions(part, self.places, roles):
             if isinstance(asked, str):

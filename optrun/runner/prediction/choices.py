@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 
 from optrun.data.columns import choices_column, named
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain, probabilities
 from optrun.task.multiple_choice import count_choices, pad_choices, pairs
 from optrun.task.tokens import encoded
 
@@ -26,31 +27,22 @@ class ChosenTexts(Predictor):
         self.text = self.text_column(self.pair, self.choices)
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """The choice, its number, and the probabilities of the row's own."""
         return {"prediction": str, "choice": int, "probabilities": [float]}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training."""
-        part = self.split.take(np.asarray(numbers, dtype=np.int64))
-        listed = list(part.rows[self.choices])
+        part = self.part(numbers)
         rows = list(pairs(part, self.text, self.pair, self.choices))
-        made = encoded(self.tokenizer, rows, self.predicting.max_length)
-        borders = np.cumsum([0, *map(len, listed)]).tolist()
+        made = {
+            name: iter(np.asarray(row, dtype=np.int64) for row in ids)
+            for name, ids in encoded(self.tokenizer, rows, self.predicting.max_length).items()
+        }
         return [
-            {
-                **{
-                    name: [np.asarray(row, dtype=np.int64) for row in ids[borders[at] : borders[at + 1]]]
-                    for name, ids in made.items()
-                },
-                "choices": list(choices),
-            }
-            for at, choices in enumerate(listed)
+            {**{name: list(islice(ids, len(choices))) for name, ids in made.items()}, "choices": list(choices)}
+            for choices in part.rows[self.choices]
         ]
-
-    def length(self, one: Inputs) -> int:
-        """Count the tokens of the longest choice."""
-        return max(map(len, one["input_ids"]))
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
@@ -58,12 +50,6 @@ class ChosenTexts(Predictor):
         found = []
         for one, scores in zip(inputs, logits, strict=True):
             shares = probabilities(scores[: len(one["choices"])])
-            best = int(shares.argmax())
-            found.append(
-                {
-                    "prediction": one["choices"][best],
-                    "choice": best,
-                    "probabilities": [plain(share) for share in shares],
-                }
-            )
+            best, each = int(shares.argmax()), [plain(share) for share in shares]
+            found.append({"prediction": one["choices"][best], "choice": best, "probabilities": each})
         return found

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from optrun.data.columns import image_column, named
 from optrun.data.images import Images
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities, sigmoids
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain, probabilities, sigmoids
 
 
 class ClassPredictor(Predictor):
     """Logits of shape (batch, classes) to a label and the probability of each."""
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """Label, its probability, and those of all labels."""
         return {"prediction": str, "probability": float, "probabilities": dict.fromkeys(self.labels, float)}
 
     def values(self, logits: torch.Tensor) -> list[Values]:
         """Convert logits of shape (batch, classes) to predictions."""
-        found = []
+        found: list[Values] = []
         for row in probabilities(logits):
-            best = int(row.argmax())
-            shares = {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
-            found.append(
-                {"prediction": self.labels[best], "probability": shares[self.labels[best]], "probabilities": shares}
-            )
+            best, shares = self.labels[int(row.argmax())], self.shares(row)
+            found.append({"prediction": best, "probability": shares[best], "probabilities": shares})
         return found
+
+    def shares(self, row: np.ndarray) -> dict[str, float]:
+        """Map each label to its probability; shape (classes,)."""
+        return {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
 
 
 class TextClasses(ClassPredictor):
@@ -45,7 +46,7 @@ class TextClasses(ClassPredictor):
         self.text = self.text_column(self.pair)
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """A number, or labels."""
         if self.several:
             return {"prediction": [str], "probabilities": dict.fromkeys(self.labels, float)}
@@ -54,35 +55,17 @@ class TextClasses(ClassPredictor):
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training."""
         pairs = None if self.pair is None else self.texts(self.pair, numbers)
-        encoded = self.tokenizer(
-            self.texts(self.text, numbers),
-            pairs,
-            truncation=True,
-            max_length=self.predicting.max_length,
-            return_attention_mask=False,
-            verbose=False,
-        )
-        names = [name for name in ("input_ids", "token_type_ids") if name in encoded]
-        rows = zip(*(encoded[name] for name in names), strict=True)
-        inputs = [{name: np.asarray(ids, dtype=np.int64) for name, ids in zip(names, row, strict=True)} for row in rows]
-        return self.expect_tokens(inputs, numbers)
+        return self.expect_tokens(self.arrays(self.tokenize(self.texts(self.text, numbers), pairs)), numbers)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass."""
+        """Predict in one forward pass; of several labels those with a probability above one half."""
         logits = self.predicting.forward(self.pad_inputs(inputs)).logits
         if self.regression:
             return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]
-        return self._sets(logits) if self.several else self.values(logits)
-
-    def _sets(self, logits: torch.Tensor) -> list[Values]:
-        """Choose the labels with a probability above one half, and give the probability of each."""
-        found = []
-        for row in sigmoids(logits):
-            shares = {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
-            found.append(
-                {"prediction": [label for label in self.labels if shares[label] > 0.5], "probabilities": shares}
-            )
-        return found
+        if not self.several:
+            return self.values(logits)
+        rows = [self.shares(row) for row in sigmoids(logits)]
+        return [{"prediction": [name for name in row if row[name] > 0.5], "probabilities": row} for row in rows]
 
 
 class ImageClasses(ClassPredictor):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.columns import texts
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain
 from optrun.task.compared import USUAL_PAIRS, pair_columns
 from optrun.task.contrastive import cosines
 from optrun.task.multiple_choice import pad_choices
@@ -29,14 +28,12 @@ class Embeddings(Predictor):
         paired = own.text_pair_column is not None or any({*pair} <= {*there} for pair in USUAL_PAIRS)
         if paired and (own.text_column is None or own.text_pair_column is not None):
             self.names = [*pair_columns(own, self.split)]
-            for name in self.names:
-                for _ in texts(self.split, name):
-                    pass
+            self.read(*self.names)
         else:
             self.names = [self.text_column()]
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """A vector, or a number."""
         return {"similarity": float} if len(self.names) == 2 else {"embedding": [float]}
 
@@ -51,10 +48,6 @@ class Embeddings(Predictor):
             if not all(map(len, one["input_ids"])):
                 raise ConfigError(f"{self.split.key}: row {self.split.number(number)} has a text without a token.")
         return found
-
-    def length(self, one: Inputs) -> int:
-        """Count the tokens of the longer text."""
-        return max(map(len, one["input_ids"]))
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from optrun.base.errors import ConfigError, did_you_mean
-from optrun.data.columns import text_column, texts
-from optrun.runner.prediction.base import Inputs, Predictor, Values
+from optrun.data.columns import text_column
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values
 from optrun.task.language_model import around
 
 if TYPE_CHECKING:
@@ -19,15 +18,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS = 64
 """`generation.max_new_tokens` where nothing says how long a text may be."""
-_LENGTHS = ("max_new_tokens", "max_length")
 _OF_OTHERS = ("output_", "return_dict", "_", "transformers_version", "is_assistant", "compile_config", "cache_config",
               "continuous_batching", "watermarking", "assistant_")  # fmt: skip
 """What names of transformers begin with that say nothing of the text, or hold objects."""
-_KINDS: dict[str, tuple[type, ...]] = {
-    "a whole number": (int,),
-    "a number": (int, float),
-    "true or false": (bool,),
-}
+_KINDS = {"a whole number": (int,), "a number": (int, float), "true or false": (bool,)}
 _KEYS = {
     "a whole number": ("max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_beams", "top_k",
                        "num_return_sequences", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
@@ -40,7 +34,7 @@ OPTIONS = [name for names in _KEYS.values() for name in names]
 """The options most used, by transformers' names."""
 
 
-def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> GenerationConfig:
+def generation_config(given: Mapping[str, object], base: GenerationConfig) -> GenerationConfig:
     """Make the generation options of a model with changes.
 
     Args:
@@ -61,9 +55,7 @@ def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> Gener
     for kind, names in _KEYS.items():
         for name in names:
             value = given.get(name)
-            if value is not None and (
-                not isinstance(value, _KINDS[kind]) or isinstance(value, bool) != (bool in _KINDS[kind])
-            ):
+            if value is not None and type(value) not in _KINDS[kind]:
                 raise ConfigError(f"generation.{name}={value}: expected {kind}.")
     made = copy.deepcopy(base)
     try:
@@ -76,7 +68,7 @@ def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> Gener
     return made
 
 
-def _refused(given: Mapping[str, Any], error: Exception) -> ConfigError:
+def _refused(given: Mapping[str, object], error: Exception) -> ConfigError:
     """Make the refusal of options from what transformers says of them."""
     line = " ".join(str(error).replace("`", "").split())
     shown = ", ".join(f"generation.{name}={value}" for name, value in given.items()) or "generation"
@@ -107,8 +99,9 @@ class TextGeneration(Predictor):
         room = getattr(model.config, "max_position_embeddings", None) if self.side_by_side else None
         self.options_of_generation = generation_config(given, base)
         config = self.options_of_generation
-        if not any(given.get(name) is not None for name in _LENGTHS):
-            config.max_new_tokens = self.default_tokens() if room is None else min(self.default_tokens(), room // 2)
+        if given.get("max_new_tokens") is None and given.get("max_length") is None:
+            most = getattr(self.predicting.task, "max_target_length", DEFAULT_TOKENS)
+            config.max_new_tokens = most if room is None else min(most, room // 2)
         if config.max_new_tokens is not None:
             config.max_length = None
         for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
@@ -130,8 +123,7 @@ class TextGeneration(Predictor):
             column = "prompt"
         else:
             column = text_column(self.rows.source, self.split, taken=self.rows.taken())
-        for _ in texts(self.split, column):
-            pass
+        self.read(column)
         return column
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -145,10 +137,6 @@ class TextGeneration(Predictor):
         # Nothing to go on from is the begin of a text: what stood between the documents of the training.
         empty = [id_ for id_ in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id) if id_ is not None][:1]
         return [start + ids or empty for ids in encoded]
-
-    def default_tokens(self) -> int:
-        """Count the tokens that are written at most if no option says it."""
-        return DEFAULT_TOKENS
 
     def _room_for_prompts(self, room: int | None) -> int | None:
         """Count the positions that the continuation leaves; None: as many as one likes.
@@ -170,7 +158,7 @@ class TextGeneration(Predictor):
         return int(left)
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """A text, or several."""
         return {"generation": str if self.several == 1 else [str]}
 
@@ -194,13 +182,10 @@ class TextGeneration(Predictor):
                 raise
             raise _refused(self.given, error) from error
         begin = batch["input_ids"].shape[1] if self.side_by_side else 0
-        found = self._decoded(made[:, begin:])
+        found = self.tokenizer.batch_decode(made[:, begin:], skip_special_tokens=True)
         if self.several == 1:
             return [{"generation": text} for text in found]
         return [{"generation": found[at : at + self.several]} for at in range(0, len(found), self.several)]
-
-    def _decoded(self, ids: torch.Tensor) -> list[str]:
-        return [str(text) for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 class TextToText(TextGeneration):
@@ -211,11 +196,5 @@ class TextToText(TextGeneration):
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
         """Encode as in training."""
-        encoded: list[list[int]] = self.tokenizer(
-            self.texts(self.column, numbers), truncation=True, max_length=self.predicting.max_length, verbose=False
-        )["input_ids"]
+        encoded: list[list[int]] = self.tokenize(self.texts(self.column, numbers))["input_ids"]
         return encoded
-
-    def default_tokens(self) -> int:
-        """Count as many tokens as the targets of the training have at most."""
-        return int(getattr(self.predicting.task, "max_target_length", DEFAULT_TOKENS))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.data.columns import texts
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain, probabilities
 
 
 class MaskedTokens(Predictor):
     """Texts with mask tokens to the `top_k` likeliest tokens for each mask, and the text with the likeliest ones."""
 
-    options: ClassVar[Mapping[str, Any]] = {"top_k": 5}
+    options: ClassVar[Mapping[str, object]] = {"top_k": 5}
 
     def inspect(self) -> None:
         """Find the texts; at least one has a mask."""
@@ -34,21 +34,14 @@ class MaskedTokens(Predictor):
             )
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """The text, and for each mask the tokens."""
         return {"prediction": str, "tokens": [[{"token": str, "probability": float}]]}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training, one text a row."""
-        encoded = self.tokenizer(
-            self.texts(self.text, numbers),
-            truncation=True,
-            max_length=self.predicting.max_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
-        return self.expect_tokens([{"input_ids": np.asarray(ids, dtype=np.int64)} for ids in encoded], numbers)
+        encoded = self.tokenize(self.texts(self.text, numbers), return_token_type_ids=False)
+        return self.expect_tokens(self.arrays(encoded), numbers)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""

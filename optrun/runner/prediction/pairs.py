@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import PreferenceConfig
 from optrun.data.chat import ROLES, Chat
-from optrun.data.preferences import CHOSEN, REJECTED, pair_columns, preferences
+from optrun.data.preferences import CHOSEN, REJECTED, Pair, pair_columns, preferences
 from optrun.data.source import Split
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain
 from optrun.task.chat_encoder import TARGETS, ChatEncoder
 from optrun.task.chat_template import no_template, use_template
 from optrun.task.pairs import REFERENCE, pair_batch, pair_outputs, pair_scores
@@ -40,11 +40,11 @@ class PreferredAnswers(Predictor):
                 raise no_template(f"{self.split.key} has conversations")
         self.start = self.predicting.start() if task.loss_type.has_reference else None
 
-    def _pairs(self, split: Split) -> Any:
+    def _pairs(self, split: Split) -> Iterable[Pair]:
         return preferences(split, self.places, ROLES if self.template is None else self.template.roles)
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """The preferred answer, the margin, and both rewards."""
         return {"prediction": str, "margin": float, "rewards_chosen": float, "rewards_rejected": float}
 
@@ -54,7 +54,7 @@ class PreferredAnswers(Predictor):
         Raises:
             ConfigError: A row of which no answer is left.
         """
-        part = self.split.take(np.asarray(numbers, dtype=np.int64))
+        part = self.part(numbers)
         encoder = ChatEncoder(self.task, self.template, part, self.tokenizer, self.predicting.max_length)
         found: list[Inputs] = []
         for number, pair in zip(numbers, self._pairs(part), strict=True):

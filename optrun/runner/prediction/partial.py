@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.atomic import remove_folder, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
@@ -36,7 +35,7 @@ class Partial:
         window: Rows that are kept or lost together.
     """
 
-    def __init__(self, out: Path, header: Mapping[str, Any], rows: int, window: int) -> None:
+    def __init__(self, out: Path, header: Mapping[str, object], rows: int, window: int) -> None:
         self.out = out
         self.folder = folder_of(out)
         self.header = {"format": FORMAT, **header}
@@ -106,7 +105,7 @@ class Partial:
         if path.stat().st_size != ends[self.done]:
             os.truncate(path, ends[self.done])
 
-    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, lines: Sequence[Mapping[str, object]]) -> None:
         """Keep the predictions of the next rows, numbered from 1.
 
         Raises:
@@ -122,7 +121,7 @@ class Partial:
             os.fsync(file.fileno())
         self.done += len(lines)
 
-    def predictions(self) -> Iterator[dict[str, Any]]:
+    def predictions(self) -> Iterator[dict[str, object]]:
         """Yield all that is kept, row by row; without the numbers of the rows."""
         path = self.folder / LINES
         with open_file(path) as file:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.data.columns import words_column
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
+from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain, probabilities
 from optrun.task.entities import entities, scheme_of
 
 
@@ -32,41 +31,30 @@ class WordLabels(Predictor):
                 )
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Shape:
         """A label and its probability for each word; entities."""
-        entity = {"type": str, "start": int, "end": int, "words": [str], "probability": float}
+        entity: Shape = {"type": str, "start": int, "end": int, "words": [str], "probability": float}
         return {"prediction": [str], "probability": [float], **({"entities": [entity]} if self.scheme else {})}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training, with the place of each word's first piece; -1: it has none."""
+        from transformers import BatchEncoding
+
         rows = [list(words) for words in self.split.rows.select(list(numbers))[self.words]]
         full = [words for words in rows if words]
-        encoded = (
-            self.tokenizer(
-                full,
-                is_split_into_words=True,
-                truncation=True,
-                max_length=self.predicting.max_length,
-                return_attention_mask=False,
-                verbose=False,
-            )
-            if full
-            else {}
-        )
-        names = [name for name in ("input_ids", "token_type_ids") if name in encoded]
+        encoded = self.tokenize(full, is_split_into_words=True) if full else BatchEncoding({"input_ids": []})
+        pieces = iter(enumerate(self.arrays(encoded)))
         inputs: list[Inputs] = []
-        at = 0
         for words in rows:
             if not words:
                 inputs.append({"input_ids": np.zeros(0, dtype=np.int64), "words": [], "first": []})
                 continue
+            at, ids = next(pieces)
             first = [-1] * len(words)
-            for place, word in reversed(list(enumerate(encoded.word_ids(at)))):  # type: ignore[union-attr]
+            for place, word in reversed(list(enumerate(encoded.word_ids(at)))):
                 if word is not None:
                     first[word] = place
-            ids = {name: np.asarray(encoded[name][at], dtype=np.int64) for name in names}
             inputs.append({**ids, "words": words, "first": first})
-            at += 1
         return inputs
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
@@ -85,8 +73,7 @@ class WordLabels(Predictor):
         labels: list[str | None] = []
         sure: list[float | None] = []
         for place in one["first"]:
-            known = place >= 0 and shares is not None
-            row = shares[place] if known and shares is not None else None
+            row = None if place < 0 or shares is None else shares[place]
             labels.append(None if row is None else self.labels[int(row.argmax())])
             sure.append(None if row is None else plain(row.max()))
         found: Values = {"prediction": labels, "probability": sure}

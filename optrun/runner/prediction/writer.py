@@ -9,11 +9,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import csv_cell
 from optrun.data.source import Split
+from optrun.runner.prediction.base import Kind, Shape, Values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENDINGS = (".jsonl", ".csv", ".parquet")
 ROW = "row"
@@ -65,15 +69,13 @@ def kept_columns(split: Split, keep: Sequence[str] | None, predicted: Iterable[s
     return names
 
 
-def _is_bare(feature: Any) -> bool:
+def _is_bare(feature: object) -> bool:
     """Tell whether a column holds bytes: images, sounds, binary."""
     kind = type(feature).__name__
     return kind in ("Image", "Audio", "Video", "Pdf", "Nifti") or "binary" in str(getattr(feature, "dtype", ""))
 
 
-def write(
-    path: Path, ending: str, split: Split, names: Sequence[str], shape: Mapping[str, Any], made: Iterable[Any]
-) -> None:
+def write(path: Path, ending: str, split: Split, names: Sequence[str], shape: Shape, made: Iterable[Values]) -> None:
     """Write all rows.
 
     Args:
@@ -103,7 +105,7 @@ def write(
                 file.write(json.dumps(found, ensure_ascii=False) + "\n")
 
 
-def _rows(split: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(split: Split, names: Sequence[str]) -> Iterator[dict[str, object]]:
     if not names:
         yield from ({} for _ in range(len(split.rows)))
         return
@@ -112,7 +114,7 @@ def _rows(split: Split, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {name: _plain(value) for name, value in zip(names, values, strict=True)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert a value of a row to JSON; what is no number there is null, a date its ISO form."""
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -127,14 +129,12 @@ def _plain(value: Any) -> Any:
     return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """Write a cell of a csv file: lists and objects are JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else csv_cell(value)
 
 
-def _write_parquet(
-    path: Path, split: Split, names: Sequence[str], shape: Mapping[str, Any], made: Iterator[Mapping[str, Any]]
-) -> None:
+def _write_parquet(path: Path, split: Split, names: Sequence[str], shape: Shape, made: Iterator[Values]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -156,7 +156,7 @@ def _write_parquet(
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
-def _arrow(kind: Any) -> Any:
+def _arrow(kind: Kind) -> pa.DataType:
     """Return the type of Arrow for one of a predictor's `shape`."""
     import pyarrow as pa
 

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, set_aside
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.checkpoint import Snapshot, open_verified, set_aside
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign, refuse_other_format
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import read_metrics, read_summary
-from optrun.artifacts.retention import pointed, step_of
+from optrun.artifacts.retention import clean_leftovers, pointed, step_of
 from optrun.artifacts.run_check import check_run, refuse_damaged
-from optrun.artifacts.run_dir import (
-    BEST,
-    HYDRA,
-    LAST,
-    MANIFEST,
-    METRICS,
-    MODEL,
-    SAMPLES,
-    SUMMARY,
-    TOKENIZER,
-    RunDir,
-    checkpoint_folders,
-)
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_other_manifest
 from optrun.artifacts.tensor_file import first_not_finite
-from optrun.artifacts.trunk import Trunk
+from optrun.artifacts.trunk import Trunk, reading
 from optrun.base.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
 from optrun.base.reading import kind_of
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.config.original_cwd import original_cwd
+from optrun.config.schema.distributed import FsdpConfig
+from optrun.config.schema.run import RunConfig
+from optrun.runner.resume.state_file import read_checkpoint
+
+if TYPE_CHECKING:
+    from optrun.runner.session import Session
 
 
 @dataclass
@@ -51,20 +49,25 @@ class ResumePoint:
 
 @dataclass
 class OpenedCheckpoint:
-    """The checkpoint to resume from, and those that were passed over."""
+    """The checkpoint to go on from, and those that were passed over."""
 
-    snapshot: Snapshot | None
-    """None: nothing was ever saved, and the run begins again."""
-    notes: list[str]
-    """For the user."""
+    snapshot: Snapshot | None = None
+    """None: the run begins at step 0."""
     folder: Path | None = None
     """Where the snapshot was read."""
     trunk: Trunk | None = None
     """That place, if it is of another run, from which this one branches."""
-    damaged: list[Path] = field(default_factory=list)
-    superseded: list[Path] = field(default_factory=list)
-    foreign: list[Path] = field(default_factory=list)
-    """Of another run."""
+    started_from: Path | None = None
+    """Folder that relative paths of the saved configuration start from; None: the current one."""
+    notes: list[str] = field(default_factory=list)
+    """For the user."""
+    skipped: dict[Path, str] = field(default_factory=dict)
+    """Checkpoints that were passed over: `damaged`, `superseded`, or `foreign`, of another run."""
+
+    @property
+    def saved(self) -> CheckpointMetadata | None:
+        """What the snapshot says beside its tensors."""
+        return None if self.snapshot is None else self.snapshot.metadata
 
     def set_aside_skipped(self) -> list[str]:
         """Put out of the way what was passed over; called when the run is certain to go on.
@@ -73,17 +76,56 @@ class OpenedCheckpoint:
             Notes for the user.
         """
         notes = []
-        for folders, why in (
-            (self.damaged, "damaged"),
-            (self.superseded, "superseded"),
-            (self.foreign, "foreign"),
-        ):
-            for folder in folders:
-                for pointer in (folder.with_name(BEST), folder.with_name(LAST)):
-                    if pointer.is_file() and pointed(pointer) in (folder, None):
-                        pointer.unlink()  # the next save says anew which ones they are
-                notes.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
+        for folder, why in self.skipped.items():
+            for pointer in (folder.with_name(names.BEST), folder.with_name(names.LAST)):
+                if pointer.is_file() and pointed(pointer) in (folder, None):
+                    pointer.unlink()  # the next save says anew which ones they are
+            notes.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
         return notes
+
+
+@contextmanager
+def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
+    """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins.
+
+    Rank 0 picks and verifies it, and writes the configuration of a run that begins; the others read the same.
+
+    Args:
+        session: The start of the run; its lock is held.
+        resume: What was asked for; None: the run begins.
+
+    Raises:
+        CheckpointError: As `open_checkpoint`; the trunk is gone, damaged, or another one than was named.
+    """
+    world, config, own = session.world, session.config, OpenedCheckpoint()
+    with ExitStack() as held:
+
+        def pick() -> tuple[Path | None, Trunk | None, Path | None]:
+            nonlocal own
+            for name in clean_leftovers(session.run):
+                session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
+            trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
+            if resume is not None:
+                own = open_checkpoint(
+                    session.run, resume, config, "step 0" if trunk is None else f"its trunk {trunk.folder}"
+                )
+                for note in (*resume.notes, *own.notes):
+                    session.display.note(note)
+            if own.snapshot is None:
+                if trunk is not None:
+                    held.enter_context(reading(trunk.folder))
+                    trunk.require()
+                    started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
+                    own = OpenedCheckpoint(_load(trunk.folder, config), trunk.folder, trunk, started_from)
+                session.write_config()  # a run that is killed before its first step can be started over from this
+            return own.folder, own.trunk, own.started_from
+
+        folder, trunk, started_from = world.from_main(pick)
+        if folder is not None and not world.is_main:
+            if trunk is not None:
+                held.enter_context(reading(trunk.folder))
+            own = OpenedCheckpoint(open_verified(folder, lazy=_is_lazy(config)), folder, trunk, started_from)
+        yield own
 
 
 def refuse_links(run: RunDir) -> None:
@@ -118,11 +160,13 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     Raises:
         CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is written behind them.
     """
-    refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
-    wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", SAMPLES)).wrong
+    refuse_damaged(run, names.METRICS, f"{names.HYDRA}/hydra.yaml")
+    wrong = check_run(run, (names.SUMMARY, f"{names.TOKENIZER}/*", f"{names.MODEL}/*", names.SAMPLES)).wrong
     for name, fault in wrong.items():
-        note(f"warning: {fault} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
-    return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong
+        note(
+            f"warning: {fault} {'They are taken as they are.' if name == names.MANIFEST else 'Nothing of it is used.'}"
+        )
+    return RunManifest(run, read_run_manifest(run)), names.SUMMARY not in wrong
 
 
 def refuse_other_formats(run: RunDir) -> None:
@@ -136,31 +180,13 @@ def refuse_other_formats(run: RunDir) -> None:
         refuse_other_format(folder)
 
 
-def open_trunk(trunk: Trunk, *, allow_nonfinite: bool, lazy: bool = False) -> OpenedCheckpoint:
-    """Read the checkpoint that a branch starts from; nothing on the disk is changed.
-
-    Args:
-        trunk: Where it lies, and what is in it.
-        allow_nonfinite: Whether weights with NaN or infinity will do.
-        lazy: Leave the tensors in their files until one is asked for.
-
-    Raises:
-        CheckpointError: It is gone, damaged, or another one than was named.
-    """
-    trunk.require()
-    return OpenedCheckpoint(_load(trunk.folder, allow_nonfinite, lazy=lazy), [], trunk.folder, trunk)
-
-
-def open_checkpoint(
-    run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, lazy: bool = False, first: str = "step 0"
-) -> OpenedCheckpoint:
+def open_checkpoint(run: RunDir, resume: ResumePoint, config: RunConfig, first: str = "step 0") -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
 
     Args:
         run: The run directory; its lock is held.
         resume: What was asked for.
-        allow_nonfinite: Whether weights with NaN or infinity will do.
-        lazy: Leave the tensors in their files until one is asked for.
+        config: Says whether weights with NaN or infinity will do, and whether tensors are read one by one.
         first: Where the run begins, in words.
 
     Raises:
@@ -172,28 +198,24 @@ def open_checkpoint(
     run_id = run_id_of(run)
     if resume.checkpoint is not None:
         refuse_foreign(resume.checkpoint, run_id)
-        snapshot = _load(resume.checkpoint, allow_nonfinite, lazy=lazy)
+        snapshot = _load(resume.checkpoint, config)
         # What comes after it belongs to a future that is now written anew.
-        later = [folder for folder in folders if step_of(folder) > snapshot.global_step]
-        return OpenedCheckpoint(snapshot, [f"going on from {resume.checkpoint}"], resume.checkpoint, superseded=later)
-    wrong: dict[Path, str] = {}
-    foreign: list[Path] = []
+        skipped = {folder: "superseded" for folder in folders if step_of(folder) > snapshot.global_step}
+        notes = [f"going on from {resume.checkpoint}"]
+        return OpenedCheckpoint(snapshot, resume.checkpoint, None, resume.started_from, notes, skipped)
+    wrong, skipped = [], {}
     for folder in folders:
         try:
             refuse_foreign(folder, run_id)
-            snapshot = _load(folder, allow_nonfinite, lazy=lazy)
-        except ForeignCheckpointError as error:
-            wrong[folder] = str(error)
-            foreign.append(folder)
-            continue
+            snapshot = _load(folder, config)
         except CheckpointError as error:
-            wrong[folder] = str(error)
+            wrong.append(str(error))
+            skipped[folder] = "foreign" if isinstance(error, ForeignCheckpointError) else "damaged"
             continue
-        notes = [f"{reason} Passed over." for reason in wrong.values()]
-        damaged = [folder for folder in wrong if folder not in foreign]
-        return OpenedCheckpoint(snapshot, [*notes, f"going on from {folder}"], folder, damaged=damaged, foreign=foreign)
+        notes = [*(f"{reason} Passed over." for reason in wrong), f"going on from {folder}"]
+        return OpenedCheckpoint(snapshot, folder, None, resume.started_from, notes, skipped)
     if wrong:
-        listed = "".join(f"\n  {reason}" for reason in wrong.values())
+        listed = "".join(f"\n  {reason}" for reason in wrong)
         raise CheckpointError(
             f"{run.path}: no checkpoint of this run is whole, and nothing is started over unasked:{listed}\nRestore "
             "one from a backup, or start a new run in another directory."
@@ -202,15 +224,19 @@ def open_checkpoint(
     if not resume.saved:
         _refuse_finished(run)
     why = "ended before its first save" if resume.saved else "saves nothing (checkpoint=none)"
-    return OpenedCheckpoint(None, [f"{run.path}: this run {why}; it starts over from {first}."])
+    return OpenedCheckpoint(notes=[f"{run.path}: this run {why}; it starts over from {first}."])
 
 
-def _load(folder: Path, allow_nonfinite: bool, *, lazy: bool) -> Snapshot:
-    snapshot = load_checkpoint(folder, lazy=lazy)
-    refuse_garbage(folder, snapshot.metadata)
-    if not allow_nonfinite:
-        names = snapshot.metadata.trainable or ()
-        bad = first_not_finite({name: snapshot.model[name] for name in names if name in snapshot.model})
+def _is_lazy(config: RunConfig) -> bool:
+    """Tell whether tensors stay in their files until one is asked for: of a sharded model no rank needs all."""
+    return isinstance(config.distributed, FsdpConfig)
+
+
+def _load(folder: Path, config: RunConfig) -> Snapshot:
+    snapshot = read_checkpoint(folder, lazy=_is_lazy(config))
+    if not config.checkpoint.allow_nonfinite:
+        trainable = snapshot.metadata.trainable or ()
+        bad = first_not_finite({name: snapshot.model[name] for name in trainable if name in snapshot.model})
         if bad is not None:
             raise CheckpointError(
                 f"{folder}: weight {bad} holds NaN or infinity: whole, but nothing to go on from "

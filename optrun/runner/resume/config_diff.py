@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.original_cwd import is_path, path_keys, same_files
 from optrun.config.saved import differences
 
-Changes = Mapping[str, tuple[Any, Any]]
+Changes = Mapping[str, tuple[object, object]]
 
 _MATHEMATICS = ("distributed.param_dtype", "distributed.reduce_dtype")
 _ROUNDING = ("distributed.", "training.nproc_per_node", "training.per_device_eval_batch_size")
@@ -94,8 +93,8 @@ def moves_layers(changes: Changes) -> bool:
 
 
 def changes_since(
-    saved: CheckpointMetadata, values: Mapping[str, Any], started_from: Path | None
-) -> dict[str, tuple[Any, Any]]:
+    saved: CheckpointMetadata, values: Mapping[str, object], started_from: Path | None
+) -> dict[str, tuple[object, object]]:
     """Map each dotted key that changed to the value a checkpoint was saved with and the one in force.
 
     A path that was relative to where the run was started, and is absolute now, is no change: it would count as the
@@ -166,5 +165,5 @@ def table(
     return "\n".join([title, *lines])
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "null" if value is None else str(value)

@@ -14,15 +14,17 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.data import HubConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.hub import commit_of
-from optrun.data.loader import EpochPlan
+from optrun.data.loader import EpochPlan, ExampleSource
 from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState
 
+Plan = Mapping[str, Any]
+"""Which examples each step sees, as `plan_values` says it and a checkpoint keeps it."""
 _OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 """File of a stream that is read from the hub."""
 
 
-def plan_values(plan: EpochPlan, fingerprint: str, examples: Any = None) -> dict[str, Any]:
+def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> dict[str, Any]:
     """Describe a plan as a checkpoint keeps it.
 
     Args:
@@ -76,9 +78,9 @@ def pinned(config: RunConfig, revision: str | None) -> RunConfig:
     return replace(config, data=replace(config.data, revision=revision))
 
 
-def vocabulary_digest(tokenizer: Any | None) -> str:
+def vocabulary_digest(tokenizer: object) -> str:
     """Digest tokens with their ids; empty for what has no vocabulary, such as an image processor."""
-    if tokenizer is None or not hasattr(tokenizer, "get_vocab"):
+    if not hasattr(tokenizer, "get_vocab"):
         return ""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
@@ -128,7 +130,7 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         )
 
 
-def _changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _changed_parts(before: Plan, now: Plan) -> str:
     """Name the files of a stream, or the sources of a mixture, that are others; empty where there are none.
 
     They are known by their names alone where they lie elsewhere now.
@@ -144,7 +146,7 @@ def _changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return _some(changed)
 
 
-def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: Any) -> None:
+def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None:
     """Refuse weights that were trained with another tokenizer's ids.
 
     Args:
@@ -154,8 +156,7 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: Any) -> None:
     Raises:
         ConfigError: It is not the one the checkpoint was trained with.
     """
-    own = vocabulary_digest(tokenizer)
-    if saved.tokenizer not in (None, own):
+    if saved.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise ConfigError(
             "with this data and model the tokenizer is another one than the checkpoint was trained with, and its "
             "weights would read other words. Leave data.train, model.path and model.tokenizer as they were, or name "
@@ -163,7 +164,7 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: Any) -> None:
         )
 
 
-def not_held_back(saved: CheckpointMetadata, evaluation: Any) -> str | None:
+def not_held_back(saved: CheckpointMetadata, evaluation: ExampleSource) -> str | None:
     """Warn where rows cut off for evaluation are not those of the run; else None.
 
     Args:
@@ -183,13 +184,13 @@ def _some(classes: Sequence[str]) -> str:
     return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
 
 
-def of_steps(plan: Mapping[str, Any]) -> dict[str, Any]:
+def of_steps(plan: Plan) -> dict[str, Any]:
     """Return what decides which examples each step sees: how a step is divided into micro-batches does not."""
     kept = {key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")}
     return {**kept, "examples a step": plan["batch_size"] * plan["accumulation"]}
 
 
-def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
+def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
     """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
 
     With another batch size or accumulation the order of the epoch stays as it is, and the first new step begins at or

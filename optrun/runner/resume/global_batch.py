@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.batch import MICRO, is_typed
 from optrun.config.request import Request
 from optrun.config.schema.training import MOST_PER_DEVICE
+from optrun.runner.resume.config_diff import Changes
 
 ACCUMULATION = "training.gradient_accumulation_steps"
 WHOLE = "training.global_batch_size"
@@ -97,11 +97,8 @@ def _decides(request: Request, saved: CheckpointMetadata, *, branches: bool) -> 
 
 def _settled(request: Request, micro: int, accumulation: int, count: int) -> SettledBatch:
     config = request.config
-    numbers: Mapping[str, Any] = {
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": accumulation,
-    }
-    training = replace(config.training, **numbers)
+    training = replace(config.training, per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation)
+    numbers = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation}
     values = {**request.values, "training": {**request.values["training"], **numbers}}
     return SettledBatch(replace(request, config=replace(config, training=training), values=values), micro, count)
 
@@ -127,6 +124,6 @@ def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None
     return f"{MICRO}={micro}: follows from {WHOLE}={whole} on {ranks} rank{'s' if ranks > 1 else ''}"
 
 
-def asked_for(changes: Mapping[str, Any], derived: Collection[str]) -> dict[str, Any]:
+def asked_for(changes: Changes, derived: Collection[str]) -> Changes:
     """Return the changes that somebody made, without what follows from the ranks."""
     return {key: pair for key, pair in changes.items() if key not in derived}

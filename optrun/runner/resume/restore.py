@@ -8,7 +8,7 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutated, set_aside, slices_of
+from optrun.artifacts.checkpoint import Snapshot, refuse_mutated, set_aside, slices_of
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -21,13 +21,15 @@ from optrun.distributed.world import ALONE, World
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.runner.resume.config_diff import Changes, is_harmless
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import read_checkpoint
 from optrun.training.callback import StopRequest
 from optrun.training.ranking import rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 from optrun.training.step import TrainStep
 
+Schedule = dict[str, Any]
+"""`state_dict` of a schedule."""
 _COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -149,7 +151,7 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
     return ConfigError(f"{', '.join(blamed)}: {text}") if blamed else CheckpointError(text)
 
 
-def restore_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
+def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     """Let the schedule go on at its step, with what it saw of its metric where it is the same one.
 
     Returns:
@@ -183,7 +185,7 @@ def restore_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
     return notes
 
 
-def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule]:
     """Drop from a schedule's state what it saw of another metric, or in another direction, than now.
 
     Args:
@@ -194,7 +196,7 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
         Notes for the user where something was forgotten, and the state to load.
     """
 
-    def watched(state: dict[str, Any]) -> list[Any]:
+    def watched(state: Schedule) -> list[object]:
         return [state["metric"], *(plateau and plateau.get("mode") for plateau in state["plateaus"])]
 
     if "metric" not in saved or watched(saved) == watched(own):
@@ -207,7 +209,7 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
     return [note], {**saved, "plateaus": plateaus}
 
 
-def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, Any]:
+def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:
     """Return versions, hardware and kernel on which bit-exactness depends besides the configuration."""
     versions = provenance.versions()
     return {
@@ -220,7 +222,7 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
     }
 
 
-def other_environment(metadata: CheckpointMetadata, now: dict[str, Any]) -> str | None:
+def other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
     """Warn where the run goes on under other conditions than it was saved under; else None."""
     saved = {"ranks": 1, **(metadata.environment or {})}
     other = [f"{key} {saved[key]} then, {value} now" for key, value in now.items() if saved.get(key, value) != value]
@@ -255,8 +257,7 @@ def go_back(
         if folder.is_dir():
             try:
                 refuse_foreign(folder, run_id)
-                snapshot = load_checkpoint(folder, lazy=is_sharded(setup.model))
-                refuse_garbage(folder, snapshot.metadata)
+                snapshot = read_checkpoint(folder, lazy=is_sharded(setup.model))
                 break
             except CheckpointError as error:
                 wrong.append(str(error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -22,7 +21,7 @@ from optrun.config.safety import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
 
 
-def as_text(values: Mapping[str, Any]) -> str:
+def as_text(values: Mapping[str, object]) -> str:
     """Write a resolved configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
 
@@ -32,7 +31,7 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, Any], str | None]:
+def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, object], str | None]:
     """Read the configuration that a run was started with, and what was changed when it went on.
 
     A change that is made with `resume=` is in the file before it is in a checkpoint; then the summary knows the file.
@@ -85,7 +84,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
     return kept, None
 
 
-def plugins_of(run: RunDir) -> list[dict[str, Any]]:
+def plugins_of(run: RunDir) -> list[dict[str, object]]:
     """Read what a run recorded of the code of others, as `optrun.config.registry.origins.records`."""
     try:
         found = read_summary(run.summary).get("plugins", [])
@@ -108,7 +107,7 @@ def _was_written(run: RunDir) -> bool | None:
     return None if recorded is None else recorded == digest_of(read_text(run.config))
 
 
-def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
+def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
     """Find the newest checkpoint whose state is whole, and the configuration in it."""
     folders = checkpoint_folders(run)
     for folder in folders:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin,
 
 import torch
 
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
@@ -111,6 +112,21 @@ _EXPECTED: dict[object, str] = {
     int: "a whole number",
     bool: "true or false",
 }
+
+
+def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
+    """Load a checkpoint whose checksums are right, and that a run wrote.
+
+    Args:
+        folder: The checkpoint.
+        lazy: Leave the tensors in their files until one is asked for.
+
+    Raises:
+        CheckpointError: It is damaged, or says what no run saves.
+    """
+    snapshot = load_checkpoint(folder, lazy=lazy)
+    refuse_garbage(folder, snapshot.metadata)
+    return snapshot
 
 
 def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:

@@ -46,7 +46,7 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
             where = run_dir if run_dir is not None else outputs
             raise CheckpointError(f"resume=latest: no run in {where}. Start one without resume, or with resume=auto.")
         return found
-    target = _named(value)
+    target = locate(value, "resume=")
     if run_dir is not None and run_dir.resolve() != target.run.path.resolve():
         raise ConfigError(
             f"resume={value} goes on in {target.run.path}, but hydra.run.dir={run_dir} names another directory. "
@@ -68,16 +68,17 @@ def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
     return Target(RunDir(max(started)[1]), None) if started else None
 
 
-def locate(value: str) -> Target:
-    """Locate a run directory or checkpoint given by path, for the verbs.
+def locate(value: str, key: str = "") -> Target:
+    """Locate a run directory or checkpoint given by path.
+
+    Args:
+        value: As it was given.
+        key: What it was given for, with `=`, for messages.
 
     Raises:
         ConfigError: It is neither.
+        CheckpointError: It is a link.
     """
-    return _named(value, key="")
-
-
-def _named(value: str, key: str = "resume=") -> Target:
     refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = Path(value).expanduser()
     if not path.exists():
@@ -118,7 +119,7 @@ def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
     from optrun.artifacts.manifest import problems
     from optrun.artifacts.retention import latest_whole
 
-    target = _named(path, key)
+    target = locate(path, key)
     if target.checkpoint is not None:
         wrong = problems(target.checkpoint, run_id_of(target.run))
         if wrong:
