@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -48,16 +47,6 @@ def span(low: float, high: float) -> str:
         ('0.1', '1e-4…1e-3')
     """
     return rate(low) if rate(low) == rate(high) else f"{rate(low)}…{rate(high)}"
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """List names, the first of many.
-
-    Example:
-        >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)
-        ('a, b', 'a, b and 2 more')
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def count(value: float) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, OptrunError
-from optrun.base.formatting import listed
 from optrun.config.branch import refuse_ended
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
@@ -21,7 +20,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.data.cache import discarded
 from optrun.explain.branch import TrunkState, branch_facts
 from optrun.explain.data import Sampled, look_at
-from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
+from optrun.explain.facts import CurveFacts, Facts, TensorFacts, listed, total
 from optrun.explain.memory import rank_count, rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.attention import device_type, refuse_attention, separation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -238,3 +238,13 @@ def total(sizes: Iterable[int | None]) -> int | None:
     """Add up sizes; None where one is not known."""
     known = [*sizes]
     return None if None in known else sum(filter(None, known))
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """List names, the first of many.
+
+    Example:
+        >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)
+        ('a, b', 'a, b and 2 more')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
-from optrun.base.formatting import count, listed, rate, size, span
-from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
+from optrun.base.formatting import count, rate, size, span
+from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed, peaks_by_layer
 from optrun.explain.plot import COLOURS, bar, line_plot
 from optrun.task.data_check import data_check
 
