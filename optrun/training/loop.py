@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from optrun.base.errors import NonFiniteError, StoppedEarly, StorageError
@@ -44,6 +44,7 @@ class Loop:
     """Judges each step's numbers."""
     signal_handler: SignalHandler
     """Requests by signal."""
+    _: KW_ONLY
     stop_at: int | None = None
     """Pause after this many optimizer steps, evaluated and saved; None: go to the end."""
     clock: Callable[[], float] = time.monotonic

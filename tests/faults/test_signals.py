@@ -59,8 +59,8 @@ def hurt(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Iterator[None]:
 
 PLACES = {
     "update": (TrainStep, "__call__", 2, 2),
-    "evaluation": (evaluation, "evaluate", 2, 3),  # the first is before the first step
-    "evaluation at the end": (evaluation, "evaluate", 3, 6),
+    "evaluation": (evaluation, "evaluate_sets", 2, 3),  # the first is before the first step
+    "evaluation at the end": (evaluation, "evaluate_sets", 3, 6),
     "save": (saver_of, "save_checkpoint", 3, None),
     "fetch": (loop_of.Loop, "_fetch", 3, 2),
     "metrics line": (loop_of.Loop, "_log", 5, 4),
