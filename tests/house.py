@@ -1,7 +1,7 @@
 """Measure the package: `python -m tests.house` prints what `tests/test_house.py` holds a bound to.
 
-A code line has a token that is no docstring, comment or blank; tokens are Python's own, counted on these lines. The text
-below an attribute is its docstring, so that writing one costs nothing.
+A code line has a token that is no docstring, comment or blank; tokens are Python's own, counted on these lines.
+The text below an attribute is its docstring.
 """
 
 from __future__ import annotations
