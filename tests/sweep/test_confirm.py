@@ -97,7 +97,7 @@ def test_a_refusal_leaves_nothing(
     assert sweep(*over_two, "hydra.sweeper.confirm.seeds=5-7", folder="new") == 2
     assert "hydra.sweeper.confirm: this sweep is over 2 workloads" in capsys.readouterr().err
     for argv, message in [
-        (["confirm"], "one directory"),
+        (["confirm"], "expected optrun confirm DIR"),
         (["confirm", "nowhere"], "no such directory"),
         (["confirm", str(pilot), "seeds=0-4"], "took part in the choice"),
         (["confirm", str(pilot), "seed=5-7"], "seeds"),
