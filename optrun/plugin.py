@@ -7,7 +7,6 @@ schedule loads no torch. The types stand in `plugin.pyi`.
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 _NAMES = {
     "optrun.base.errors": ("ConfigError",),
@@ -35,7 +34,7 @@ _MODULE = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_MODULE)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a name from where it stands."""
     if name in _MODULE:
         return getattr(importlib.import_module(_MODULE[name]), name)

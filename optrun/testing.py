@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,7 @@ from optrun.param_groups.parametrization import scale_initial_weights
 _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 
 
-def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: Any) -> None:
+def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) -> None:
     """Hold a registered optimizer to the laws: use it in a test of your own.
 
     It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several optimizers; its
@@ -92,7 +91,7 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: Any) -> 
                 raise AssertionError(f"{name}: in shards on {ranks} ranks: {last}") from error
 
 
-def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: Any) -> None:
+def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: object) -> None:
     """Hold a registered optimizer to the rule that its schema names (`transfer`): use it in a test of your own.
 
     A network of three matrices, 32 to 256 wide, is trained for a few steps under `parametrization=mup`. What each
@@ -141,7 +140,7 @@ def _network(width: int) -> nn.Sequential:
     return nn.Sequential(*inner).double()
 
 
-def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, Any]) -> None:
+def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, object]) -> None:
     torch.set_num_threads(1)  # after a fork OpenMP's other threads are not there
     dist.init_process_group("gloo", init_method=f"file://{Path(folder).absolute()}/meet", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
@@ -158,7 +157,7 @@ def _params() -> dict[str, Parameter]:
     return {key: Parameter(torch.randn(shape, generator=generator)) for key, shape in _SHAPES.items()}
 
 
-def _groups(params: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def _groups(params: Mapping[str, Tensor]) -> list[dict[str, object]]:
     """Separate matrices from vectors."""
     matrices = [(key, param) for key, param in params.items() if param.dim() > 1]
     vectors = [(key, param) for key, param in params.items() if param.dim() <= 1]

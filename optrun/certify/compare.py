@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -63,7 +62,7 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     ]
 
 
-def _counters(snapshot: Snapshot) -> dict[str, Any]:
+def _counters(snapshot: Snapshot) -> dict[str, object]:
     """Select the counters that do not depend on the clock."""
     train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
     train["without_end"] = dict(train.get("without_end", {}))

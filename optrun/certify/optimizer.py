@@ -228,12 +228,12 @@ class Trial:
                 return parting, largest
         return None, largest
 
-    def equal_with(self, choice: str, options: Mapping[str, Any]) -> bool:
+    def equal_with(self, choice: str, options: Mapping[str, object]) -> bool:
         """Tell whether a choice with these options takes the other side's steps."""
         side = self._side(choice, options)
         return side is not None and self.parts(side)[0] is None
 
-    def agreement(self, choice: str, options: Mapping[str, Any]) -> int:
+    def agreement(self, choice: str, options: Mapping[str, object]) -> int:
         """Add up over tensors the steps that agree from the first on; -1 for options that are refused."""
         side = self._side(choice, options)
         if side is None:
@@ -247,7 +247,7 @@ class Trial:
                 break
         return found
 
-    def _side(self, choice: str, options: Mapping[str, Any]) -> Ours | None:
+    def _side(self, choice: str, options: Mapping[str, object]) -> Ours | None:
         try:
             return Ours(choice, self.groups, self.problem, self.lr, **options)
         except (ConfigError, TypeError, ValueError):
@@ -316,7 +316,9 @@ def _path_of(side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Num
     return found
 
 
-def _fit(trial: Trial, family: str, config: Any, groups: Groups, options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _fit(
+    trial: Trial, family: str, config: object, groups: Groups, options: Mapping[str, object]
+) -> dict[str, object] | None:
     """Find the options with which a choice of ours takes the steps of a user's class; None: none that was tried."""
     own = Ours(config, groups, trial.problem, trial.lr)
     fitted = replace(trial, reference=_path_of(own, trial.problem, trial.numbers))
@@ -370,7 +372,7 @@ def defaults_of(choice: str) -> dict[str, Any]:
     return {key: value for key, value in one.get_config().items() if key in keep}
 
 
-def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, object]) -> dict[str, object] | None:
     """Find the fewest options that make a choice take the other side's steps.
 
     Args:
@@ -396,9 +398,9 @@ def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, Any])
     return _climb(trial, choice, options)
 
 
-def _climb(trial: Trial, choice: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _climb(trial: Trial, choice: str, options: Mapping[str, object]) -> dict[str, object] | None:
     """Change one option after another, each time the one after which most tensors agree for most steps."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     best = trial.agreement(choice, options)
     whole = len(trial.problem.weights) * len(trial.problem.grads)
     while best < whole:

@@ -172,7 +172,7 @@ def trunk_of(tokens: Sequence[str]) -> str | None:
     return None
 
 
-def _values(override: Override) -> list[Any]:
+def _values(override: Override) -> list[object]:
     """Read the values of an override, several in a sweep, without the quotes they were typed in."""
     value = override.value()
     if isinstance(value, ChoiceSweep):

@@ -295,7 +295,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     """
     node = cfg.hydra.sweeper
     try:
-        values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
+        values: dict[str, object] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
         target = str(values.get("_target_", ""))
         if target.endswith(".BasicSweeper"):
             return _plain_grid(max_batch_size=values.get("max_batch_size"), params=values.get("params") or {})
@@ -316,7 +316,7 @@ def _plain_grid(**changed: Any) -> GridConfig:
 
 
 def _contenders(
-    hydra: Hydra, branching: Branching, command: SweepCommand, options: SweeperConfig, grid: dict[str, Any]
+    hydra: Hydra, branching: Branching, command: SweepCommand, options: SweeperConfig, grid: dict[str, object]
 ) -> list[Contender]:
     """Write the overrides of one grid, by optimizer where these have spaces of their own; all known by name.
 

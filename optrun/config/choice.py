@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TypeVar, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 def choice(
-    group: str, schemas: Mapping[str, type[ConfigT]], config_or_name: ConfigT | str, options: Mapping[str, Any]
+    group: str, schemas: Mapping[str, type[ConfigT]], config_or_name: ConfigT | str, options: Mapping[str, object]
 ) -> ConfigT:
     """Return the configuration that a builder was asked for.
 
@@ -68,7 +68,7 @@ def choice(
     return schema(**values)
 
 
-def _of_its_type(key: str, schema: type[Any], name: str, value: object) -> Any:
+def _of_its_type(key: str, schema: type[object], name: str, value: object) -> object:
     """Check that a field can hold a value: for the command line Hydra does this."""
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
@@ -82,7 +82,7 @@ def _of_its_type(key: str, schema: type[Any], name: str, value: object) -> Any:
     return fields[name] if isinstance(value, str) else value
 
 
-def _enum_member(key: str, hint: object, value: object) -> Any:
+def _enum_member(key: str, hint: object, value: object) -> object:
     """Look up the member of an Enum where its name was given, as Hydra does it."""
     kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Enum)]
     if not kinds or not isinstance(value, str):

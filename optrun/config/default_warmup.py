@@ -7,7 +7,6 @@ name and its keys are all that describes it.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,7 +29,7 @@ def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float 
     return None if begins_anew or short or _parent_.get("num_warmup_steps") is not None else float(ratio)
 
 
-def outside_a_run(value: object) -> Any:
+def outside_a_run(value: object) -> object:
     """Read a value as it stands in a YAML of ours where there is no run.
 
     Example:

@@ -94,7 +94,7 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
     )
 
 
-def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[str, Any]:
+def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[str, object]:
     """Collect the keywords that make an optimizer compute what a package computes.
 
     Args:
@@ -120,7 +120,7 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
     return {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
 
 
-def own_default(value: object) -> Any:
+def own_default(value: object) -> object:
     """Read a value as it stands in a YAML of ours where no dialect is chosen.
 
     Example:

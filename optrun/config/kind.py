@@ -54,7 +54,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     return kinds[0]
 
 
-def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, object]) -> dict[str, Any]:
+def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, object]) -> dict[str, object]:
     """Return the plain values of a group as they are saved: with its kind, if the name is another.
 
     Raises:

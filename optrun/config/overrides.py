@@ -108,7 +108,7 @@ def _fits(token: str) -> bool:
     return not owners or any(_takes(schema, name or group, override) for schema in owners)
 
 
-def _takes(schema: type[Any], name: str, override: Override) -> bool:
+def _takes(schema: type[object], name: str, override: Override) -> bool:
     try:
         assign(OmegaConf.structured(schema), name, plain_value(_typed_values(override)[0]))
     except (ConfigError, HydraException):
@@ -165,7 +165,7 @@ def _without_glob(hydra: Hydra, override: Override) -> Override:
     Raises:
         ConfigError: It is no choice of a group, or no name matches.
     """
-    pattern: Any = None if override.is_delete() else override.value()
+    pattern: object = None if override.is_delete() else override.value()
     if not isinstance(pattern, Glob):
         return override
     key = override.key_or_group
@@ -204,7 +204,7 @@ def values_of(override: Override) -> list[Any]:
     return [str(value) for value in override.sweep_string_iterator()]
 
 
-def _typed_values(override: Override) -> list[Any]:
+def _typed_values(override: Override) -> list[object]:
     """List every value of an override; of an interval, which only a search walks, its two ends."""
     if not override.is_sweep_override():
         return [override.value()]
@@ -297,7 +297,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
 
 
-def plain_value(value: object) -> Any:
+def plain_value(value: object) -> object:
     """Strip from a parsed value what Hydra's grammar remembers of its quotes."""
     text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
     if text is not None and not isinstance(value, str):

@@ -83,7 +83,7 @@ def type_name(hint: Any) -> str:
     return _NAMES.get(hint, "any")
 
 
-def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, Any]) -> Entry:
+def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) -> Entry:
     key, default, meaning = row
     return Entry(f"{prefix}{key}", _DIALECT.sub(r"\1", default), type_name(hints[key]), meaning)
 

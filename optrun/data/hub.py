@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.data import HubConfig
@@ -158,7 +158,7 @@ def _load_stream(config: HubConfig) -> Source:
             "cut from a stream. Name one with data.eval_split=NAME, or take data.eval_fraction=0."
         )
     notes = [f"{config.path} is read at revision {commit}, also after a resume"]
-    rows: Any = open_stream(_KEY, files[train], config.shuffle_window, notes)
+    rows: object = open_stream(_KEY, files[train], config.shuffle_window, notes)
     sets = {} if held is None else {"": Split(_whole(held, files[held]), f"split {held}")}
     return Source(Split(rows, f"split {train}"), sets, config, notes=notes)
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import cast
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
@@ -91,10 +91,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         finally:
             self.is_meeting = False
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         self._begin(self.ended)
         self.ended = None
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        started: dict[int, object] = super()._start_workers(worker_group)
         return started
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -148,7 +148,7 @@ class Facts:
             for index, name in enumerate(names)
         ]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Convert to numbers, strings and lists for JSON."""
         plain = dataclasses.asdict(self)
         if self.data is not None:
@@ -195,7 +195,7 @@ class GroupFacts:
         """Number of tensors with a trust ratio; None for optimizers without a trust ratio."""
         return total([tensor.adapted for tensor in self.tensors])
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Convert to numbers, strings and lists for JSON."""
         shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule", "curve")
         return {

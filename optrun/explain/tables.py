@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -112,7 +111,7 @@ def _headline(facts: Facts) -> RenderableType:
     return grid
 
 
-def _resolved(options: Mapping[str, Any]) -> str:
+def _resolved(options: Mapping[str, object]) -> str:
     """Write the options that a dialect stands for, as they are in force; those that are off are left out."""
     shown = {
         key: value for key, value in options.items() if key != "dialect" and value is not None and value is not False

@@ -242,7 +242,7 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
     found: dict[str, _Call] = {}
 
     def note(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object) -> None:
             found[path] = _Call(args, kwargs, _floats(out))
 
         return hook
@@ -274,7 +274,7 @@ def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float
         module.train(training)
 
 
-def _floats(out: Any) -> list[Tensor]:
+def _floats(out: object) -> list[Tensor]:
     return [leaf.detach() for leaf in tree_leaves(out) if torch.is_tensor(leaf) and leaf.is_floating_point()]
 
 

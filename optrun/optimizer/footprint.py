@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ def _twin(optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]) -> tuple[O
     """Copy an optimizer with no state and no hooks of others, over other parameters."""
     params: dict[Tensor, Tensor] = {}
     twin: Optimizer = object.__new__(type(optimizer))
-    memo: dict[int, Any] = {id(optimizer): twin, id(optimizer.state): (state := _empty())}
+    memo: dict[int, object] = {id(optimizer): twin, id(optimizer.state): (state := _empty())}
     for param in (param for group in optimizer.param_groups for param in group["params"]):
         params[param] = memo[id(param)] = Parameter(stand_in(param))
     left = {key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"}
@@ -74,7 +73,7 @@ def _twin(optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]) -> tuple[O
     return twin, params
 
 
-def _empty() -> defaultdict[Tensor, Any]:
+def _empty() -> defaultdict[Tensor, object]:
     return defaultdict(dict)
 
 
@@ -84,7 +83,7 @@ def _total(state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | N
     return sum(known) if len(known) == len(sizes) else None
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

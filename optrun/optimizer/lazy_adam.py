@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -90,7 +90,7 @@ class LazyAdam(BatchOptimizer):
             exempt=NAME_RULE,
         )
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
         centre = group["grad_centralization"] and param.dim() >= 2
         if centre and isinstance(param, DTensor) and any(p.is_shard() and not p.is_shard(0) for p in param.placements):
             raise RuntimeError(

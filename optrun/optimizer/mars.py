@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Mars(BatchOptimizer):
     FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
         beta1, first = group["betas"][0], self.state[param]["step"] == 1
         strength = 0.0 if first else group["gamma"] * beta1 / (1 - beta1)
         corrected = group["optimize_1d"] or param.dim() >= 2

@@ -177,7 +177,7 @@ def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
 
 def _kinds(groups: Sequence[Group]) -> list[Group]:
     """Choose one group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
-    found: dict[Any, Mapping[str, Any]] = {}
+    found: dict[object, Mapping[str, object]] = {}
     for group in groups:
         pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
         flags = (group.get("use_muon"), group.get("optimizer"))
@@ -186,7 +186,7 @@ def _kinds(groups: Sequence[Group]) -> list[Group]:
     return list(found.values())
 
 
-def _small(group: Group, index: int, dtype: torch.dtype | None, sharded: bool) -> dict[str, Any]:
+def _small(group: Group, index: int, dtype: torch.dtype | None, sharded: bool) -> dict[str, object]:
     pairs = []
     for name, param in group["params"]:
         shape = [min(side, _SIDE - position) for position, side in enumerate(param.shape)]
@@ -355,7 +355,7 @@ def _reason(error: Exception) -> str:
     return ": ".join(part for part in ("it fails", type(error).__name__, first.rstrip(".")) if part)
 
 
-def without_no_decay(options: Options, keywords: Set[str]) -> dict[str, Any]:
+def without_no_decay(options: Options, keywords: Set[str]) -> dict[str, object]:
     """Drop a weight decay of 0 for an optimizer that has none; any other is left, to be refused."""
     none = "weight_decay" not in keywords and options.get("weight_decay") == 0
     return {key: value for key, value in options.items() if not (none and key == "weight_decay")}

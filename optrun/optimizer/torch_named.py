@@ -39,9 +39,9 @@ MUON_BUCKET = 2**25
 """Elements of this process's pieces that Muon brings together at once: 64 MiB in bfloat16."""
 
 
-def fusable(params: list[Any]) -> bool:
+def fusable(params: list[object]) -> bool:
     """Tell whether torch's fused kernels take all of these parameters: real, dense, on a device that has them."""
-    tensors: list[Any] = []
+    tensors: list[object] = []
     for entry in params:
         inner = entry["params"] if isinstance(entry, dict) else [entry]
         tensors += [pair[1] if isinstance(pair, tuple) else pair for pair in inner]
@@ -163,7 +163,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
             self.register_step_post_hook(_decay_of_group)
 
 
-def _decay_of_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     """Set the decay for a step: torch multiplies it with lr, so it is given what makes that the mode's own."""
     for group in optimizer.param_groups:
         decay = group.pop("given_weight_decay", group["weight_decay"])  # left there by a step that failed
@@ -174,7 +174,7 @@ def _decay_of_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         group["weight_decay"] = decay * decay_scale(group) / group["lr"] if group["lr"] else 0.0
 
 
-def _decay_of_group(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _decay_of_group(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     """Set the decay back after a step: the group says again what it was given."""
     for group in optimizer.param_groups:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])

@@ -78,8 +78,12 @@ class _Branches(Watch):
         self._held: list[Any] = []
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor):

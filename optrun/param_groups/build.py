@@ -136,7 +136,7 @@ def _kept_layers(places: Mapping[str, Place]) -> list[str]:
     return [said] if kept else []
 
 
-def _refuse_no_number(key: str, value: Any) -> None:
+def _refuse_no_number(key: str, value: object) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError(f"{key}={value!r}: expected a number or None, got {type(value).__name__}.")
 
@@ -167,7 +167,7 @@ def _read(
     return params, roles_of_names(params.items()), tied
 
 
-def _no_parameters(got: Any) -> str:
+def _no_parameters(got: object) -> str:
     return (
         f"param_groups: expected a model or (name, parameter) pairs, got {type(got).__name__}. "
         "Pass the model, or model.named_parameters()."
@@ -231,7 +231,7 @@ def _undecayed(role: str, config: ParamGroupsConfig) -> bool:
     return role in UNDECAYED or (role == EMBEDDING and not config.decay_embeddings)
 
 
-def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Group) -> dict[str, Any]:
+def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Group) -> dict[str, object]:
     """Collect what the optimizer reads; a rule's own overrides come last."""
     group: ParamGroup = {"params": []}
     if "lr" not in rule:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from optrun.param_groups.roles import HEAD
 _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 
 
-def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any]) -> dict[str, str]:
+def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, object]) -> dict[str, str]:
     r"""Map each parameter to the user's name for it, brackets filled in.
 
     Args:
@@ -65,7 +64,7 @@ def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any])
 
 
 def places_of_names(
-    params: Mapping[str, Tensor], name_dict: Mapping[str, Any], *, n_layers: int | None = None
+    params: Mapping[str, Tensor], name_dict: Mapping[str, object], *, n_layers: int | None = None
 ) -> dict[str, Place]:
     """Map every parameter to its place as the user says; what is not said belongs to the head.
 

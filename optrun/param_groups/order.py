@@ -25,7 +25,7 @@ _MOST = 50_000
 """Operations of a forward pass, some seconds: on shapes a loop that waits for a value may never end."""
 
 
-def uses_of(model: nn.Module, batch: Mapping[str, Any]) -> Uses:
+def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
     """Find when each parameter is used in a forward pass.
 
     Operations are watched, and not modules: a weight that its module's owner uses (`nn.functional.linear` with
@@ -55,10 +55,10 @@ def uses_of(model: nn.Module, batch: Mapping[str, Any]) -> Uses:
     return run_on_shapes(model, batch, Watch).found
 
 
-def run_on_shapes(model: nn.Module, batch: Mapping[str, Any], make: Callable[[nn.Module], W]) -> W:
+def run_on_shapes(model: nn.Module, batch: Mapping[str, object], make: Callable[[nn.Module], W]) -> W:
     """Run a copy of a model on shapes under a watch over its operations, and return the watch; see `uses_of`."""
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    shapes: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]}
+    shapes: dict[int, object] = {id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]}
     shapes |= {id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()}
     twin = copy.deepcopy(model, shapes).eval()
     on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in batch.items()}
@@ -98,7 +98,7 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
     return [batch, tokens] if 0 < len(tokens) < len(batch) else [batch]
 
 
-def look_at_uses(model: nn.Module, batch: Mapping[str, Any] | None) -> tuple[Uses, str]:
+def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:
     """Watch a forward pass on a batch, or on an example, and say what came of it.
 
     Args:

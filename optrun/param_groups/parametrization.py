@@ -114,7 +114,7 @@ def _head_dim(model: Any, base: Any) -> dict[str, float]:
     )
 
 
-def _width_of_heads(config: Any) -> float | None:
+def _width_of_heads(config: object) -> float | None:
     """Read the width of one head; None for an architecture without heads."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in ("head_dim", "d_kv"):

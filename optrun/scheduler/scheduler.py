@@ -201,7 +201,7 @@ class Scheduler(LRScheduler):
         """Let no step be made by a group that has not joined; the optimizer keeps no discarded schedule alive."""
         own = weakref.ref(self)
 
-        def before_step(*_: Any) -> None:
+        def before_step(*_: object) -> None:
             scheduler = own()
             if scheduler is not None:
                 scheduler._catch_up()

@@ -127,13 +127,13 @@ class ContenderStudy:
             choices = getattr(self.space[key], "choices", None) or [self.space[key].high]
             yield from (self._job({**other, key: choice}) for choice in choices)
 
-    def _job(self, params: Mapping[str, Any]) -> Job:
+    def _job(self, params: Mapping[str, object]) -> Job:
         return self._jobs(params)[0]
 
-    def _jobs(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
+    def _jobs(self, params: Mapping[str, object]) -> tuple[Job, ...]:
         return self._composed(tuple(params.items()))
 
-    def _compose(self, params: tuple[tuple[str, Any], ...]) -> tuple[Job, ...]:
+    def _compose(self, params: tuple[tuple[str, object], ...]) -> tuple[Job, ...]:
         proposed = [written(key, value) for key, value in params]
         named = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]

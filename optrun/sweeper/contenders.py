@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import overrides as overrides_of
@@ -29,7 +28,7 @@ class Contender:
     """Keys that were given for this optimizer."""
 
 
-def search_overrides(search: Mapping[str, Any]) -> list[str]:
+def search_overrides(search: Mapping[str, object]) -> list[str]:
     """Write `hydra.sweeper.search` of a file as on the command line; keys may be nested or dotted.
 
     Raises:

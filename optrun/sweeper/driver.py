@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import to_json
@@ -408,7 +408,7 @@ class Driver:
 
     def write_result(self) -> None:
         """Write where every job stands to `sweep.json`."""
-        rows: list[dict[str, Any]] = [
+        rows: list[dict[str, object]] = [
             {
                 "name": row.job.name,
                 "config_digest": row.job.digest,
@@ -424,7 +424,7 @@ class Driver:
             }
             for row in self.board.rows.values()
         ]
-        result: dict[str, Any] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
+        result: dict[str, object] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
         if objectives := objectives_of(self.options.objectives):
             result["objectives"] = [asdict(each) for each in objectives]
         replace_text(self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n")

@@ -43,7 +43,7 @@ class Job:
     """Labels of points that are this run, too, although they say something else."""
 
 
-def param_overrides(params: Mapping[str, Any], key: str = "hydra.sweeper.params", prefix: str = "") -> list[str]:
+def param_overrides(params: Mapping[str, object], key: str = "hydra.sweeper.params", prefix: str = "") -> list[str]:
     """Write a mapping of the sweeper's as overrides; keys may be nested or dotted.
 
     Args:
@@ -131,7 +131,7 @@ class Composer:
     _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(default_factory=dict, init=False)
     """What overrides compose to, and all its keys."""
 
-    def __call__(self, tokens: Sequence[str]) -> dict[str, Any]:
+    def __call__(self, tokens: Sequence[str]) -> dict[str, object]:
         """Compose and resolve the values of one job.
 
         Raises:
@@ -154,7 +154,7 @@ class Composer:
         except ConfigError as error:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
 
-    def known_as(self, values: Mapping[str, Any], name: str, others: Set[str]) -> str:
+    def known_as(self, values: Mapping[str, object], name: str, others: Set[str]) -> str:
         """Find the folder of a job that an older optrun has begun, whose name says less.
 
         A key that its configuration lacks counts at today's default. One that it has and that is no more tells it
@@ -177,7 +177,7 @@ class Composer:
                     return path.parent.name
         return name
 
-    def _begun_as(self, path: Path) -> dict[str, Any]:
+    def _begun_as(self, path: Path) -> dict[str, object]:
         if path not in self._begun:
             self._begun[path] = {}
             with contextlib.suppress(ConfigError):  # torn, or not ours
@@ -207,7 +207,7 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     Raises:
         ConfigError: As `Composer`.
     """
-    found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    found: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
     left_out: dict[str, dict[str, None]] = {}
     for point in points:
         values = compose(point)
@@ -232,7 +232,7 @@ def label_of(overrides: Sequence[str]) -> str:
     return " ".join(token.lstrip("+") for token in overrides)
 
 
-def job_name(values: Mapping[str, Any], digest: str) -> str:
+def job_name(values: Mapping[str, object], digest: str) -> str:
     """Name the folder of a job: readable, and the same whatever the order or the size of the sweep.
 
     Example:

@@ -100,7 +100,7 @@ def _grid(value: RangeSweep) -> BaseDistribution:
     return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
 
 
-def any_value(found: BaseDistribution) -> Any:
+def any_value(found: BaseDistribution) -> object:
     """Pick any value of a distribution, to see what a trial resolves to; whole if it can be."""
     if isinstance(found, CategoricalDistribution):
         return found.choices[0]

@@ -144,7 +144,7 @@ class SweepTask:
         return done
 
     def _train(
-        self, run: RunDir, own: DictConfig, values: dict[str, Any], overrides: list[str], stop_at: int | None
+        self, run: RunDir, own: DictConfig, values: dict[str, object], overrides: list[str], stop_at: int | None
     ) -> None:
         from rich.console import Console
 
@@ -189,7 +189,7 @@ def record_failure(
     sweep: SweepDir,
     name: str,
     why: str,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     overrides: Sequence[str],
     command: SweepCommand,
 ) -> None:
@@ -206,7 +206,7 @@ def record_failure(
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     run = sweep.run(name)
     run.path.mkdir(parents=True, exist_ok=True)
-    unbegun: dict[str, Any] = {
+    unbegun: dict[str, object] = {
         "format": SUMMARY_FORMAT,
         "run_name": values.get("run_name") or name,
         "global_step": 0,

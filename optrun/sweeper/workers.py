@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from optrun.base.errors import OptrunError
 from optrun.sweeper import launch as launching
@@ -37,7 +36,7 @@ class Workers:
         """Processes that were told to end, and whether others come first on their devices."""
         self._broken: list[Device] = []
 
-    def devices_of(self, values: Mapping[str, Any]) -> int:
+    def devices_of(self, values: Mapping[str, object]) -> int:
         """Count the devices that a job takes, from its resolved configuration; `auto` is all of the sweep's."""
         return job_devices(values, self._count) if self.one_job_each else 0
 

@@ -98,7 +98,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 spend(value.bit_length() // 100)
         return _made(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, function: Any, *args: object, **kwargs: object) -> object:
+    def call(self, context: Context, function: object, *args: object, **kwargs: object) -> object:
         """Call what a template calls, counted."""
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `format`
         if isinstance(owner, str) and not _are_short((owner, *args, *kwargs.values())):
@@ -116,7 +116,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         spend(1 + len(args) // 10)
         return _made(super().call(context, function, *args, **kwargs))
 
-    def getitem(self, obj: object, argument: Any) -> object:
+    def getitem(self, obj: object, argument: object) -> object:
         """Look a key up, whose hash takes bounded time."""
         return super().getitem(obj, _looked(argument))
 
@@ -243,7 +243,7 @@ def _concat(pieces: Iterable[str]) -> str:
     return "".join(found)
 
 
-def _joined(values: list[Any]) -> str:
+def _joined(values: list[object]) -> str:
     return _concat(str(_shown(value)) for value in values)
 
 

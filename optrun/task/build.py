@@ -50,7 +50,7 @@ def predictor_class(config: TaskConfig) -> Any:
         raise ConfigError(f"task={config.name}: predictor={named!r} of {kind.__name__}: {error}.") from error
 
 
-def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> Task:
+def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: object, *, seed: int) -> Task:
     """Read a source as a task's examples.
 
     Args:

@@ -41,7 +41,7 @@ def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, 
 
 
 def tokenized(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: Any
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[object], longest: int | None, **options: object
 ) -> BatchEncoding:
     """Encode texts, or pairs of texts of which the longer side is cut first.
 
@@ -77,7 +77,7 @@ def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
     return lambda batch, cut: encoded(tokenizer, batch, longest if cut else None)
 
 
-def as_example(made: Mapping[str, Iterable[Any]]) -> Example:
+def as_example(made: Mapping[str, Iterable[object]]) -> Example:
     """Make the example of a batch of one row.
 
     Raises:

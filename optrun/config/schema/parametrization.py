@@ -47,5 +47,5 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return {**below, **above, **both}
 
 
-def _nested(values: Mapping[str, Any], key: str) -> bool:
+def _nested(values: Mapping[str, object], key: str) -> bool:
     return isinstance(values.get(key), Mapping)

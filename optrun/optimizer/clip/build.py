@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from optrun.config.choice import choice
 from optrun.config.schema.clip import SCHEMAS, ClipConfig, GlobalNormClipConfig, NormClipConfig, ValueClipConfig
 from optrun.optimizer.clip.clips import Clip, Rule, clip_by_global_norm, clip_by_norm, clip_by_value
 
 
-def build_clip(config_or_name: ClipConfig | str, **options: Any) -> Clip:
+def build_clip(config_or_name: ClipConfig | str, **options: object) -> Clip:
     """Build what clips the gradients of an optimizer, and measures their norm.
 
     Args:
