@@ -24,7 +24,7 @@ from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
 from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
 from optrun.report.figures import all_pictures, drawn_names
-from optrun.report.findings import Findings
+from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
 from optrun.report.svg import to_svg
 from optrun.report.sweep_folder import dated_folder, look, objectives_of, tuned_keys
@@ -33,7 +33,7 @@ from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png
 from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
-from optrun.report.workloads import Comparison, Question, compare_runs
+from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
 REFRESH = 5
@@ -137,21 +137,18 @@ def report(
     comparison = compare(**question)
     asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
     if asked > 1:
-        comparison = compare(**question, looks=asked)
+        comparison = compare(**(question | {"looks": asked}))
     if own is not None:
         confirmed: Confirmed | None = Confirmed.of(dirs[0], own, comparison, asked)
     else:
         confirmed = judge_together(planned, dirs, comparison, **question)
     judged = confirmed or Confirmed({}, comparison, looks=asked)
+    left, waits = comparison.left if follows else 0, own is not None and bool(judged.waiting)
     verdict = judge(
-        judged.comparison,
-        confirmed=judged.seeds,
-        looks=judged.looks,
-        left=comparison.left if follows else 0,
-        next_command=next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)),
-        note=judged.note,
-        waits=own is not None and bool(judged.waiting),
+        judged.comparison, confirmed=judged.seeds, looks=judged.looks, left=left, note=judged.note, waits=waits
     )
+    further = next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by))
+    verdict = replace(verdict, next=further)
     cautions = _cautions(comparison, of_the_choice=own is None)
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
     opened = _open_sections(made)
@@ -348,7 +345,10 @@ def _write(folder: Path, content: Mapping[str, object], table: str, drawn: Seque
             replace_text(path, text)
         for picture, path in images.items():
             figure = picture.draw(LIGHT)
-            replace_text(path.with_suffix(".csv"), to_csv(("what", "x", "y"), figure.rows()))
+            replace_text(
+                path.with_suffix(".csv"),
+                to_csv(("what", "x", "y"), ((mark.text, mark.x, mark.y) for mark in figure.marks)),
+            )
             look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
             figure.suptitle(picture.title, x=0.012, **look)
             save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)

@@ -15,11 +15,11 @@ from optrun.base.errors import ConfigError
 from optrun.report.branches import fork_of
 from optrun.report.collect import Run, load_runs
 from optrun.report.confirmation import FOLDER, Asked, Confirmation, confirmations, label, prepare
-from optrun.report.findings import Findings, matters_of
+from optrun.report.findings import Findings, Question, matters_of
 from optrun.report.statistics import Judgement, Verdict
 from optrun.report.sweep_folder import is_search
 from optrun.report.verdict import beyond, is_selected
-from optrun.report.workloads import Comparison, Question, compare_runs
+from optrun.report.workloads import Comparison, compare_runs
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def judge_together(
     notes |= {it: f"Seeds {label(plans[it].seeds)} confirmed another choice." for it in ended if it not in alike}
     fresh = [run for folder in alike for run in runs[folder]]
     question = planned_options([plans[it] for it in alike], fresh, matters=typed.get("matters"))
-    made = compare_runs(fresh, looks=len(ended), **question)
+    made = compare_runs(fresh, **(question | {"looks": len(ended)}))
     lost = sum(len(plans[it].points()) for it in alike) - sum(len(arm.scores) for arm in made.findings.arms)
     said = [*notes.values(), *([f"{lost} of their runs failed and have no result."] if lost > 0 else [])]
     planned_as = {"baseline": question["baseline"], "metric": made.findings.metric}

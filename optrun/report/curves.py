@@ -22,6 +22,7 @@ from optrun.report.theme import (
     Theme,
     count_axis,
     legend,
+    log_axis,
     new_figure,
     number_axis,
     ring,
@@ -157,8 +158,10 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
     if judged and (best := run.best(judged, metric_mode(judged))) is not None:
         colour = theme.series[list(lines).index(judged) % len(theme.series)]
         ring(ax, best[1], best[0], colour, label=f"best {best[0]:.4g} at step {best[1]:,}")
-    number_axis(ax, list(positive if log else finite), log=log)
-    if log:
+    if not log:
+        number_axis(ax, list(finite))
+    else:
+        log_axis(ax, "y", list(positive))
         ax.set_ylim(bottom=max(low, float(np.median(positive)) / 1e3))  # a schedule that ends near zero
     count_axis(ax)
     if len(gone := steps[~np.isfinite(values)]):

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
@@ -84,35 +85,39 @@ class Findings:
         }
 
 
-def find(
-    runs: Sequence[Run],
-    *,
-    metric: str | None = None,
-    baseline: str | None = None,
-    by: Sequence[str] = (),
-    tuned: Collection[str] = (),
-    target: float | None = None,
-    objectives: Sequence[Objective] = (),
-    matters: float | None = None,
-    looks: int = 1,
-) -> Findings:
+class Question(TypedDict, total=False):
+    """What a person, or the plan of a confirmation, asks of runs."""
+
+    metric: str | None
+    """To compare by; None: the main metric that most runs name."""
+    baseline: str | None
+    """A contender to test the others against; None: each is asked whether it could be the best."""
+    by: Sequence[str]
+    """Configuration keys that separate contenders; none: see `arms.compared`."""
+    tuned: Collection[str]
+    """Keys that separate none unless they stand in `by`, or nothing else does."""
+    target: float | None
+    """Level of the metric for steps and time to it; None: they are not counted."""
+    objectives: Sequence[Objective]
+    """What is weighed against each other."""
+    matters: float | None
+    """The smallest difference that counts; None: that of the configuration, else what another seed changes."""
+    looks: int
+    """How often the growing set of seeds was asked, this time among them."""
+
+
+def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     """Join, rank and test.
 
     Args:
         runs: What was collected; at least one.
-        metric: What to compare by; default: the main metric that most runs name.
-        baseline: A contender to test the others against; default: each is asked whether it could be the best.
-        by: Configuration keys that separate contenders; default: see `arms.compared`.
-        tuned: Keys that separate none unless they stand in `by`, or nothing else does.
-        target: Level of the metric for steps and time to it; default: they are not counted.
-        objectives: What is weighed against each other.
-        matters: The smallest difference that counts; None: that of the configuration, else what another seed changes.
-        looks: How often the growing set of seeds was asked, this time among them.
+        asked: See `Question`.
 
     Raises:
         ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is none here.
     """
-    name, mode = choose_metric(runs, metric)
+    by, baseline, target = asked.get("by", ()), asked.get("baseline"), asked.get("target")
+    name, mode = choose_metric(runs, asked.get("metric"))
     described = [run for run in runs if run.described]
     unify(described)
     name_trunks(described)
@@ -122,7 +127,7 @@ def find(
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or grouping.telling(untuned(grouping.compared(keys), tuned), described)
+    between = list(by) or grouping.telling(untuned(grouping.compared(keys), asked.get("tuned", ())), described)
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)
@@ -137,9 +142,9 @@ def find(
             {each.name: each.arm.scores for each in contenders},
             mode=mode,
             baseline=chosen,
-            matters=matters_of(runs) if matters is None else matters,
+            matters=matters_of(runs) if asked.get("matters") is None else asked.get("matters"),
             sd=pooled_sd([each.arm.finished for each in contenders]),
-            looks=looks,
+            looks=asked.get("looks", 1),
         )
         costs = [each.arm.cost(mode) for each in contenders]
         ranks = [1 + sum(other < cost for other in costs) if math.isfinite(cost) else None for cost in costs]
@@ -161,7 +166,7 @@ def find(
         floor=floor_of(described, name),
         target=math.nan if target is None else target,
         incomparable=apart,
-        objectives=objectives,
+        objectives=asked.get("objectives", ()),
     )
 
 

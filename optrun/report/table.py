@@ -71,17 +71,10 @@ def _fitted(table: Table, width: int) -> list[int]:
     """
     columns = [[column, *(row[index] for row in table.rows)] for index, column in enumerate(table.columns)]
     wanted = [max(map(len, cells)) for cells in columns]
-    least = [
-        min(
-            30,
-            max(
-                len(word)
-                for cell in cells
-                for word in ([cell] if numeric and cell != cells[0] else cell.split() or [""])
-            ),
-        )
-        for cells, numeric in zip(columns, table.numeric, strict=True)
-    ]
+    least = []
+    for (head, *cells), numeric in zip(columns, table.numeric, strict=True):
+        pieces = [*head.split(), *(cells if numeric else " ".join(cells).split())]
+        least.append(min(30, max(map(len, pieces), default=0)))
     shown = len(least)
     while shown > 4 and sum(least[:shown]) + 3 * shown > width:
         shown -= 1

@@ -213,11 +213,8 @@ def count_axis(ax: Axes) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
-def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None:
-    """Put short tick labels on the y axis, linear or logarithmic."""
-    if log:
-        log_axis(ax, "y", values)
-        return
+def number_axis(ax: Axes, values: Sequence[float]) -> None:
+    """Put short tick labels on a linear y axis."""
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     spread = max(values, default=1.0) - min(values, default=0.0)
     largest = max((abs(value) for value in values), default=1.0)
