@@ -15,20 +15,7 @@ from numpy.typing import NDArray
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
 from optrun.report.collect import Run, load_run
-from optrun.report.theme import (
-    LIGHT,
-    PAGE,
-    Chart,
-    Theme,
-    count_axis,
-    legend,
-    log_axis,
-    new_figure,
-    number_axis,
-    ring,
-    save_png,
-    style_axes,
-)
+from optrun.report.theme import LIGHT, PAGE, Chart, Theme, count_axis, legend, number_axis, ring, save_png, style_axes
 
 Array = NDArray[np.float64]
 
@@ -73,7 +60,7 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
     drawn = [(name, logged) for name, logged in panels.items() if logged]
     beside = 1 if stacked else max(1, len(drawn) - 1)
     rows = len(drawn) if stacked else min(2, len(drawn))
-    figure = new_figure(*((4.3, 0.9 + 2.3 * rows) if stacked else (10.0, 2.0 + 2.2 * rows)), theme)
+    figure = Chart(*((4.3, 0.9 + 2.3 * rows) if stacked else (10.0, 2.0 + 2.2 * rows)), theme)
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold")
     grid = figure.add_gridspec(rows, beside, height_ratios=[1.45, *[1] * (rows - 1)])
@@ -158,10 +145,8 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
     if judged and (best := run.best(judged, metric_mode(judged))) is not None:
         colour = theme.series[list(lines).index(judged) % len(theme.series)]
         ring(ax, best[1], best[0], colour, label=f"best {best[0]:.4g} at step {best[1]:,}")
-    if not log:
-        number_axis(ax, list(finite))
-    else:
-        log_axis(ax, "y", list(positive))
+    number_axis(ax, list(positive if log else finite), log=log)
+    if log:
         ax.set_ylim(bottom=max(low, float(np.median(positive)) / 1e3))  # a schedule that ends near zero
     count_axis(ax)
     if len(gone := steps[~np.isfinite(values)]):

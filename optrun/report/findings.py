@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
+import numpy as np
+
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.report import arms as grouping
@@ -16,9 +18,7 @@ from optrun.report.arms import Arm, Contender, build_arms, build_contenders, dif
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.curves import metric_mode
-from optrun.report.milestones import floor_of
 from optrun.report.statistics import Judgement, compare, pooled_sd
-from optrun.report.sweep_folder import untuned
 
 DEFAULT_METRIC = "eval/loss"
 
@@ -58,14 +58,9 @@ class Findings:
     """Why it has no part in the score over all workloads; empty where it has."""
 
     @property
-    def reference(self) -> str | None:
-        """The row that the others are shown against."""
-        return self.judgement.reference if self.judgement is not None else None
-
-    @property
-    def named(self) -> bool:
-        """Whether a person named the reference, as a baseline."""
-        return self.judgement is not None and self.judgement.named
+    def baseline(self) -> str | None:
+        """The row that the others are shown against, where a person named it; None: nobody did."""
+        return self.judgement.reference if self.judgement is not None and self.judgement.named else None
 
     @property
     def ranked(self) -> list[Contender]:
@@ -79,10 +74,8 @@ class Findings:
 
     def scaled(self) -> dict[str, dict[int, float]]:
         """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
-        return {
-            row.name: {seed: (self.floor - x) / (self.floor - self.end) for seed, x in row.arm.scores.items()}
-            for row in self.ranked
-        }
+        learnt, rows = self.floor - self.end, self.ranked
+        return {row.name: {seed: (self.floor - x) / learnt for seed, x in row.arm.scores.items()} for row in rows}
 
 
 class Question(TypedDict, total=False):
@@ -127,7 +120,7 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or grouping.telling(untuned(grouping.compared(keys), asked.get("tuned", ())), described)
+    between = list(by) or grouping.telling(grouping.compared(keys, asked.get("tuned", ())), described)
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)
@@ -138,20 +131,16 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         apart = f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with data.eval"
     judgement = None
     if any(each.arm.finished for each in contenders) and not apart:
-        judgement = compare(
-            {each.name: each.arm.scores for each in contenders},
-            mode=mode,
-            baseline=chosen,
-            matters=matters_of(runs) if asked.get("matters") is None else asked.get("matters"),
-            sd=pooled_sd([each.arm.finished for each in contenders]),
-            looks=asked.get("looks", 1),
-        )
+        scores = {each.name: each.arm.scores for each in contenders}
+        sd = pooled_sd(each.arm.finished for each in contenders)
+        matters, looks = asked.get("matters"), asked.get("looks", 1)
+        matters = matters_of(runs) if matters is None else matters
+        judgement = compare(scores, mode=mode, baseline=chosen, matters=matters, sd=sd, looks=looks)
         costs = [each.arm.cost(mode) for each in contenders]
         ranks = [1 + sum(other < cost for other in costs) if math.isfinite(cost) else None for cost in costs]
-        contenders = [
-            replace(each, rank=rank, versus=judgement.comparisons[each.name])
-            for each, rank in zip(contenders, ranks, strict=True)
-        ]
+        placed = zip(contenders, ranks, strict=True)
+        contenders = [replace(each, rank=rank, versus=judgement.comparisons[each.name]) for each, rank in placed]
+    before = [value for run in described if (value := run.before_training(name)) is not None]
     return Findings(
         runs=list(runs),
         metric=name,
@@ -163,7 +152,7 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         arms=arms,
         rows=contenders,
         judgement=judgement,
-        floor=floor_of(described, name),
+        floor=float(np.median(before)) if before else math.nan,
         target=math.nan if target is None else target,
         incomparable=apart,
         objectives=asked.get("objectives", ()),

@@ -98,7 +98,7 @@ def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: 
     tell_cut(ax, theme, mode, ends, [y for curve in curves for y in curve.values.flat])
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, below=True, series=[curve.series for curve in curves])
+    legend(ax, theme, below=figure, series=[curve.series for curve in curves])
     return figure
 
 
@@ -165,5 +165,5 @@ def draw_basins(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
             ends = [min(arm.finished), max(arm.finished)]
             of_series(ax.plot([lr, lr], ends, linewidth=1.1, alpha=0.7, color=colour), series)
         draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, 1.4 if joined else 0.0)
-    legend(ax, theme, below=True, series=range(len(rows)))
+    legend(ax, theme, below=figure, series=range(len(rows)))
     return figure

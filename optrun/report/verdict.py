@@ -88,13 +88,11 @@ def judge(
     kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
     content: dict[str, object] = {"comparison": comparison, "found": comparison.findings, "judged": judged}
     content |= {"kind": kind, "confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
-    possible: list[str] = []
-    out: list[str] = []
-    if judged is not None and kind != "none":
-        possible = judged.possible
-        out = [name for name in judged.ranking if name not in possible]
-        content |= _sure(comparison, judged)
-    text = " ".join(fill_text("line.txt", **content).split())
+    known = None if kind == "none" else judged
+    possible = [] if known is None else known.possible
+    out = [] if known is None else [name for name in known.ranking if name not in possible]
+    content |= {} if known is None else _sure(comparison, known)
+    text = fill_text("line.txt", **content)
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
         for row in each.ranked:
