@@ -86,9 +86,9 @@ def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: 
     """
     from optrun.cli.values import read_request
     from optrun.report.confirmation import refuse_stale
-    from optrun.report.forecast import count_workloads
+    from optrun.report.forecast import by_workload
 
-    if (count := count_workloads([job.values for job in jobs])) > 1:
+    if (count := len(by_workload([job.values for job in jobs]))) > 1:
         raise ConfigError(
             f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that judges), and a "
             "confirmation is of one choice on one of them. Leave it out, or sweep over each workload by itself."

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from optrun.base.errors import StorageError
 from optrun.base.formatting import rate
 from optrun.explain.facts import Facts, by_layer, groups_of, peaks_by_layer
-from optrun.report.theme import LIGHT, count_axis, legend, new_figure, number_axis, save_png, style_axes
+from optrun.report.theme import LIGHT, Chart, count_axis, legend, number_axis, save_png, style_axes
 
 
 def draw(facts: Facts, path: Path) -> Path:
@@ -28,7 +28,7 @@ def draw(facts: Facts, path: Path) -> Path:
         key = (group.first.layer, group.first.curve)
         lines[key] = max(lines.get(key, 0.0), group.lr_peaks[1])
     layered = len(set(lines.values())) > 1
-    figure = new_figure(10.0, 4.2, theme)
+    figure = Chart(10.0, 4.2, theme)
     grid = figure.add_gridspec(1, 2 if layered else 1, width_ratios=[1.5, 1] if layered else [1])
     ax = figure.add_subplot(grid[0, 0])
     subtitle = f"{facts.optimizer} on {facts.model}, {facts.param_groups} groups"

@@ -62,12 +62,11 @@ def name_trunks(runs: Sequence[Run]) -> None:
     Args:
         runs: Their `respelt` is filled.
     """
-    forks = {id(run): fork for run in runs if (fork := fork_of(run)) is not None}
-    kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
-    for run in runs:
-        if (found := forks.get(id(run))) is not None:
-            several = f"{kinds[found.kind]} " if len(kinds) > 1 else ""
-            run.respelt[KEY] = f"{several}step {found.step:,}"
+    forks = [(run, fork) for run in runs if (fork := fork_of(run)) is not None]
+    kinds = {fork.kind: plain(fork.run.name) for _, fork in reversed(forks)}
+    for run, fork in forks:
+        several = f"{kinds[fork.kind]} " if len(kinds) > 1 else ""
+        run.respelt[KEY] = f"{several}step {fork.step:,}"
 
 
 def planned_step(trunk: Setting) -> Setting:

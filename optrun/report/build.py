@@ -20,20 +20,19 @@ from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.formatting import plain
 from optrun.base.reading import open_file
 from optrun.report import curves, pareto, tables
-from optrun.report.collect import NOT_STARTED, Run, load_runs
+from optrun.report.collect import NOT_STARTED, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
 from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
 from optrun.report.figures import all_pictures, drawn_names
-from optrun.report.findings import Findings
+from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
-from optrun.report.svg import to_svg
 from optrun.report.sweep_folder import dated_folder, look, objectives_of, tuned_keys
 from optrun.report.table import CSV_MARK, Table, filled, to_csv, to_rich, value
 from optrun.report.templating import fill_html, fill_markdown, fill_text
-from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png
+from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png, to_svg
 from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
-from optrun.report.workloads import Comparison, Question, compare_runs
+from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
 REFRESH = 5
@@ -132,26 +131,20 @@ def report(
     sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
     weighs = pareto.expected(objectives, runs) or objectives_of(sweeps)
     compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps), target=target, objectives=weighs)
-    if own is not None:
-        question = planned_options([own], runs, **question)
+    question = question if own is None else planned_options([own], runs, **question)
     comparison = compare(**question)
     asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
     if asked > 1:
-        comparison = compare(**question, looks=asked)
-    if own is not None:
-        confirmed: Confirmed | None = Confirmed.of(dirs[0], own, comparison, asked)
-    else:
-        confirmed = judge_together(planned, dirs, comparison, **question)
+        comparison = compare(**(question | {"looks": asked}))
+    alone = None if own is None else Confirmed.of(dirs[0], own, comparison, asked)
+    confirmed = alone or judge_together(planned, dirs, comparison, **question)
     judged = confirmed or Confirmed({}, comparison, looks=asked)
+    left, waits = comparison.left if follows else 0, own is not None and bool(judged.waiting)
     verdict = judge(
-        judged.comparison,
-        confirmed=judged.seeds,
-        looks=judged.looks,
-        left=comparison.left if follows else 0,
-        next_command=next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)),
-        note=judged.note,
-        waits=own is not None and bool(judged.waiting),
+        judged.comparison, confirmed=judged.seeds, looks=judged.looks, left=left, note=judged.note, waits=waits
     )
+    further = next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by))
+    verdict = replace(verdict, next=further)
     cautions = _cautions(comparison, of_the_choice=own is None)
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
     opened = _open_sections(made)
@@ -161,7 +154,9 @@ def report(
     else:
         caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
         drawn = [Picture("curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0]))]
-    made.files.extend(_write(out or _folder_for(dirs[0], runs), content, tables.runs_csv(comparison), drawn))
+    # No run directory holds what was found of others.
+    folder = dirs[0] if len(runs) == 1 or not RunDir(dirs[0]).is_run() else dated_folder(_REPORTS)
+    made.files.extend(_write(out or folder, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
         console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
     elif console is not None:
@@ -189,11 +184,6 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
         each if len(names) == len(comparison.workloads) else replace(each, text=f"{', '.join(names)}: {each.text}")
         for each, names in found.items()
     ]
-
-
-def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
-    """Choose where a report goes: no run directory holds what was found of others."""
-    return first if len(runs) == 1 or not RunDir(first).is_run() else dated_folder(_REPORTS)
 
 
 def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
@@ -284,12 +274,11 @@ def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[s
 def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
     """Say how the verdict came about, in at most 150 words."""
     judged, every = comparison.judgement, comparison.workloads
-    text = fill_text(
+    return fill_text(
         "tested.txt", comparison=comparison, judged=judged, is_tested=judged is not None and is_tested(judged),
         matters="" if judged is None else value(judged.matters), selected=verdict.kind == "selected",
         lost=any(arm.lost for each in every for arm in each.arms), tuned=any(each.tuned_keys for each in every),
     )  # fmt: skip
-    return " ".join(text.split())
 
 
 def _title(comparison: Comparison) -> str:
@@ -353,9 +342,8 @@ def _write(folder: Path, content: Mapping[str, object], table: str, drawn: Seque
             figure.suptitle(picture.title, x=0.012, **look)
             save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
-        raise StorageError(
-            f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
-        ) from error
+        told = f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
+        raise StorageError(told) from error
     return files
 
 

@@ -73,7 +73,7 @@ class Confirmation:
         Raises:
             TypeError: There is one.
         """
-        texts: list[object] = [self.metric, self.reference or "", self.sweep or ""]
+        texts: list[object] = [self.metric, self.reference or "", self.config_name or "", self.sweep or ""]
         for each in (self.by, self.config_dir or [], *self.contenders.values()):
             texts += each if isinstance(each, list) else [None]
         numbers = [each for each in (self.power, self.difference, self.spread) if each is not None]
@@ -191,7 +191,7 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
         raise ConfigError("The contenders come from several recipes: confirm each recipe's sweep by itself.")
     made = Confirmation(
         contenders={name: _retyped(name, run.overrides) for name, run in runs.items()},
-        reference=findings.reference if findings.named else None,
+        reference=findings.baseline,
         by=findings.compared_keys,
         metric=findings.metric,
         seeds=list(asked.seeds or ()),
@@ -227,17 +227,13 @@ def _sized(made: Confirmation, findings: Findings, asked: Asked, first: int) -> 
     if not (sd > 0 and difference > 0):
         made = replace(made, seeds=[*range(first, first + BLIND)], power=power, difference=asked.difference)
         return made, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
-    needed = seeds_for(
-        difference, sd=sd, degrees=degrees, contenders=len(rows), baseline=findings.named, power=power, most=MOST
-    )
+    named = findings.baseline is not None
+    needed = seeds_for(difference, sd=sd, degrees=degrees, contenders=len(rows), baseline=named, power=power, most=MOST)
     seeds, chance = [*range(first, first + (needed or MOST))], Fraction(power).limit_denominator(100)
     made = replace(made, seeds=seeds, power=power, difference=difference, spread=sd)
     cases = f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g} between seeds"
-    said = f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {made.metric}"
-    return (
-        made,
-        f"{said} is {cases}" if needed else f"{said} takes more to be {cases}; difference= or seeds= plan others",
-    )
+    told = f"is {cases}" if needed else f"takes more to be {cases}; difference= or seeds= plan others"
+    return made, f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {made.metric} {told}"
 
 
 def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:

@@ -15,11 +15,11 @@ from optrun.base.errors import ConfigError
 from optrun.report.branches import fork_of
 from optrun.report.collect import Run, load_runs
 from optrun.report.confirmation import FOLDER, Asked, Confirmation, confirmations, label, prepare
-from optrun.report.findings import Findings, matters_of
+from optrun.report.findings import Findings, Question, matters_of
 from optrun.report.statistics import Judgement, Verdict
 from optrun.report.sweep_folder import is_search
 from optrun.report.verdict import beyond, is_selected
-from optrun.report.workloads import Comparison, Question, compare_runs
+from optrun.report.workloads import Comparison, compare_runs
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Confirmed:
         """Make that of a report on one confirmation by itself."""
         found, note = comparison.findings, waits(made, comparison.runs)
         waiting = {folder: made} if note else {}
-        asked = (found.metric, found.reference if found.named else None, {*found.compared_keys})
+        asked = (found.metric, found.baseline, {*found.compared_keys})
         if not note and asked != (made.metric, made.reference, {*made.by}):
             note = f"Not as planned, which was {made.metric} against {made.reference or 'the best'}."
         return cls({folder: made}, comparison, "" if note else label(made.seeds), note, looks, waiting)
@@ -79,7 +79,7 @@ def judge_together(
     notes |= {it: f"Seeds {label(plans[it].seeds)} confirmed another choice." for it in ended if it not in alike}
     fresh = [run for folder in alike for run in runs[folder]]
     question = planned_options([plans[it] for it in alike], fresh, matters=typed.get("matters"))
-    made = compare_runs(fresh, looks=len(ended), **question)
+    made = compare_runs(fresh, **(question | {"looks": len(ended)}))
     lost = sum(len(plans[it].points()) for it in alike) - sum(len(arm.scores) for arm in made.findings.arms)
     said = [*notes.values(), *([f"{lost} of their runs failed and have no result."] if lost > 0 else [])]
     planned_as = {"baseline": question["baseline"], "metric": made.findings.metric}
@@ -94,11 +94,8 @@ def planned_options(plans: Sequence[Confirmation], runs: Sequence[Run], **typed:
     last, references = plans[-1], {made.reference for made in plans}
     matters = min((made.difference for made in plans if made.difference), default=matters_of(runs))
     metric = last.metric if any(run.score(last.metric) is not None for run in runs) else None
-    asked: Question = {
-        "metric": typed.get("metric") or metric,
-        "by": typed.get("by") or last.by,
-        "matters": typed.get("matters") or matters,
-    }
+    by, matters = typed.get("by") or last.by, typed.get("matters") or matters
+    asked: Question = {"metric": typed.get("metric") or metric, "by": by, "matters": matters}
     names = {row.name for row in compare_runs(runs, **asked).findings.rows}
     planned = last.reference if len(references) == 1 and references <= names else None
     return {**asked, "baseline": typed.get("baseline") or planned}
@@ -130,9 +127,7 @@ def sweep_of(folder: Path, made: Confirmation) -> Path | None:
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
 
 
-def next_command(
-    comparison: Comparison, confirmed: Confirmed | None, dirs: Sequence[Path], asked: Asked | None = None
-) -> str:
+def next_command(comparison: Comparison, confirmed: Confirmed | None, dirs: Sequence[Path], asked: Asked) -> str:
     """Choose the command; empty if there is nothing to do, or none that would be taken.
 
     Args:
@@ -149,7 +144,7 @@ def next_command(
     if line := _wider(found, sweep):
         return line
     left = is_open(judged) or any(map(is_selected, found.ranked))
-    return _confirm(sweep, sweep / FOLDER, asked or Asked()) if left else ""
+    return _confirm(sweep, sweep / FOLDER, asked) if left else ""
 
 
 def is_open(judged: Judgement) -> bool:
@@ -162,12 +157,8 @@ def _wider(found: Findings, sweep: Path) -> str:
     """Compose the line that adds the next lr to a sweep whose winner stands at the edge of its grid."""
     best = found.ranked[0]
     lr, run = beyond(best, found), best.arm.runs[0]
-    if (
-        lr is None
-        or found.tuned_keys != ["lr"]
-        or is_search(sweep)
-        or "hydra.mode=RUN" in str(run.summary.get("command"))
-    ):
+    repeats = "hydra.mode=RUN" in str(run.summary.get("command"))
+    if lr is None or found.tuned_keys != ["lr"] or is_search(sweep) or repeats:
         return ""  # a search, or a recipe that is a sweep, is not widened by one value
     kept = [token for token in run.overrides if not token.lstrip("+").startswith(("resume=", "hydra", "lr=", "seed="))]
     recipe = [*(["-cn", run.config_name] if run.config_name else []), *run.config_dir]

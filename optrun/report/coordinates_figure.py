@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from optrun.base.errors import StorageError
-from optrun.report.theme import LIGHT, log_axis, new_figure, save_png, style_axes
+from optrun.report.theme import LIGHT, Chart, log_axis, save_png, style_axes
 
 _TITLES = {
     "initial": "initial output",
@@ -29,28 +29,26 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
     Raises:
         StorageError: The picture cannot be written.
     """
-    theme = LIGHT
-    figure = new_figure(11.0, 3.9 * len(checks), theme)
+    looks: dict[bool, dict[str, Any]] = {True: {"color": LIGHT.alarm, "zorder": 4}}
+    looks[False] = {"color": LIGHT.series[0], "alpha": 0.5}
+    figure = Chart(11.0, 3.9 * len(checks), LIGHT)
     axes = figure.subplots(len(checks), len(_TITLES), squeeze=False)
     for row, check in zip(axes, checks, strict=True):
         for ax, (measure, title) in zip(row, _TITLES.items(), strict=True):
             lines = [line for line in check["lines"] if line["measure"] == measure]
-            style_axes(ax, theme, title=title, xlabel=f"{check['along']} over the base", ylabel="over the smallest")
+            style_axes(ax, LIGHT, title=title, xlabel=f"{check['along']} over the base", ylabel="over the smallest")
             shown = []
             for line in lines:
                 sizes = [float(size) for size in line["means"]]
                 values = [value / next(iter(line["means"].values())) for value in line["means"].values()]
-                style = (
-                    {"color": theme.alarm, "zorder": 4} if line["fails"] else {"color": theme.series[0], "alpha": 0.5}
-                )
-                ax.plot(sizes, values, linewidth=1.4, linestyle="-" if line["expected"] is not None else ":", **style)
+                dash = "-" if line["expected"] is not None else ":"
+                ax.plot(sizes, values, linewidth=1.4, linestyle=dash, **looks[bool(line["fails"])])
                 shown += values
             first = sizes[0] if lines else 1.0
             for power in sorted({line["expected"] for line in lines if line["expected"] is not None}):
-                ax.plot(
-                    sizes, [(size / first) ** power for size in sizes], color=theme.ink, linewidth=1, linestyle="--"
-                )
-                shown += [(sizes[-1] / first) ** power]
+                values = [(size / first) ** power for size in sizes]
+                ax.plot(sizes, values, color=LIGHT.ink, linewidth=1, linestyle="--")
+                shown.append(values[-1])
             low, high = min(shown, default=1.0), max(shown, default=1.0)
             middle = max(high / low, 10.0) ** 0.5
             ax.set_yscale("log")
@@ -59,10 +57,10 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
             ax.xaxis.set_minor_locator(NullLocator())
             log_axis(ax, "y", [low, high])
             ax.set_ylim(min(low / 1.3, 1 / middle), max(high * 1.3, middle))
-    look = {"passes": (theme.series[0], "-"), "off": (theme.alarm, "-")}
-    look |= {"right": (theme.ink, "--"), "not judged": (theme.muted, ":")}
+    look = {"passes": (LIGHT.series[0], "-"), "off": (LIGHT.alarm, "-")}
+    look |= {"right": (LIGHT.ink, "--"), "not judged": (LIGHT.muted, ":")}
     handles = [Line2D([], [], label=label, color=colour, linestyle=dash) for label, (colour, dash) in look.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8.5, frameon=False, labelcolor=theme.ink)
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8.5, frameon=False, labelcolor=LIGHT.ink)
     try:
         return save_png(figure, path)
     except OSError as error:

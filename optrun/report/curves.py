@@ -15,19 +15,7 @@ from numpy.typing import NDArray
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
 from optrun.report.collect import Run, load_run
-from optrun.report.theme import (
-    LIGHT,
-    PAGE,
-    Chart,
-    Theme,
-    count_axis,
-    legend,
-    new_figure,
-    number_axis,
-    ring,
-    save_png,
-    style_axes,
-)
+from optrun.report.theme import LIGHT, PAGE, Chart, Theme, count_axis, legend, number_axis, ring, save_png, style_axes
 
 Array = NDArray[np.float64]
 
@@ -72,7 +60,7 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
     drawn = [(name, logged) for name, logged in panels.items() if logged]
     beside = 1 if stacked else max(1, len(drawn) - 1)
     rows = len(drawn) if stacked else min(2, len(drawn))
-    figure = new_figure(*((4.3, 0.9 + 2.3 * rows) if stacked else (10.0, 2.0 + 2.2 * rows)), theme)
+    figure = Chart(*((4.3, 0.9 + 2.3 * rows) if stacked else (10.0, 2.0 + 2.2 * rows)), theme)
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold")
     grid = figure.add_gridspec(rows, beside, height_ratios=[1.45, *[1] * (rows - 1)])

@@ -13,8 +13,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from optrun.report.picture import SHOWN, WIDTH, reach, short_name, style_of
-from optrun.report.statistics import Comparison
-from optrun.report.theme import Chart, Theme, new_figure, of_series, style_axes
+from optrun.report.statistics import Comparison, Scores
+from optrun.report.theme import Chart, Theme, of_series, style_axes
 
 LINES = 16
 """So many contenders have a line each; more are in the table."""
@@ -33,9 +33,7 @@ class Difference:
 
 
 def differences(
-    comparisons: Mapping[str, Comparison | None],
-    scores: Mapping[str, Mapping[int, float]],
-    lost: Mapping[str, Collection[int]] | None = None,
+    comparisons: Mapping[str, Comparison | None], scores: Scores, lost: Mapping[str, Collection[int]]
 ) -> list[Difference]:
     """Pair the scores of each contender with those of its reference.
 
@@ -44,13 +42,13 @@ def differences(
         scores: By contender and seed.
         lost: Seeds that diverged, by contender.
     """
-    found, gone = [], lost or {}
+    found = []
     for series, (name, versus) in enumerate(comparisons.items()):
         if versus is None or math.isnan(versus.difference):
             continue
         other = scores[versus.reference]
         paired = {seed: score - other[seed] for seed, score in scores[name].items() if seed in other}
-        found.append(Difference(series, versus, paired, {*gone.get(name, ()), *gone.get(versus.reference, ())}))
+        found.append(Difference(series, versus, paired, {*lost.get(name, ()), *lost.get(versus.reference, ())}))
     return found[:LINES]
 
 
@@ -66,7 +64,7 @@ def draw_differences(found: Sequence[Difference], metric: str, mode: str, matter
     """
     better = "lower" if mode == "min" else "higher"
     label = f"{metric} minus that of {short_name(found[0].versus.reference)} ({better} is better)"
-    figure = new_figure(WIDTH, 0.95 + 0.4 * len(found), theme)
+    figure = Chart(WIDTH, 0.95 + 0.4 * len(found), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel=label)
     ax.grid(False, axis="y")

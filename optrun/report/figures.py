@@ -58,12 +58,8 @@ def pictures(findings: Findings) -> list[Picture]:
     if curves := seed_curves.seed_curves(rows, metric, axis):
         bands = "the band spans all seeds" if len(rows) < 4 else "bands: the best two; pointing shows seeds of others"
         caption = f"Mean over seeds of the best configuration; {bands}.{same}"
-        add(
-            "metric",
-            f"{metric} during training",
-            caption,
-            partial(seed_curves.draw_seed_curves, curves, metric, mode, axis),
-        )
+        draw = partial(seed_curves.draw_seed_curves, curves, metric, mode, axis)
+        add("metric", f"{metric} during training", caption, draw)
     if any(len(row.basin.tried) > 1 for row in rows):
         caption = "Mean over seeds at each lr; the ring is the best. Cross: diverged; arrowhead: outside."
         add("basin", f"Final {metric} against learning rate", caption, partial(seed_curves.draw_basins, rows, findings))
@@ -77,9 +73,8 @@ def pictures(findings: Findings) -> list[Picture]:
     if keys not in ([], ["lr"]):  # a search over lr alone is seen in its basin
         caption = "A line is a configuration: blue is good, dotted diverged, thick chosen."
         caption += " Above a setting: its importance (PED-ANOVA)." if shares else ""
-        caption += (
-            f" {len(keys) - searched.MOST} more settings are in the table alone." if len(keys) > searched.MOST else ""
-        )
+        more = len(keys) - searched.MOST
+        caption += f" {more} more settings are in the table alone." if more > 0 else ""
         title = f"{len(keys)} setting{'s' * (len(keys) > 1)} searched"
         add("search", title, caption, partial(searched.draw_parallel, rows, findings, shares))
     if losses := seed_curves.seed_curves(rows, "train/loss", axis):

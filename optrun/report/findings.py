@@ -6,6 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
+
+import numpy as np
 
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
@@ -15,9 +18,7 @@ from optrun.report.arms import Arm, Contender, build_arms, build_contenders, dif
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.curves import metric_mode
-from optrun.report.milestones import floor_of
 from optrun.report.statistics import Judgement, compare, pooled_sd
-from optrun.report.sweep_folder import untuned
 
 DEFAULT_METRIC = "eval/loss"
 
@@ -57,14 +58,9 @@ class Findings:
     """Why it has no part in the score over all workloads; empty where it has."""
 
     @property
-    def reference(self) -> str | None:
-        """The row that the others are shown against."""
-        return self.judgement.reference if self.judgement is not None else None
-
-    @property
-    def named(self) -> bool:
-        """Whether a person named the reference, as a baseline."""
-        return self.judgement is not None and self.judgement.named
+    def baseline(self) -> str | None:
+        """The row that the others are shown against, where a person named it; None: nobody did."""
+        return self.judgement.reference if self.judgement is not None and self.judgement.named else None
 
     @property
     def ranked(self) -> list[Contender]:
@@ -78,41 +74,43 @@ class Findings:
 
     def scaled(self) -> dict[str, dict[int, float]]:
         """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
-        return {
-            row.name: {seed: (self.floor - x) / (self.floor - self.end) for seed, x in row.arm.scores.items()}
-            for row in self.ranked
-        }
+        learnt, rows = self.floor - self.end, self.ranked
+        return {row.name: {seed: (self.floor - x) / learnt for seed, x in row.arm.scores.items()} for row in rows}
 
 
-def find(
-    runs: Sequence[Run],
-    *,
-    metric: str | None = None,
-    baseline: str | None = None,
-    by: Sequence[str] = (),
-    tuned: Collection[str] = (),
-    target: float | None = None,
-    objectives: Sequence[Objective] = (),
-    matters: float | None = None,
-    looks: int = 1,
-) -> Findings:
+class Question(TypedDict, total=False):
+    """What a person, or the plan of a confirmation, asks of runs."""
+
+    metric: str | None
+    """To compare by; None: the main metric that most runs name."""
+    baseline: str | None
+    """A contender to test the others against; None: each is asked whether it could be the best."""
+    by: Sequence[str]
+    """Configuration keys that separate contenders; none: see `arms.compared`."""
+    tuned: Collection[str]
+    """Keys that separate none unless they stand in `by`, or nothing else does."""
+    target: float | None
+    """Level of the metric for steps and time to it; None: they are not counted."""
+    objectives: Sequence[Objective]
+    """What is weighed against each other."""
+    matters: float | None
+    """The smallest difference that counts; None: that of the configuration, else what another seed changes."""
+    looks: int
+    """How often the growing set of seeds was asked, this time among them."""
+
+
+def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     """Join, rank and test.
 
     Args:
         runs: What was collected; at least one.
-        metric: What to compare by; default: the main metric that most runs name.
-        baseline: A contender to test the others against; default: each is asked whether it could be the best.
-        by: Configuration keys that separate contenders; default: see `arms.compared`.
-        tuned: Keys that separate none unless they stand in `by`, or nothing else does.
-        target: Level of the metric for steps and time to it; default: they are not counted.
-        objectives: What is weighed against each other.
-        matters: The smallest difference that counts; None: that of the configuration, else what another seed changes.
-        looks: How often the growing set of seeds was asked, this time among them.
+        asked: See `Question`.
 
     Raises:
         ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is none here.
     """
-    name, mode = choose_metric(runs, metric)
+    by, baseline, target = asked.get("by", ()), asked.get("baseline"), asked.get("target")
+    name, mode = choose_metric(runs, asked.get("metric"))
     described = [run for run in runs if run.described]
     unify(described)
     name_trunks(described)
@@ -122,7 +120,7 @@ def find(
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or grouping.telling(untuned(grouping.compared(keys), tuned), described)
+    between = list(by) or grouping.telling(grouping.compared(keys, asked.get("tuned", ())), described)
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)
@@ -133,20 +131,16 @@ def find(
         apart = f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with data.eval"
     judgement = None
     if any(each.arm.finished for each in contenders) and not apart:
-        judgement = compare(
-            {each.name: each.arm.scores for each in contenders},
-            mode=mode,
-            baseline=chosen,
-            matters=matters_of(runs) if matters is None else matters,
-            sd=pooled_sd([each.arm.finished for each in contenders]),
-            looks=looks,
-        )
+        scores = {each.name: each.arm.scores for each in contenders}
+        sd = pooled_sd(each.arm.finished for each in contenders)
+        matters, looks = asked.get("matters"), asked.get("looks", 1)
+        matters = matters_of(runs) if matters is None else matters
+        judgement = compare(scores, mode=mode, baseline=chosen, matters=matters, sd=sd, looks=looks)
         costs = [each.arm.cost(mode) for each in contenders]
         ranks = [1 + sum(other < cost for other in costs) if math.isfinite(cost) else None for cost in costs]
-        contenders = [
-            replace(each, rank=rank, versus=judgement.comparisons[each.name])
-            for each, rank in zip(contenders, ranks, strict=True)
-        ]
+        placed = zip(contenders, ranks, strict=True)
+        contenders = [replace(each, rank=rank, versus=judgement.comparisons[each.name]) for each, rank in placed]
+    before = [value for run in described if (value := run.before_training(name)) is not None]
     return Findings(
         runs=list(runs),
         metric=name,
@@ -158,10 +152,10 @@ def find(
         arms=arms,
         rows=contenders,
         judgement=judgement,
-        floor=floor_of(described, name),
+        floor=float(np.median(before)) if before else math.nan,
         target=math.nan if target is None else target,
         incomparable=apart,
-        objectives=objectives,
+        objectives=asked.get("objectives", ()),
     )
 
 

@@ -19,7 +19,7 @@ MORE_SEEDS = (3, 5, 10)
 def forecast(configs: Sequence[Mapping[str, object]]) -> str:
     """Count contenders and seeds of resolved configurations as the report will; then see `say`."""
     sizes = []
-    for runs in _by_workload(configs):
+    for runs in by_workload(configs):
         keys, seeds = differing(runs), defaultdict[object, set[object]](set)
         for run in runs:
             seeds[run.settings(keys)].add(run.setting("seed"))
@@ -39,12 +39,8 @@ def say(contenders: int, seeds: int) -> str:
     return f"{contenders} contenders, {seeds} seeds: {now}{more} (sd: between the seeds of a contender)"
 
 
-def count_workloads(configs: Sequence[Mapping[str, object]]) -> int:
-    """Count the kinds of runs whose numbers can be compared; see `alike.workload_of`."""
-    return len(_by_workload(configs))
-
-
-def _by_workload(configs: Sequence[Mapping[str, object]]) -> list[list[Run]]:
+def by_workload(configs: Sequence[Mapping[str, object]]) -> list[list[Run]]:
+    """Gather planned runs whose numbers can be compared; see `alike.workload_of`."""
     found = defaultdict[tuple[object, ...], list[Run]](list)
     for config in map(flatten, configs):
         run = Run(Path(), "", NOT_STARTED, config=config, respelt={KEY: planned_step(config.get(KEY))})

@@ -128,7 +128,7 @@ def draw_pareto(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
     for axis, objective in ((ax.xaxis, first), (ax.yaxis, second)):
         axis.set_major_locator(MaxNLocator(5))
         axis.set_major_formatter(FuncFormatter(lambda number, _, name=objective.name: shown(name, number)))
-    legend(ax, theme, below=True, series=range(len(rows)))
+    legend(ax, theme, below=figure, series=range(len(rows)))
     return figure
 
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from optrun.base.formatting import number
 from optrun.report.arms import Contender
-from optrun.report.table import value
-from optrun.report.theme import MARKERS, Chart, Theme, above, new_figure, number_axis, of_series, ring, style_axes
+from optrun.report.table import listed, value
+from optrun.report.theme import MARKERS, Chart, Theme, above, number_axis, of_series, ring, style_axes
 
 SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all."""
@@ -52,7 +52,7 @@ def style_of(theme: Theme, series: int, **more: Any) -> dict[str, Any]:
 
 def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
     """Begin a picture with room for a legend of so many lines below it."""
-    figure = new_figure(WIDTH, 3.3 + 0.17 * lines, theme)
+    figure = Chart(WIDTH, 3.3 + 0.17 * lines, theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel=xlabel, ylabel=ylabel)
     return figure, ax
@@ -115,8 +115,7 @@ def tell_cut(ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]
     low, high = ax.get_ylim()
     gone = [f"{short_name(name)} {value(end)}" for name, end in ends if math.isfinite(end) and not low <= end <= high]
     if gone:
-        text = f"{'↑' if mode == 'min' else '↓'} {', '.join(gone[:2])}"
-        text += f" and {len(gone) - 2} more" if len(gone) > 2 else ""
+        text = f"{'↑' if mode == 'min' else '↓'} {listed(gone, 2)}"
     elif any(math.isfinite(each) and not low <= each <= high for each in values):
         text = f"cut off: values {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
     else:

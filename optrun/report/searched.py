@@ -36,11 +36,11 @@ _GOOD_TO_BAD = LinearSegmentedColormap.from_list("score", ["#1f7fd1", "#8f97a3",
 
 def searched_keys(findings: Findings) -> list[str]:
     """List the tuned settings of which some contender has tried several values."""
-    return [
-        key
-        for key in findings.tuned_keys
-        if any(len({arm.settings[key] for arm in outcomes(row, key)}) > 1 for row in findings.rows)
-    ]
+
+    def is_searched(key: str) -> bool:
+        return any(len({arm.settings[key] for arm in outcomes(row, key)}) > 1 for row in findings.rows)
+
+    return [*filter(is_searched, findings.tuned_keys)]
 
 
 def outcomes(contender: Contender, key: str = "") -> list[Arm]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from optrun.base.formatting import rate
-from optrun.report.arms import Arm, Contender
+from optrun.report.arms import Contender
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings
@@ -43,9 +43,7 @@ class SeedCurve:
     values: Array
     """Shape (seeds, n)."""
     mean: Array
-    """Over seeds; shape (n,), as the two that follow."""
-    low: Array
-    high: Array
+    """Over seeds; shape (n,)."""
 
 
 def progress(rows: Sequence[Contender]) -> Axis:
@@ -72,9 +70,7 @@ def seed_curves(rows: Sequence[Contender], metric: str, axis: Axis) -> list[Seed
         runs = [run for run in row.arm.counted if run.finished] or row.arm.counted
         x, y = _common(runs, metric, axis)
         if len(x):
-            found.append(
-                SeedCurve(series, row.name, bool(row.arm.scores), x, y, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
-            )
+            found.append(SeedCurve(series, row.name, bool(row.arm.scores), x, y, y.mean(axis=0)))
     return found
 
 
@@ -86,12 +82,11 @@ def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: 
         style, every = style_of(theme, curve.series), max(1, len(curve.x) // 8)
         style["markevery"] = (curve.series * every // 8, every)  # not at the same places: a line may lie on another
         label = short_name(curve.name) + ("" if curve.finished else " (not finished)")
-        artists = ax.plot(
-            curve.x, curve.mean, label=label, linewidth=1.8, linestyle="-" if curve.finished else "--", **style
-        )
-        of_series(artists, curve.series)
+        style |= {"label": label, "linestyle": "-" if curve.finished else "--"}
+        of_series(ax.plot(curve.x, curve.mean, linewidth=1.8, **style), curve.series)
         if len(curve.values) > 1 and (len(curves) <= _BANDS or place < 2):
-            band = ax.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.16, linewidth=0)
+            low, high = curve.values.min(axis=0), curve.values.max(axis=0)
+            band = ax.fill_between(curve.x, low, high, color=style["color"], alpha=0.16, linewidth=0)
             of_series(band, curve.series)
         elif len(curve.values) > 1 and theme is PAGE:
             seeds = ax.plot(curve.x, curve.values.T, color=style["color"], linewidth=0.8, alpha=0.75, zorder=3)
@@ -100,18 +95,22 @@ def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: 
         figure.mark_line(ax, curve.x, curve.mean, told, series=curve.series)
     _limit(ax, curves, mode)
     ends = [(curve.name, float(curve.mean[-1])) for curve in curves]
-    tell_cut(ax, theme, mode, ends, [y for curve in curves for y in (*curve.mean, *curve.low, *curve.high)])
+    tell_cut(ax, theme, mode, ends, [y for curve in curves for y in curve.values.flat])
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, below=True, series=[curve.series for curve in curves])
+    legend(ax, theme, below=figure, series=[curve.series for curve in curves])
     return figure
 
 
 def _told(curve: SeedCurve, axis: Axis, index: int) -> str:
     """Say where a point lies and what it is made of."""
-    over = f" ({value(curve.low[index])} to {value(curve.high[index])}, {len(curve.values)} seeds)"
-    mean = value(curve.mean[index]) + (over if len(curve.values) > 1 else "")
-    return f"{curve.name}, {axis} {curve.x[index]:,.6g}: {mean}"
+    return f"{curve.name}, {axis} {curve.x[index]:,.6g}: {_over(curve.values[:, index], curve.mean[index])}"
+
+
+def _over(seeds: Sequence[float] | Array, mean: float) -> str:
+    """Write a mean, and the range of several seeds that it is over."""
+    over = f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)" if len(seeds) > 1 else ""
+    return value(mean) + over
 
 
 def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
@@ -122,8 +121,7 @@ def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
     # The first value is that of the untrained model, and a quarter further on the steep descent is over.
     early = float(np.median([sign * curve.mean[(len(curve.mean) + 2) // 4] for curve in curves])) - best
     least = min(early, max(3 * reach([sign * end - best for end in ends]), 0.33 * early))
-    edge = [each for curve in curves for each in (curve.low.min(), curve.high.max())]
-    limit(ax, ends, mode, least=least, edge=[max(edge, key=lambda each: -sign * each)])
+    limit(ax, ends, mode, least=least, edge=[sign * min(float((sign * curve.values).min()) for curve in curves)])
 
 
 def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]:
@@ -159,18 +157,13 @@ def draw_basins(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
     for series, row in enumerate(rows):
         basin = row.basin
         inside = {lr: arm for lr, arm in basin.points.items() if lr not in basin.diverged or low <= arm.mean <= high}
-        dots = [Dot(lr, arm.mean, _told_lr(row, lr, arm), arm is basin.best) for lr, arm in inside.items()]
+        told = {lr: f"{row.name}, lr {rate(lr)}: {_over(arm.finished, arm.mean)}" for lr, arm in inside.items()}
+        dots = [Dot(lr, arm.mean, told[lr], arm is basin.best) for lr, arm in inside.items()]
         dots += [Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged") for lr in basin.diverged]
         colour = style_of(theme, series)["color"]
         for lr, arm in inside.items():
             ends = [min(arm.finished), max(arm.finished)]
             of_series(ax.plot([lr, lr], ends, linewidth=1.1, alpha=0.7, color=colour), series)
         draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, 1.4 if joined else 0.0)
-    legend(ax, theme, below=True, series=range(len(rows)))
+    legend(ax, theme, below=figure, series=range(len(rows)))
     return figure
-
-
-def _told_lr(row: Contender, lr: float, arm: Arm) -> str:
-    seeds = arm.finished
-    over = f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)" if len(seeds) > 1 else ""
-    return f"{row.name}, lr {rate(lr)}: {value(arm.mean)}{over}"

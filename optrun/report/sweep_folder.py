@@ -54,29 +54,16 @@ def find_waiting(sweep: Path) -> dict[Path, list[str]]:
 
 def objectives_of(sweeps: Iterable[Path]) -> list[Objective]:
     """Collect what sweeps weighed against each other, in their order."""
-    every = [each for sweep in dict.fromkeys(sweeps) for each in _read(sweep, "objectives", _objective)]
-    return list(dict.fromkeys(every))
+
+    def parse(noted: Mapping[str, object]) -> Objective:
+        return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
+
+    return list(dict.fromkeys(each for sweep in dict.fromkeys(sweeps) for each in _read(sweep, "objectives", parse)))
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
     """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
     return {name for sweep in {*sweeps} for key in _read(sweep, "tuned", str) for name in (key, f"{key}.name")}
-
-
-def untuned(keys: Sequence[str], tuned: Iterable[str]) -> list[str]:
-    """Leave out the keys that were tuned, unless nothing would be left to compare.
-
-    Example:
-        >>> untuned(["optimizer.name", "scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
-        ['optimizer.name']
-        >>> untuned(["scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
-        ['scheduler.warmup_ratio']
-    """
-    return [key for key in keys if key not in set(tuned)] or list(keys)
-
-
-def _objective(noted: Mapping[str, object]) -> Objective:
-    return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
 
 
 def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
@@ -100,7 +87,10 @@ def look(folders: Sequence[Path], metric: str, seeds: int, *, note: bool) -> int
     """
     numbers = [1]
     for folder in folders:
-        held = _looks_of(folder)
+        held: dict[str, list[int]] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            noted = read_json(folder / LOOKS).items()
+            held = {str(name): [n for n in own if type(n) is int] for name, own in noted if isinstance(own, list)}
         own = held.setdefault(metric, [])
         if seeds not in own and note:
             own.append(seeds)
@@ -108,13 +98,3 @@ def look(folders: Sequence[Path], metric: str, seeds: int, *, note: bool) -> int
                 replace_text(folder / LOOKS, json.dumps(held) + "\n")
         numbers.append(own.index(seeds) + 1 if seeds in own else len(own) + 1)
     return max(numbers)
-
-
-def _looks_of(folder: Path) -> dict[str, list[int]]:
-    try:
-        held = read_json(folder / LOOKS)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(held, dict):
-        return {}
-    return {str(name): [one for one in own if type(one) is int] for name, own in held.items() if isinstance(own, list)}

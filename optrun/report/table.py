@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from rich import box
 from rich.table import Table as RichTable
@@ -34,13 +37,9 @@ class Table:
 
 def filled(table: Table) -> Table:
     """Keep the columns in which something stands, for a terminal that has no room for the others."""
-    kept = [index for index in range(len(table.columns)) if any(row[index] not in ("", NONE) for row in table.rows)]
-    return Table(
-        [table.columns[index] for index in kept],
-        [table.numeric[index] for index in kept],
-        [[row[index] for index in kept] for row in table.rows],
-        table.styles,
-    )
+    kept = [any(cell not in ("", NONE) for cell in cells) for cells in zip(*table.rows, strict=True)]
+    rows = [[*compress(row, kept)] for row in table.rows]
+    return Table([*compress(table.columns, kept)], [*compress(table.numeric, kept)], rows, table.styles)
 
 
 def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:
@@ -71,17 +70,10 @@ def _fitted(table: Table, width: int) -> list[int]:
     """
     columns = [[column, *(row[index] for row in table.rows)] for index, column in enumerate(table.columns)]
     wanted = [max(map(len, cells)) for cells in columns]
-    least = [
-        min(
-            30,
-            max(
-                len(word)
-                for cell in cells
-                for word in ([cell] if numeric and cell != cells[0] else cell.split() or [""])
-            ),
-        )
-        for cells, numeric in zip(columns, table.numeric, strict=True)
-    ]
+    least = []
+    for (head, *cells), numeric in zip(columns, table.numeric, strict=True):
+        pieces = [*head.split(), *(cells if numeric else " ".join(cells).split())]
+        least.append(min(30, max(map(len, pieces), default=0)))
     shown = len(least)
     while shown > 4 and sum(least[:shown]) + 3 * shown > width:
         shown -= 1
@@ -116,10 +108,18 @@ def escape_markdown(text: str) -> str:
         >>> escape_markdown("a|b <c>")
         'a\\|b &lt;c&gt;'
     """
-    safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for mark in "\\`*_[]|":
-        safe = safe.replace(mark, "\\" + mark)
-    return safe
+    return re.sub(r"[\\`*_\[\]|]", r"\\\g<0>", html.escape(plain(text), quote=False))
+
+
+def listed(names: Sequence[str], limit: int = 5) -> str:
+    """List names, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c"], 2), listed(["a", "b"], 2)
+        ('a, b and 1 more', 'a, b')
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def value(number: float) -> str:

@@ -14,13 +14,12 @@ from optrun.artifacts.samples import read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.report import branches
 from optrun.report.alike import shortened
-from optrun.report.arms import Arm, Contender, describe
+from optrun.report.arms import Arm, Contender, describe, time_to_target
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.curves import metric_mode
 from optrun.report.findings import Findings
-from optrun.report.milestones import expected_best, time_to_target
 from optrun.report.statistics import Comparison as Compared
-from optrun.report.statistics import Verdict
+from optrun.report.statistics import Scores, Verdict, expected_best
 from optrun.report.table import NONE, Table, to_csv, value
 from optrun.report.workloads import Comparison
 
@@ -98,7 +97,7 @@ def arms_table(findings: Findings) -> Table:
     """Tabulate every configuration, best first: its settings, a column each, what it came to, speed and memory."""
     chosen = {id(row.arm) for row in findings.ranked}
     columns: list[Column[Arm]] = [
-        *((key, False, partial(_setting, key)) for key in findings.keys),
+        *((key, False, lambda arm, key=key: _shown(arm.settings.get(key))) for key in findings.keys),
         (f"{findings.metric} (mean ± sd)", True, mean_sd),
         ("seeds", True, seeds),
         ("states", False, lambda arm: states(arm.runs)),
@@ -226,16 +225,12 @@ def _total(seconds: Sequence[float | None]) -> str:
     return NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
 
 
-def _score(scores: Mapping[str, Mapping[int, float]], name: str) -> str:
+def _score(scores: Scores, name: str) -> str:
     return f"{mean(own.values()):.3f}" if (own := scores.get(name)) else NONE
 
 
 def _shown(setting: object) -> str:
     return NONE if setting is None else rate(setting) if isinstance(setting, float) else plain(str(setting))
-
-
-def _setting(key: str, arm: Arm) -> str:
-    return _shown(arm.settings.get(key))
 
 
 def _known(number: float) -> str:

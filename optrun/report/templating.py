@@ -35,8 +35,9 @@ def fill_markdown(template: str, package: str = "optrun.report", /, **content: o
 
 
 def fill_text(template: str, /, **content: object) -> str:
-    """Fill a template whose values become plain text, for the terminal or for another template."""
-    return html.unescape(_environment(plain, "optrun.report").get_template(template).render(**content))
+    """Fill a template whose values become plain text on one line, for the terminal or for another template."""
+    text = _environment(plain, "optrun.report").get_template(template).render(**content)
+    return " ".join(html.unescape(text).split())
 
 
 @cache

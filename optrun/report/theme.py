@@ -1,24 +1,27 @@
 """How every picture of optrun looks: colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
 
-A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds stand-ins that `svg.to_svg`
+A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds stand-ins that `to_svg`
 turns into CSS variables, so that one inline SVG follows the reader's light or dark setting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import io
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -88,10 +91,18 @@ class Mark:
 
 
 class Chart(Figure):
-    """A figure with marks; `optrun.report.svg` writes them into the page, a PNG file has none."""
+    """A figure with marks; `to_svg` writes them into the page, a PNG file has none.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    Args:
+        width: Inches.
+        height: Likewise; labels do not overlap.
+        theme: Its colours.
+    """
+
+    def __init__(self, width: float, height: float, theme: Theme) -> None:
+        self.engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
+        super().__init__(figsize=(width, height), layout=self.engine, facecolor=theme.paper)
+        FigureCanvasAgg(self)
         self.marks: list[Mark] = []
 
     def mark(
@@ -137,14 +148,6 @@ def variables(theme: Theme) -> dict[str, str]:
     return names | {f"series-{index}": colour for index, colour in enumerate(theme.series)}
 
 
-def new_figure(width: float, height: float, theme: Theme) -> Chart:
-    """Make an empty figure of a size in inches, laid out so that labels do not overlap."""
-    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
-    figure = Chart(figsize=(width, height), layout=engine, facecolor=theme.paper)
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def style_axes(
     ax: Axes, theme: Theme, *, title: str = "", subtitle: str = "", xlabel: str = "", ylabel: str = ""
 ) -> None:
@@ -183,25 +186,22 @@ def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None)
     )  # fmt: skip
 
 
-def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), below: bool = False) -> None:
+def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), below: Chart | None = None) -> None:
     """Add a legend without a box, over paper; `series` says whose its entries are.
 
-    With `below` it stands under the picture, in as many columns as its longest label leaves room for.
+    With `below` it stands under the panels of this figure, in as many columns as its longest label leaves room for.
     """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
-    place: Axes | SubFigure | Figure = ax
-    loc, longest = "best", max(map(len, labels))
-    if below:
-        place, loc = ax.figure, "outside lower left"
-        figure = ax.get_figure(root=True)
-        engine = None if figure is None else figure.get_layout_engine()
-        if isinstance(engine, ConstrainedLayoutEngine):
-            engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
-    columns = 1 if not below else 3 if longest < 15 else 2 if longest < 27 else 1
-    look = {"fontsize": 8.5, "borderaxespad": 0.3, "handlelength": 1.8}
-    box = place.legend(handles, labels, loc=loc, ncols=columns, labelcolor=theme.ink, **look)
+    look = {"fontsize": 8.5, "borderaxespad": 0.3, "handlelength": 1.8, "labelcolor": theme.ink}
+    if below is None:
+        box = ax.legend(handles, labels, loc="best", **look)
+    else:
+        below.engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
+        longest = max(map(len, labels))
+        columns = 3 if longest < 15 else 2 if longest < 27 else 1
+        box = below.legend(handles, labels, loc="outside lower left", ncols=columns, **look)
     for index, handle, text in zip(series, box.legend_handles, box.get_texts(), strict=False):
         of_series([text] if handle is None else [handle, text], index, KEY)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
@@ -268,3 +268,61 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
         canvas.print_png(buffer, metadata={"Software": SOFTWARE})
     replace_bytes(path, buffer.getvalue())
     return path
+
+
+def to_svg(figure: Chart, *, name: str, label: str) -> str:
+    """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
+
+    Args:
+        figure: Drawn with the theme `PAGE`. The marks of a `Chart` become circles with a `<title>`, which a browser
+            shows on hover without any script.
+        name: Unique in the page; keeps the ids of several pictures apart.
+        label: What a screen reader says.
+
+    Returns:
+        One `<svg>` element: text stays text, colours are CSS variables, size follows the page. What belongs to
+        contender 3 has the class `s3`, its entry in the legend `k3`, what shows on hover alone `h3`.
+    """
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
+        figure.set_facecolor("none")
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})  # `savefig` draws twice
+    text = buffer.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="([skh])-(\d+)"', r'<g class="\1\2"', text)  # of a group's id what is ours
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    for variable, colour in variables(PAGE).items():
+        text = text.replace(colour, f"var(--{variable})")
+    text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
+    text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
+    return text.removesuffix("</svg>") + _circles(figure) + "</svg>"
+
+
+def standalone_svg(figure: Chart, *, name: str, label: str) -> str:
+    """Render the figure as a file of its own, light or dark as the reader's screen is.
+
+    Args:
+        figure: Drawn with the theme `PAGE`.
+        name: Keeps the ids of several pictures apart.
+        label: What a screen reader says.
+    """
+    style = (
+        f"<style>:root {{ {css_variables(LIGHT)} }} svg {{ background: var(--paper); }} "
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}</style>"
+    )
+    head, _, body = to_svg(figure, name=name, label=label).partition(">")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{body}\n'
+
+
+def _circles(figure: Chart) -> str:
+    """Write marks that lie inside their axes, where the last layout has put them."""
+    found, points = [], 72 / figure.dpi
+    for mark in figure.marks:
+        x, y = mark.transform.transform((mark.x, mark.y))
+        if not mark.shown or not mark.axes.bbox.padded(2).contains(x, y):
+            continue
+        series = "" if mark.series is None else f" s{mark.series}"
+        at = f'cx="{x * points:.1f}" cy="{(figure.bbox.height - y) * points:.1f}"'
+        found.append(f'<circle class="m{series}" {at} r="6"><title>{html.escape(mark.text)}</title></circle>\n')
+    return "".join(found)

@@ -34,7 +34,7 @@ class SweepVerdict:
     """Contender -> its chosen configuration, as `lamb at lr 2e-3`; over several workloads that of each."""
     text: str
     """The line."""
-    next: str
+    next: str = ""
     """The command that would tell more; empty: none."""
 
     def __str__(self) -> str:
@@ -72,14 +72,7 @@ def is_selected(row: Contender) -> bool:
 
 
 def judge(
-    comparison: Comparison,
-    *,
-    confirmed: str = "",
-    looks: int = 1,
-    left: int = 0,
-    next_command: str = "",
-    note: str = "",
-    waits: bool = False,
+    comparison: Comparison, *, confirmed: str = "", looks: int = 1, left: int = 0, note: str = "", waits: bool = False
 ) -> SweepVerdict:
     """Make the line of a report.
 
@@ -88,7 +81,6 @@ def judge(
         confirmed: The fresh seeds, where configurations were fixed before any of these runs, such as `5-9`.
         looks: How often the growing set of seeds was asked, this time among them.
         left: Runs that have not come to an end, of a page that follows them.
-        next_command: What would tell more.
         note: What confirmations still wait for, or were not planned for.
         waits: Whether nothing is judged yet: the report is of a confirmation that has not come to its end.
     """
@@ -96,20 +88,18 @@ def judge(
     kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
     content: dict[str, object] = {"comparison": comparison, "found": comparison.findings, "judged": judged}
     content |= {"kind": kind, "confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
-    possible: list[str] = []
-    out: list[str] = []
-    if judged is not None and kind != "none":
-        possible = judged.possible
-        out = [name for name in judged.ranking if name not in possible]
-        content |= _sure(comparison, judged)
-    text = " ".join(fill_text("line.txt", **content).split())
+    known = None if kind == "none" else judged
+    possible = [] if known is None else known.possible
+    out = [] if known is None else [name for name in known.ranking if name not in possible]
+    content |= {} if known is None else _sure(comparison, known)
+    text = fill_text("line.txt", **content)
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
         for row in each.ranked:
             where = f" on {each.name}" if each.name else ""
             chosen.setdefault(row.name, []).append(configuration(row, each) + where)
     joined = {name: "; ".join(found) for name, found in chosen.items()}
-    return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text, next_command)
+    return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text)
 
 
 def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from optrun.base.formatting import rate
+from optrun.report.arms import describe
 from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
-from optrun.report.table import value
+from optrun.report.table import listed, value
 from optrun.report.templating import fill_text
 from optrun.report.verdict import beyond
 
@@ -54,8 +55,8 @@ def find_warnings(findings: Findings) -> list[Warning]:
 def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
     labels = tuple(run.label for run in of)
     count = "1 run" if len(labels) == 1 else f"{len(labels)} runs"
-    text = fill_text("warnings.txt", kind=kind, count=count, runs=_listed(labels), **details)
-    return Warning(kind, " ".join(text.split()), labels)
+    text = fill_text("warnings.txt", kind=kind, count=count, runs=listed(labels), **details)
+    return Warning(kind, text, labels)
 
 
 def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
@@ -87,7 +88,7 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
         yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.arms) for row in rows})
     single = [row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
     if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
-        yield _warn("single-lr", listed=_listed(single))
+        yield _warn("single-lr", listed=listed(single))
     samples, steps = (
         {row.name: next((n for run in row.arm.runs if (n := getattr(run, name)) is not None), None) for row in rows}
         for name in ("samples", "max_steps")
@@ -108,7 +109,7 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
     if few:
         branched = any(fork_of(run) for row in rows for run in row.arm.runs)
         more = f"For more seeds {ADVICE}." if branched else "Run the best configurations again with seed=0,1,2,3,4."
-        yield _warn("few-seeds", least=MIN_SEEDS, listed=_listed(few), more=more)
+        yield _warn("few-seeds", least=MIN_SEEDS, listed=listed(few), more=more)
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
@@ -117,14 +118,14 @@ def _versions(findings: Findings) -> Iterable[Warning]:
     if text := shared_luck(runs):
         yield _warn("trunk", text=text)
     if len(tasks := _distinct(run.config.get("task.name") for run in runs)) > 1:
-        yield _warn("task", listed=_listed(tasks))
+        yield _warn("task", listed=listed(tasks))
     prints = {(run.seed, str(mark)) for run in runs if (mark := run.at("data", "fingerprint")) is not None}
     # A split that is cut with the seed differs between seeds by design; it must not differ within one.
     if len(prints) > len({seed for seed, _ in prints}):
         yield _warn("data")
     names = {"optrun": "versions", "torch": "versions", "transformers": "versions", "commit": "git", "dirty": "git"}
     found = {name: _distinct(run.at(section, name) for run in runs) for name, section in names.items()}
-    if differing := [f"{name} {_listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1]:
+    if differing := [f"{name} {listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1]:
         yield _warn("code", listed="; ".join(differing))
     if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
         yield _warn("hardware")
@@ -135,7 +136,7 @@ def _versions(findings: Findings) -> Iterable[Warning]:
         if speeds and max(speeds) > worst * min(speeds):
             worst, slowest = max(speeds) / min(speeds), arm
     if slowest is not None:
-        yield _warn("speed", slowest=slowest.label or "one configuration", factor=f"{worst:.1f}")
+        yield _warn("speed", slowest=describe(slowest.settings) or "one configuration", factor=f"{worst:.1f}")
 
 
 def _runs(findings: Findings) -> Iterable[Warning]:
@@ -163,8 +164,8 @@ def _runs(findings: Findings) -> Iterable[Warning]:
         "worst": "" if worst is None else value(worst),
         "message": failed[0].message if failed else "",
         "metric": findings.metric,
-        "early": _listed([f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4),
-        "broken": _listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
+        "early": listed([f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4),
+        "broken": listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
     }
     yield from (_warn(kind, of, **details) for kind, of in about.items() if of)
 
@@ -172,11 +173,6 @@ def _runs(findings: Findings) -> Iterable[Warning]:
 def _distinct(values: Iterable[object]) -> list[str]:
     """Sort the different known values."""
     return sorted({str(value) for value in values if value is not None})
-
-
-def _listed(names: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _numbers(values: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -117,9 +117,7 @@ def _fingerprint(dirs: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     for directory in dirs:
         runs = find_runs(directory)
         for file in [each / name for each in runs for name in (METRICS, SUMMARY)] + [directory / SWEEP] * bool(runs):
-            try:
+            with suppress(OSError):
                 stat = file.stat()
-            except OSError:
-                continue
-            found.append((str(file), stat.st_size, stat.st_mtime_ns))
+                found.append((str(file), stat.st_size, stat.st_mtime_ns))
     return tuple(found)

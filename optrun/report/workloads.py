@@ -12,15 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TypedDict
+from typing import Unpack
 
-from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.report.alike import data_of, incomparable, unify, workload_of
 from optrun.report.arms import compared, describe, differing, numbered, telling
 from optrun.report.collect import NOT_STARTED, Run
-from optrun.report.findings import Findings, find
+from optrun.report.findings import Findings, Question, find
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 TEACHES = 5.0
@@ -78,45 +77,20 @@ class Comparison:
         return [run for each in self.workloads for run in each.runs]
 
 
-class Question(TypedDict, total=False):
-    """What a person, or the plan of a confirmation, asks of `compare_runs`."""
-
-    metric: str | None
-    baseline: str | None
-    by: Sequence[str]
-    matters: float | None
-
-
-def compare_runs(
-    runs: Sequence[Run],
-    *,
-    metric: str | None = None,
-    baseline: str | None = None,
-    by: Sequence[str] = (),
-    matters: float | None = None,
-    looks: int = 1,
-    tuned: Collection[str] = (),
-    target: float | None = None,
-    objectives: Sequence[Objective] = (),
-) -> Comparison:
+def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
     """Split runs into workloads, judge within each, and over all where there are several.
 
     Args:
         runs: What was collected; at least one.
-        metric: What to compare by wherever it was logged; default: the main metric of each workload.
-        baseline: As for `findings.find`, as what has no words of its own below.
-        by: Likewise.
-        matters: In units of the metric; over several workloads in units of the score.
-        looks: Likewise.
-        tuned: Likewise.
-        target: Likewise.
-        objectives: Likewise.
+        asked: As for `findings.find`. Of several workloads the metric goes for those that logged it; `matters` is in
+            units of the score.
 
     Raises:
         ConfigError: As `findings.find`; a baseline that no workload has; `target` over several workloads.
     """
+    metric, baseline, target, by = asked.get("metric"), asked.get("baseline"), asked.get("target"), asked.get("by", ())
     parts = split(runs) if len(runs) > 1 else {}
-    find_in = partial(find, tuned=tuned, objectives=objectives)
+    find_in = partial(find, tuned=asked.get("tuned", ()), objectives=asked.get("objectives", ()))
     between = dict.fromkeys(key for part in parts.values() for key in telling(compared(differing(part)), part))
     shared = [key for key in by or between if all(any(key in run.config for run in part) for part in parts.values())]
     several = []
@@ -125,8 +99,7 @@ def compare_runs(
         several.append(replace(find_in(part, metric=logged, by=shared), name=name))
     names = Counter(row.name for each in several for row in each.ranked)
     if sum(count > 1 for count in names.values()) < 2:
-        asked: Question = {"metric": metric, "baseline": baseline, "by": by, "matters": matters}
-        return Comparison.of(find_in(runs, **asked, looks=looks, target=target))
+        return Comparison.of(find(runs, **asked))
     if target is not None:
         raise ConfigError(
             f"target={target}: {len(several)} workloads have a metric each, and no level in common. "
@@ -144,6 +117,7 @@ def compare_runs(
             scores.setdefault(baseline, {})  # what has no score differs from nobody
         finished = ([x for seed, x in own.items() if seed not in lost.get(name, ())] for name, own in scores.items())
         sd = pooled_sd(finished)
+        matters, looks = asked.get("matters"), asked.get("looks", 1)
         judgement = compare(scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks)
     return Comparison(several, scores, lost, judgement)
 

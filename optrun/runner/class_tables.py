@@ -124,8 +124,7 @@ def write_folder(
 
 
 def _draw(folder: Path, end: str, found: ClassTable, subtitle: str) -> None:
-    from optrun.report.svg import standalone_svg
-    from optrun.report.theme import DARK, LIGHT, PAGE, save_png
+    from optrun.report.theme import DARK, LIGHT, PAGE, save_png, standalone_svg
     from optrun.runner.confusion import draw_confusion
 
     assert found.confusion is not None

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from optrun.base.formatting import count
-from optrun.report.theme import Chart, Theme, new_figure, style_axes
+from optrun.report.theme import Chart, Theme, style_axes
 
 _NUMBERED = 26
 """With more classes there is no room for a number in each cell."""
@@ -32,7 +32,7 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme
     cell = 0.62 if size <= 12 else 0.44 if numbered else max(0.12, 9 / size)
     names = [_short(label) for label in labels]
     margin = 0.075 * max(map(len, names))
-    figure = new_figure(max(4.2, size * cell + 1.4 + margin), max(3.4, size * cell + 1.5 + min(margin, 1.1)), theme)
+    figure = Chart(max(4.2, size * cell + 1.4 + margin), max(3.4, size * cell + 1.5 + min(margin, 1.1)), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, title="True and predicted classes", subtitle=subtitle)
     ax.grid(visible=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from optrun.report.arms import describe
 from optrun.report.build import Report
 from optrun.report.findings import Findings
 
@@ -66,7 +67,7 @@ def _contenders(findings: Findings) -> list[dict[str, Any]]:
     return [
         {
             "name": row.name,
-            "chosen": row.arm.label,
+            "chosen": describe(row.arm.settings),
             "seeds": sorted(row.arm.scores),
             "mean": _plain(row.arm.mean),
             "sd": _plain(row.arm.sd),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from optrun.base.formatting import rate
 from optrun.report.picture import limit, short_name, style_of
-from optrun.report.theme import Theme, legend, log_axis, new_figure, style_axes
+from optrun.report.theme import Chart, Theme, legend, log_axis, style_axes
 from optrun.report.transfer.answer import Transfer
 from optrun.report.transfer.sizes import Size, label
 
@@ -22,7 +22,7 @@ def draw_basins(found: Transfer, theme: Theme) -> Figure:
     """Draw the metric over lr, a line for each size with its parabola and optimum; the band is the prediction."""
     shown = [*zip(found.answers, found.sweeps, strict=True)][:SHOWN]
     columns = min(2, len(shown))
-    figure = new_figure(5.2 * columns, 3.9 * math.ceil(len(shown) / columns), theme)
+    figure = Chart(5.2 * columns, 3.9 * math.ceil(len(shown) / columns), theme)
     for at, (answer, sweep) in enumerate(shown, 1):
         ax = figure.add_subplot(math.ceil(len(shown) / columns), columns, at)
         title = {"title": short_name(answer.contender), "subtitle": f"lr for {short_name(label(found.target))}"}

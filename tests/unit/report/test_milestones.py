@@ -13,10 +13,10 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.cli.dispatch import dispatch
-from optrun.report.arms import Contender
+from optrun.report.arms import Contender, time_to_target
 from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, find
-from optrun.report.milestones import censored_median, expected_best, time_to_target
+from optrun.report.statistics import censored_median, expected_best
 from optrun.report.tables import ranking_table
 
 MakeRun = Callable[..., Path]

@@ -14,10 +14,9 @@ import pytest
 from rich.console import Console
 
 from optrun.artifacts.provenance import NOT_IDENTITY_OF_TRAINING
-from optrun.report.arms import differing, telling
+from optrun.report.arms import differing, first_reached, telling
 from optrun.report.collect import Run, flatten, load_runs, read_config
 from optrun.report.findings import Findings, find
-from optrun.report.milestones import first_reached
 from optrun.report.table import to_rich
 from optrun.report.tables import ranking_table
 
@@ -105,7 +104,7 @@ def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: M
         make_run(tmp_path / str(number), max_steps=20, config={"data.train": path}, summary=summary)
     findings = _find(tmp_path)
     assert sorted(row.name for row in findings.rows) == ["train clean", "train noisy"]
-    assert find(load_runs([tmp_path]), baseline=folders[1]).reference == "train noisy"
+    assert find(load_runs([tmp_path]), baseline=folders[1]).baseline == "train noisy"
 
 
 def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path, make_run: MakeRun) -> None:

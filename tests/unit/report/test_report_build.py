@@ -199,7 +199,7 @@ def test_several_sweeps_a_baseline_and_another_metric(tmp_path: Path, make_run: 
     made = report(dirs, baseline="adamw", metric="eval/accuracy")
     assert len(made.findings.runs) == 12
     assert made.files[0].parent == tmp_path / "adamw"
-    assert (made.findings.metric, made.findings.mode, made.findings.reference) == ("eval/accuracy", "max", "adamw")
+    assert (made.findings.metric, made.findings.mode, made.findings.baseline) == ("eval/accuracy", "max", "adamw")
     assert made.findings.runs[0].label == "adamw/0"
     assert "Against adamw at lr 1e-3, the baseline" in made.verdict.text
 

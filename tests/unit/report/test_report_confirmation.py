@@ -185,7 +185,7 @@ def test_a_record_of_an_earlier_version_is_gone_on_with_against_its_reference(sw
 @pytest.mark.parametrize(
     ("key", "value"), [("power", "high"), ("difference", -1), ("difference", 1e999),
                        ("spread", [1]), ("seeds", []), ("seeds", ["5"]),
-                       ("reference", 3), ("by", "lr"), ("contenders", ["a"]), ("metric", None)],
+                       ("reference", 3), ("by", "lr"), ("contenders", ["a"]), ("metric", None), ("config_name", 5)],
 )  # fmt: skip
 def test_a_record_that_is_none_is_named(sweep: Path, key: str, value: object) -> None:
     made, _ = prepare(sweep, sweep / "confirm", Asked(seeds=[5, 6, 7]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optrun.report.forecast import count_workloads, forecast
+from optrun.report.forecast import by_workload, forecast
 from optrun.report.statistics import foreseen
 
 
@@ -30,7 +30,7 @@ def test_contenders_are_counted_within_each_workload() -> None:
     alone, both = forecast(tasks[: len(tasks) // 2]), forecast(tasks)
     assert both == f"within each of 2 workloads: {alone}"
     assert alone.startswith("3 contenders, 5 seeds")
-    assert (count_workloads(tasks), count_workloads(_grid(3, 5))) == (2, 1)
+    assert (len(by_workload(tasks)), len(by_workload(_grid(3, 5)))) == (2, 1)
 
 
 @pytest.mark.parametrize(

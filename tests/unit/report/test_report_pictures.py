@@ -17,8 +17,7 @@ from optrun.report.figures import pictures
 from optrun.report.findings import find
 from optrun.report.picture import Picture, reach
 from optrun.report.searched import importances
-from optrun.report.svg import to_svg
-from optrun.report.theme import LIGHT, PAGE
+from optrun.report.theme import LIGHT, PAGE, to_svg
 from tests.unit.report.conftest import BEST_LR
 
 MakeRun = Callable[..., Path]
