@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from optrun.data.pieces import long_ids
+from optrun.data.pieces import fast_ids
 from optrun.model.tokenizer import train_tokenizer
 
 
@@ -26,7 +26,7 @@ def write(out: Path, files: list[Path], tokenizer) -> int:
     with out.open("wb") as sink:
         for file in files:
             text = file.read_text(encoding="utf-8", errors="replace")
-            ids = np.append(long_ids(text, tokenizer), tokenizer.eos_token_id)
+            ids = np.append(fast_ids([text], tokenizer, special=False)[0], tokenizer.eos_token_id)
             ids.astype(dtype).tofile(sink)
             count += len(ids)
     return count

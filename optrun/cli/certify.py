@@ -47,7 +47,7 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0 where the claim holds, else 1.
     """
-    claim, options = arguments.positional[0], arguments.options
+    claim, options = "".join(arguments.positional), arguments.options
     if claim not in ("resume", "optimizer", "transfer"):
         raise ConfigError(
             "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], "

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -110,9 +111,10 @@ class VerbParser(argparse.ArgumentParser):
         self.keys = re.findall(r"(?<![\w.])([a-z_]+)=", arguments)
         self.claims = [piece for piece in re.findall(r"[^\s\[\]]+", arguments) if piece.isalpha() and piece.islower()]
         places = re.split(r"\[?[\w.]+=", arguments)[0]
+        self._places = [place.split("|")[0] for place in re.sub(r"\[.*?\]", "", places).split()]
         self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DIR)\b", places) is not None
-        self._least = 1 if self.claims else len(re.sub(r"\[.*?\]", "", places).split())
-        self._most = math.inf if "...]" in places else self._least
+        self._least = 0 if self.claims else len(self._places)
+        self._most = math.inf if "...]" in places else len(self.claims[:1] or self._places)
         self._arguments = arguments
         self.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
         # `optrun.config.registry.plugins` takes it out of every command line; it stands here to be shown and completed.
@@ -201,7 +203,8 @@ class VerbParser(argparse.ArgumentParser):
             given = " ".join(["optrun", self.verb, *positional])
             raise ConfigError(f"{given}: expected optrun {self.verb} {self._arguments}. See optrun {self.verb} --help")
         if self.takes_paths:
-            refuse_url("DIR", positional)
+            for name, path in zip_longest(self._places, positional, fillvalue=self._places[-1]):
+                refuse_url(name, path)
         return VerbArguments(self.verb, argv, positional, own, overrides, options)
 
     def _is_path(self, token: str) -> bool:
