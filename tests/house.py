@@ -120,9 +120,9 @@ def pages() -> list[Path]:
 
 
 def sentences(page: Path) -> list[str]:
-    """List the sentences of a page's prose: no code, tables, headings or pictures."""
+    """List the sentences of a page's prose: no code, tables, headings, pictures or quoted output."""
     text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
-    prose = [line for line in text.split("\n") if not re.match(r"\s*(\||#|!\[)|    ", line)]
+    prose = [line for line in text.split("\n") if not re.match(r"\s*(\||#|!\[|>)|    ", line)]
     blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", "\n".join(prose))
     found = (sentence.strip() for block in blocks for sentence in re.split(r"(?<=[.!?])\s+", " ".join(block.split())))
     return [sentence for sentence in found if len(sentence.split()) > 2]
