@@ -83,10 +83,8 @@ def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
     """Write above a line, where it takes no room: the name on the left (0), the verdict on the right (1)."""
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
     side, colour, size = ("right", theme.muted, 7.5) if x else ("left", theme.ink, 8.5)
-    place = ax.get_yaxis_transform()
-    return ax.text(
-        x, 0.33 - index, text, bbox=box, transform=place, ha=side, va="center", color=colour, fontsize=size
-    )  # fmt: skip
+    look: dict[str, Any] = {"ha": side, "va": "center", "color": colour, "fontsize": size}
+    return ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), **look)
 
 
 def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:

@@ -183,7 +183,6 @@ def compare(
     matters: float | None = None,
     sd: float | None = None,
     looks: int = 1,
-    contenders: int | None = None,
 ) -> Judgement:
     """Judge contenders: with the best as `rule_out` does, or by two-sided tests against a baseline, Holm over k - 1.
 
@@ -194,7 +193,6 @@ def compare(
         matters: Smallest difference that counts, in units of the metric; None: the standard deviation over seeds.
         sd: Standard deviation over seeds, if `scores` holds stand-ins for diverged runs; None: that of `scores`.
         looks: How often these contenders were judged while seeds were added, this time included.
-        contenders: k, if more were compared than are in `scores`; None: those with a score.
 
     Raises:
         ValueError: No contender has a score, or a score is not finite; an unknown baseline, or another mode.
@@ -212,7 +210,7 @@ def compare(
     seeds = sorted(set().union(*scores.values()))
     values = np.array([[found.get(seed, math.nan) for seed in seeds] for found in scores.values()])
     tests = paired_tests(values, mode)
-    others, alpha = _others(len(means) if contenders is None else contenders), ALPHA / looks
+    others, alpha = _others(len(means)), ALPHA / looks
     if baseline is None:
         smallest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
         p = np.minimum(1.0, tests.p[range(len(names)), smallest] * others)

@@ -56,10 +56,9 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     widths = [None] * len(table.columns) if width is None else _fitted(table, width)
     for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
         grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted)
-    shown = len(widths)
     colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
     for row, style in zip(table.rows, table.styles, strict=True):
-        grid.add_row(*(Text(cell) for cell in row[:shown]), style=colours.get(style, ""))
+        grid.add_row(*(Text(cell) for cell in row[: len(widths)]), style=colours.get(style, ""))
     return grid
 
 

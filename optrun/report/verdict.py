@@ -113,15 +113,17 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     groups: dict[str, list[str]] = {}
     for name, whole in names.items():
         groups.setdefault(judged.words(name), []).append(whole)
-    further = [(name, beyond(row, found)) for name, row in rows.items() if name in possible]
+    first, tested = [name for name in names if means[name] == means[judged.ranking[0]]], is_tested(judged)
+    # Where nothing is tested everyone is possible, and the line names the first alone.
+    further = [(name, beyond(row, found)) for name, row in rows.items() if name in (possible if tested else first)]
     best = next(iter(rows.values()), None)
     seeds = min(len(scores[name]) for name in possible or names)
     return {
-        "first": [whole for name, whole in names.items() if means[name] == means[judged.ranking[0]]],
+        "first": [names[name] for name in first],
         "mean": "" if best is None else mean_sd(best.arm),
         "seeds": seeds,
         "judged_by": min((each.seeds for each in (versus.values() if len(possible) == 1 else apart)), default=seeds),
-        "tested": is_tested(judged),
+        "tested": tested,
         "baseline": _whole(judged.reference, comparison) if judged.named else "",
         "groups": {verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline},
         "possible": [names[name] for name in possible],

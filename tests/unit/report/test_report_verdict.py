@@ -232,6 +232,16 @@ def test_the_edge_of_a_grid_is_named_with_the_lr_to_try(tmp_path: Path, make_run
     assert "adamw stands" not in text, "it cannot win"
 
 
+def test_of_a_pilot_the_edge_of_the_first_alone_is_named(tmp_path: Path, make_run: MakeRun) -> None:
+    for lr in (5e-4, 1e-3, 2e-3):
+        make_run(tmp_path / f"{lr}", optimizer="lamb", lr=lr, max_steps=20)
+        make_run(tmp_path / f"a{lr}", optimizer="adamw", lr=lr, max_steps=20, floor=2.9)
+    text = line(tmp_path).text
+    assert text.startswith("Pilot: lamb at lr 2e-3 has the best mean")
+    assert "lamb stands at the edge of its grid: try lr=4e-3." in text
+    assert "adamw stands" not in text, "the line does not name it otherwise"
+
+
 def test_a_winner_that_learnt_nothing_is_said_to(tmp_path: Path, make_run: MakeRun) -> None:
     folder = write(
         tmp_path, make_run, {"adamw": 10.79, "lamb": 10.795}, before=10.8,

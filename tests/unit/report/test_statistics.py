@@ -106,8 +106,7 @@ def test_tests_that_are_not_made_count_for_holm() -> None:
     scores = _scores(_drawn(1, contenders=2, apart=2))
     alone = compare(scores, mode="min", baseline="c0").comparisons["c1"]
     beside = compare(scores | {"short": {0: 1.0}}, mode="min", baseline="c0").comparisons["c1"]
-    said = compare(scores, mode="min", baseline="c0", contenders=3).comparisons["c1"]
-    assert alone.p * 2 == pytest.approx(beside.p) == pytest.approx(said.p)
+    assert alone.p * 2 == pytest.approx(beside.p)
 
 
 def test_a_contender_is_ruled_out_by_any_other() -> None:
