@@ -46,7 +46,7 @@ class Run:
         return store.typed(saved.with_schemas(saved.read_config(path), str(path)))
 
     @property
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> dict[str, Any]:
         """`summary.json`; empty where the run was not begun."""
         try:
             return read_summary(RunDir(self.path).summary)
@@ -54,7 +54,7 @@ class Run:
             return {}
 
     @property
-    def metrics(self) -> list[dict[str, object]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """The records of `metrics.jsonl`, oldest first: `step`, `epoch`, `time` and names such as `train/loss`."""
         try:
             return [dict(record) for record in read_metrics(RunDir(self.path).metrics).records]
