@@ -69,8 +69,8 @@ def test_pages_have_short_sentences() -> None:
     """The counts are those of today, and may only fall."""
     spans = [len(sentence.split()) for page in house.pages() for sentence in house.sentences(page)]
     assert sum(spans) / len(spans) <= 15
-    assert sum(span > 25 for span in spans) <= 40
-    assert sum(span > 35 for span in spans) <= 13
+    assert sum(span > 25 for span in spans) <= 5
+    assert sum(span > 35 for span in spans) <= 0
 
 
 def test_readme_is_a_page() -> None:
