@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import xxhash
@@ -21,7 +21,6 @@ MAKERS = ("tokenizers", "transformers", "jinja2")
 """Packages that decide which ids a text or a chat has."""
 
 
-@runtime_checkable
 class LongRow(Protocol):
     """The ids of a text that are not in memory together."""
 
@@ -94,7 +93,7 @@ def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, show
     short: list[np.ndarray] = []
     before = 0  # characters of the long texts that are done
     for number, row in enumerate(rows):
-        if not isinstance(row, LongRow):
+        if isinstance(row, Sequence | np.ndarray):  # a test for the protocol takes as long as a short row's ids
             short.append(np.asarray(row, dtype=dtype))
             sizes[number] = len(short[-1])
             continue
