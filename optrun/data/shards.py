@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.base.reading import parse_json
 from optrun.data.cache import checksum, digest
 from optrun.data.heads import HEAD, NO_TABLE, table
@@ -104,6 +104,8 @@ class Shard(ABC):
         """
         try:
             return self._first(min(count, self.rows), columns)
+        except OptrunError:  # of a row, which it names
+            raise
         except NO_TABLE as error:
             why = " ".join(str(error).split())
             raise ConfigError(f"{self.key}={self.file}: its first rows are no table: {why}.") from error
@@ -194,6 +196,7 @@ class Groups(Shard):
 
     ends: tuple[int, ...]
     columns: tuple[str, ...]
+    window: int
     kept: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(compare=False, repr=False)
 
     @staticmethod
@@ -220,11 +223,8 @@ class Groups(Shard):
             counts, names = file.known("groups-2", footer)
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(f"{key}={file}: cannot be read as parquet: {' '.join(str(error).split())}") from error
-        rows = sum(counts)
-        stay = _GROUPS + _WINDOWS * opening.window * len(counts) // max(rows, 1)
-        opening.groups.most = max(opening.groups.most, stay)
         ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())
-        return Groups(key, file, rows, content, ends, tuple(names), opening.groups)
+        return Groups(key, file, sum(counts), content, ends, tuple(names), opening.window, opening.groups)
 
     def names(self) -> Sequence[str]:
         """List the columns as its footer has them."""
@@ -238,6 +238,9 @@ class Groups(Shard):
             with reader.ParquetFile(self.file.opened()) as file:
                 group = file.read_row_group(number, columns=columns, use_threads=False)
             self.file.refuse_changed()
+            # Of the groups in memory: a tiny file beside large ones must not raise the bound for all of them.
+            rows = max(group.num_rows, *(table.num_rows for table in self.kept.values()), 1)
+            self.kept.most = _GROUPS + _WINDOWS * self.window // rows
             return group
 
         return self.kept.read((self.file, number, None if columns is None else tuple(columns)), read)

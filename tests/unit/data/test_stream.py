@@ -135,13 +135,14 @@ def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
 ) -> None:
     """Windows lie across groups of ten rows; of each file four groups stayed before, also when all of it was read."""
     files = [parquet(tmp_path / f"{number}.parquet", ROWS) for number in range(12)]
-    rows = open_stream("data.train", files, window, [])
+    tail = [{**ROWS[0], "text": "a short last file"}]
+    rows = open_stream("data.train", [*files, parquet(tmp_path / "tail.parquet", tail)], window, [])
     kept, read = rows.shards[0].kept, []  # type: ignore[attr-defined]
     actual = pq.ParquetFile.read_row_group
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(len(kept)) or actual(*a, **k))
     order = Windows(rows, rows.borders)(0, 0)
     found = [rows.row(index) for index in order[0 : len(order)].tolist()]
-    assert sorted(map(str, found)) == sorted(map(str, ROWS * 12))
+    assert sorted(map(str, found)) == sorted(map(str, ROWS * 12 + tail))
     assert max(read) <= most
     assert len(read) < 2 * 12 * 6
     assert len(pickle.loads(pickle.dumps(rows)).shards[0].kept) == 0
@@ -271,6 +272,8 @@ def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(OptrunError, match=r"a\.jsonl: this file changed while it was read"):
         rows.read(0, 3)
+    with pytest.raises(OptrunError, match=r"^data\.train=\S+a\.jsonl: this file changed while it was read"):
+        rows.head()
 
 
 def test_a_file_written_over_in_place_is_noticed_at_the_next_read(tmp_path: Path) -> None:
