@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
 from optrun.api.isolation import isolated
@@ -16,6 +16,7 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import MODEL, RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Run:
         return store.typed(saved.with_schemas(saved.read_config(path), str(path)))
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> PlainDict:
         """`summary.json`; empty where the run was not begun."""
         try:
             return read_summary(RunDir(self.path).summary)
@@ -54,7 +55,7 @@ class Run:
             return {}
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[PlainDict]:
         """The records of `metrics.jsonl`, oldest first: `step`, `epoch`, `time` and names such as `train/loss`."""
         try:
             return [dict(record) for record in read_metrics(RunDir(self.path).metrics).records]
@@ -170,7 +171,7 @@ class Result:
 
     run_dir: Path
     """Absolute."""
-    summary: Mapping[str, Any] = field(repr=False)
+    summary: PlainMapping = field(repr=False)
     """`summary.json` at the end of the run."""
 
     @property

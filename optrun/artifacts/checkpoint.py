@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,6 +29,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
 from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
 from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import parse_json, read_bytes
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
     """Tell whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
 
-    def counters(state: Mapping[str, Any]) -> dict[str, Any]:
+    def counters(state: PlainMapping) -> PlainDict:
         train = {key: value for key, value in state.get("train", {}).items() if key not in ("seconds", "last")}
         return {"train": train, "callbacks": state.get("callbacks"), "stop": state.get("stop")}
 
@@ -339,7 +340,7 @@ def refuse_mutated(file: str, saved: Mapping[str, TensorEntry], now: Mapping[str
             )
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> PlainDict:
     """Read `state.json` alone, for what needs no tensors.
 
     Raises:
@@ -348,7 +349,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     return _read(folder / names.CHECKPOINT_STATE)[1]
 
 
-def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+def _read(path: Path) -> tuple[bytes, PlainDict]:
     try:
         text = read_bytes(path)
         return text, dict(parse_json(text, path))

@@ -6,14 +6,15 @@ Checksums are fast ones that find damage, or one that also stands against somebo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, Self, TypedDict
+from typing import NotRequired, Protocol, Self, TypedDict
 
 import xxhash
 
+from optrun.base.plain import PlainMapping
 from optrun.base.reading import kind_of, open_file
 
 _PIECE = 4 * 2**20
@@ -62,7 +63,7 @@ class Entry:
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:
+    def read(cls, values: PlainMapping) -> Self:
         """Read an entry, in which the checksum stands under the name of its algorithm.
 
         Raises:

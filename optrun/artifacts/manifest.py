@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checksum import Entry, TensorEntry, file_problem
 from optrun.artifacts.run_dir import parse_step
 from optrun.base.errors import CheckpointError, ForeignCheckpointError, OtherFormatError, refuse_format
+from optrun.base.plain import PlainDict
 from optrun.base.reading import JSON_BYTES, read_json
 
 FORMAT = 4
@@ -55,7 +55,7 @@ def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, E
     return json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()
 
 
-def read_sealed(path: Path, known: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+def read_sealed(path: Path, known: int) -> tuple[PlainDict, dict[str, Entry]]:
     """Read what a manifest says, and its files; for use inside of `understanding`.
 
     The format is looked at before the seal, since another optrun may list and seal in another way.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from optrun.artifacts.metrics import from_json
+from optrun.base.plain import PlainDict, PlainMapping
 
 ABSENT: Any = object()
 """Value of a key that every whole checkpoint has, and this file has not: `refuse_garbage` says so before it is used."""
@@ -24,21 +24,21 @@ class CheckpointMetadata:
     format: int | None = None
     epoch: int | None = None
     step_in_epoch: int | None = None
-    train: dict[str, Any] = ABSENT
+    train: PlainDict = ABSENT
     """Counters of `TrainState`."""
-    random: dict[str, Any] = ABSENT
+    random: PlainDict = ABSENT
     """States of the random generators of Python, numpy and torch."""
-    scheduler: dict[str, Any] = ABSENT
+    scheduler: PlainDict = ABSENT
     """`state_dict` of the schedule."""
-    scaler: dict[str, Any] = ABSENT
+    scaler: PlainDict = ABSENT
     """`state_dict` of `torch.amp.GradScaler`; empty where the precision is not fp16."""
-    optimizer: dict[str, Any] = ABSENT
+    optimizer: PlainDict = ABSENT
     """State by parameter name; tensors stand in their own file, and here by name and shape."""
-    callbacks: dict[str, Any] | None = None
+    callbacks: PlainDict | None = None
     """States of the loop's components, by configuration key; None: no component has one."""
-    stop: dict[str, Any] | None = None
+    stop: PlainDict | None = None
     """The request of a component to end training early; None: there is none."""
-    config: dict[str, Any] = ABSENT
+    config: PlainDict = ABSENT
     """Resolved values that the run was started with."""
     config_digest: str | None = None
     run_id: str | None = None
@@ -46,22 +46,22 @@ class CheckpointMetadata:
     split_by: str | None = None
     """`text`: where evaluation rows are cut from the training rows, equal texts are on one side. None: an older run,
     whose rows were cut one by one."""
-    branch: dict[str, Any] | None = None
+    branch: PlainDict | None = None
     """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its
     schedule counts from. None: the run began at step 0."""
-    plan: dict[str, Any] = ABSENT
+    plan: PlainDict = ABSENT
     """Which examples each step sees, as `plan_values` says it."""
     tokenizer: str | None = None
     """Digest of its vocabulary."""
-    environment: dict[str, Any] | None = None
+    environment: PlainDict | None = None
     """Versions and hardware that bit-equality depends on."""
-    plugins: list[dict[str, Any]] | None = None
+    plugins: list[PlainDict] | None = None
     """What outside of optrun the choices came from."""
     model_class: str = ABSENT
     """Of transformers."""
-    model_config: dict[str, Any] = ABSENT
+    model_config: PlainDict = ABSENT
     """Of transformers, after JSON."""
-    adapter: dict[str, Any] | None = None
+    adapter: PlainDict | None = None
     """`base`, a digest of the frozen weights, which are not saved; `target_modules` and `modules_to_save`, the
     modules it was put into. None: all weights are saved."""
     reference: str | None = None
@@ -72,14 +72,14 @@ class CheckpointMetadata:
     trainable: list[str] | None = None
     """Names of the parameters that may hold neither NaN nor infinity."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> PlainDict:
         """Convert to the keys that are there, with their values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         optional = {field.name for field in fields(self) if field.default is None}
         return {key: value for key, value in values.items() if value is not (None if key in optional else ABSENT)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: PlainMapping) -> Self:
         """Read the values of `state.json`.
 
         Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that this version does

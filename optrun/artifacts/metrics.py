@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_bytes, replace_text
 from optrun.base.errors import printable, refuse_format
+from optrun.base.plain import PlainDict
 from optrun.base.reading import LINES_BYTES, open_file, parse_json, read_json, read_lines
 
 SUMMARY_FORMAT = 1
@@ -55,7 +56,7 @@ def to_json(value: object, *, where: str = "value") -> Any:
     raise TypeError(f"{where}: expected a string, number, list or mapping, got {type(value).__name__}")
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: object) -> Any:
     """Invert `to_json` for numbers: "NaN", "Infinity" and "-Infinity" become floats, at any depth."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
@@ -144,7 +145,7 @@ class MetricsWriter:
 class MetricsLog:
     """What `metrics.jsonl` holds."""
 
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[PlainDict] = field(default_factory=list)
     """One mapping per whole line, in file order."""
     problems: list[str] = field(default_factory=list)
     """One message per line that could not be read."""
@@ -278,7 +279,7 @@ def write_summary(path: Path | str, summary: Mapping[str, object]) -> None:
     replace_text(Path(path), text + "\n")
 
 
-def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any]:
+def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
     """Read `summary.json`.
 
     Args:
@@ -301,7 +302,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
     return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in _shown(summary).items()}
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     """Make what a run file says fit to be shown: a name or a text moves no cursor and breaks no picture."""
     if isinstance(value, str):
         return value if value.isprintable() else printable(value)
@@ -310,7 +311,7 @@ def _shown(value: Any) -> Any:
     return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> PlainDict | None:
     """Parse one record; None if the bytes are none."""
     try:
         record = parse_json(line, "a line of the metrics")

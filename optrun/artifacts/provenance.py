@@ -12,10 +12,10 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import optrun
 from optrun.artifacts.trunk import Trunk
+from optrun.base.plain import PlainDict, PlainMapping
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
 NOT_IDENTITY = ("run_name", "resume", "lr_from", "matters", "tracking", "checkpoint", "distributed")
@@ -115,7 +115,7 @@ def config_digest(values: Mapping[str, object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+def identity(values: PlainMapping) -> PlainDict:
     """Select what of a resolved configuration can change a result.
 
     Args:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from optrun.base.errors import UnreadableFileError
+from optrun.base.plain import PlainMapping
 from optrun.base.reading import read_text
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, the content is the same
@@ -127,7 +128,7 @@ def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, values
 
 
-def unresolved_key(config: Mapping[str, Any]) -> str | None:
+def unresolved_key(config: PlainMapping) -> str | None:
     """Find the first dotted key of a configuration that is neither plain nor recorded as a reference to a variable."""
     recorded = config.get(ENVIRONMENT) or ()
     found = ((key, REFERENCE.sub("", text)) for key, text in interpolations(dict(config)))

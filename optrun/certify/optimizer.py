@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.options import Options
+from optrun.base.plain import PlainDict
 from optrun.certify.formulas import FORMULAS, FormulaReference, Numbers
 from optrun.certify.packages import PACKAGES, ClassReference
 from optrun.certify.problem import Problem, make_problem
@@ -255,13 +257,13 @@ class Trial:
 
 
 def certify(
-    config: Any,
+    config: object,
     groups: Groups,
     *,
     choice: str,
     dialect: str,
     lr: float,
-    options: Mapping[str, Any],
+    options: Options,
     steps: int,
     seed: int,
     watch: Callable[[str], None] = lambda _: None,
@@ -365,7 +367,7 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
         ) from error
 
 
-def defaults_of(choice: str) -> dict[str, Any]:
+def defaults_of(choice: str) -> PlainDict:
     """Return a choice's keywords with the values of its class, as far as a dialect or a trial may change them."""
     one: Any = build_optimizer(choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0)
     keep = {*ALTERNATIVES[choice], *(key for preset in DIALECTS[choice].values() for key in preset)}

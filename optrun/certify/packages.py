@@ -7,12 +7,12 @@ import importlib.metadata
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optrun.base.options import Options
 from optrun.certify.formulas import Numbers
 
 
@@ -23,7 +23,7 @@ class Package:
     distribution: str
     module: str
     name: str
-    options: Mapping[str, Any]
+    options: Options
 
     def load(self) -> type[Optimizer] | None:
         """Import the class; None where the package is not installed, or what it needs is not."""
@@ -68,7 +68,7 @@ class ClassReference:
     def __init__(
         self,
         cls: type[Optimizer],
-        options: Mapping[str, Any],
+        options: Options,
         weights: Mapping[str, Tensor],
         numbers: Mapping[str, Numbers],
     ) -> None:

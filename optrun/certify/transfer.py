@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from optrun.base.errors import ConfigError
+from optrun.base.options import Options
 from optrun.config.request import Request
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.model import PretrainedConfig
@@ -98,7 +99,7 @@ class _Trials:
     """Of the base, under the standard parametrization."""
     prepared: Prepared
     """Its data."""
-    keys: Mapping[str, Any]
+    keys: Options
     """What grows, with its values at the base."""
     parametrization: ParametrizationConfig
     """Of the models that are larger than the base."""
@@ -131,7 +132,7 @@ class _Trials:
         return islice(cycle(self.batches), self.steps)
 
 
-def _times(value: Any, factor: int) -> Any:
+def _times(value: object, factor: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _times(entry, factor) for key, entry in value.items()}
     return value * factor if isinstance(value, int) and not isinstance(value, bool) else value

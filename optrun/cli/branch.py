@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import overrides, saved, store
 from optrun.config.branch import KEY, OWN, as_overrides, is_branch, refuse_ended, refuse_other_place, under
 from optrun.config.hydra_internals import Hydra
@@ -28,7 +28,7 @@ class _Known:
 
     overrides: list[str]
     """Its configuration."""
-    values: dict[str, Any]
+    values: PlainDict
     """The same, resolved."""
     step: int
     asked: set[str]
@@ -109,7 +109,7 @@ class Branching:
         value = trunk_of(tokens)
         return list(tokens) if value is None else self._trunk(value).under(tokens)
 
-    def require_place(self, values: Mapping[str, Any]) -> None:
+    def require_place(self, values: PlainMapping) -> None:
         """Refuse a branch with another model or another place in the data, as far as the configuration tells.
 
         Raises:

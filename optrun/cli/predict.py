@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import EXIT_DONE, ConfigError, nearest, refuse_url
+from optrun.base.plain import PlainDict
 from optrun.cli.evaluate import open_saved
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -124,7 +125,7 @@ def _value(override: Override) -> Any:
     return plain_value(override.value())
 
 
-def _asked(values: dict[str, Any], options: Any) -> Asked:
+def _asked(values: PlainDict, options: Any) -> Asked:
     """Read what the keys of the command line ask for.
 
     Args:

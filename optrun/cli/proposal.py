@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import count, duration, size
+from optrun.base.plain import PlainDict
 from optrun.config import registry, store
 from optrun.config.compose import compose_request
 from optrun.config.hydra_internals import Hydra
@@ -282,7 +283,7 @@ class _Run:
         self.task = [token for token in task if not _is_said(own, "task")]
         self.own = own
         self.model: list[str] = []
-        self.more: dict[str, Any] = {}
+        self.more: PlainDict = {}
         self.facts: Facts | None = None
 
     @property

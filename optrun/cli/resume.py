@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable, refuse_url
+from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
 from optrun.cli.branch import trunk_of
 from optrun.config import overrides, saved, store
@@ -97,7 +97,7 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     return start(hydra, replace(again, overrides=checked), cfg, caller)
 
 
-def _tell_variables(values: Mapping[str, Any], where: Path, changes: list[str]) -> None:
+def _tell_variables(values: PlainMapping, where: Path, changes: list[str]) -> None:
     for note in saved.variables_asked(values, str(where), changes):
         sys.stderr.write(f"optrun: {printable(note)}\n")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -310,7 +310,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     return made
 
 
-def _plain_grid(**changed: Any) -> GridConfig:
+def _plain_grid(**changed: object) -> GridConfig:
     values = {**default_values("hydra/sweeper", "grid"), "name": "basic", **changed}
     return GridConfig(**{**values, "confirm": ConfirmConfig(**values["confirm"])})
 

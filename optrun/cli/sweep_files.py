@@ -7,13 +7,13 @@ import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
+from optrun.base.plain import PlainMapping
 from optrun.base.reading import read_json
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.saved import flat, read_config
@@ -52,7 +52,7 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         raise StorageError(f"{directory.files}: {error.strerror}. Make room; the same command goes on.") from error
 
 
-def _paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
     """Yield key and text of each path in a job's configuration, and whether only the sizes of its files are looked at.
 
     That is where it takes too long to read them before a sweep: rows that are a stream, and folders of data.
@@ -65,7 +65,7 @@ def _paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
             yield from ((key, text, vast) for text in _texts(value))
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
 

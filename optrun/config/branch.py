@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.bounded_yaml import ENVIRONMENT
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainMapping
 from optrun.config import saved, store
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
@@ -43,7 +44,7 @@ def is_branch(token: str) -> bool:
     return token.split("=", 1)[0].lstrip("+~") == KEY
 
 
-def as_overrides(hydra: Hydra, values: Mapping[str, Any], where: str) -> list[str]:
+def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
     """Write a resolved configuration as overrides of the default one.
 
     Values that stand in the configuration files, or follow from others, are left to these, so that the default lr of
@@ -77,7 +78,7 @@ def as_overrides(hydra: Hydra, values: Mapping[str, Any], where: str) -> list[st
 _GONE = object()
 
 
-def _differing(base: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _differing(base: PlainMapping, wanted: PlainMapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted keys whose values differ, with those that are wanted."""
     for name in dict.fromkeys([*base, *wanted]):
         key = f"{prefix}{name}"
@@ -122,7 +123,7 @@ def _written(value: object) -> str:
     return repr(value)
 
 
-def under(trunk: Sequence[str], values: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> list[str]:
     """Put the overrides of a trunk under those that were typed.
 
     Args:
@@ -170,7 +171,7 @@ def _below(token: str, keys: Sequence[str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
-def refuse_other_place(trunk: Mapping[str, Any], values: Mapping[str, Any], where: str) -> None:
+def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
     """Refuse what would not be the same model at the same place in the same data.
 
     Files are judged by what they hold, when they are read.

@@ -8,6 +8,7 @@ from typing import Any
 
 from optrun.base.bounded_yaml import yaml_mapping
 from optrun.base.errors import ConfigError, did_you_mean, nearest
+from optrun.base.plain import PlainDict
 from optrun.config import registry
 from optrun.config.default_warmup import outside_a_run
 from optrun.config.dialects import own_default
@@ -70,7 +71,7 @@ def complete_choices(group: str) -> dict[str, registry.Choice]:
     return {name: row for name, row in rows.items() if row.origin is not None}
 
 
-def default_values(group: str, choice: str) -> dict[str, Any]:
+def default_values(group: str, choice: str) -> PlainDict:
     """Return a choice's values before anything changes them, a dialect included; interpolations as written."""
     row = complete_choices(group).get(choice)
     if row is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from optrun.base.plain import PlainMapping
 from optrun.config.schema.run import RunConfig
 
 DEFAULT_CONFIG = "config"
@@ -34,5 +34,5 @@ class Request(CommandLine):
 
     config: RunConfig
     """Typed and checked."""
-    values: Mapping[str, Any]
+    values: PlainMapping
     """The same, resolved and plain."""

@@ -1,5 +1,7 @@
 """The configuration a run was started with, taken up again with changes from the command line."""
 
+from __future__ import annotations
+
 import io
 import os
 import re
@@ -22,6 +24,7 @@ from optrun.base.bounded_yaml import (
     yaml_text,
 )
 from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
@@ -45,7 +48,7 @@ _LATER_GROUPS = {
 """What an older run, which has no such groups, was."""
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> PlainDict:
     """Read a `config.yaml` of a run directory.
 
     Raises:
@@ -168,7 +171,7 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
     OmegaConf.update(cfg, group, chosen[group], merge=False)
 
 
-def plain(cfg: DictConfig) -> dict[str, Any]:
+def plain(cfg: DictConfig) -> PlainDict:
     """Convert to resolved plain values; names for Enums; the kind of each choice that has another name.
 
     A text that comes from an environment variable may be a secret, and values are written into files: it stays the
@@ -236,7 +239,7 @@ def without_secrets(text: str, values: Mapping[str, object]) -> str:
     return text
 
 
-def variables_asked(values: Mapping[str, Any], where: str, typed: Sequence[str]) -> list[str]:
+def variables_asked(values: PlainMapping, where: str, typed: Sequence[str]) -> list[str]:
     """Name the variables that a saved configuration asks for: whoever wrote it may mean a secret of whoever runs it.
 
     Args:
@@ -268,14 +271,14 @@ def variables_asked(values: Mapping[str, Any], where: str, typed: Sequence[str])
     return notes
 
 
-def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
     """Map dotted names to leaf values; lists are leaves.
 
     Example:
         >>> flat({"lr": 0.1, "clip": {"max_norm": 1.0}})
         {'lr': 0.1, 'clip.max_norm': 1.0}
     """
-    found: dict[str, Any] = {}
+    found: PlainDict = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
@@ -306,7 +309,7 @@ def differences(before: Mapping[str, object], after: Mapping[str, object]) -> di
     return found
 
 
-def is_default(values: Mapping[str, Any], key: str) -> bool:
+def is_default(values: PlainMapping, key: str) -> bool:
     """Tell whether a value is the one that our files have for it if nobody gives another.
 
     Args:
@@ -334,7 +337,7 @@ def same(before: object, after: object) -> bool:
     return bool(before == after) or (before != before and after != after)
 
 
-def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
+def _all_filled(values: PlainMapping) -> PlainDict:
     """Fill a saved configuration with the keys that came later."""
     values = {**_LATER_GROUPS, **values}
     sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
@@ -347,7 +350,7 @@ def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _filled(group: str, section: Mapping[str, object]) -> dict[str, Any]:
+def _filled(group: str, section: Mapping[str, object]) -> PlainDict:
     """Fill the saved values of a group with their kind, and with keys that came later, as they stand in its file."""
     schemas = store.GROUPS[group]
     kind = saved_kind(group, schemas, section)

@@ -406,7 +406,7 @@ def _tools(value: object) -> list[Message] | None:
     return [_without_nulls(tool) for tool in value]
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> Any:
     """Return a cell as it was written: if rows differ in their keys, Arrow fills the missing ones with nulls."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}

@@ -43,7 +43,7 @@ class TextRows:
     def __iter__(self) -> Iterator[dict[str, str]]:
         return ({_COLUMN: text} for text in self._texts)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         if isinstance(key, str) and key == _COLUMN:
             return self._texts
         if isinstance(key, int | slice):

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from optrun.distributed.heartbeat import Heartbeats
 
@@ -73,7 +72,7 @@ class RankSignals:
         A launcher's kill may reach rank and agent at once, as that of SLURM does: it counts as one request.
         """
         # `training.signals.SignalHandler`, while it holds the signals; this room lies below that one.
-        handler: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        handler: object = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         if handler is self or not hasattr(handler, "stop_signal"):
             return
         asked = self.heartbeats.requests if self.heartbeats is not None else None

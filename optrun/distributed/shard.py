@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict
 from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpConfig, ShardDtype
 from optrun.distributed.world import World
 
@@ -84,7 +85,7 @@ def _fully_sharded(
     model: nn.Module, config: FsdpConfig, world: World, device: torch.device, blocks: Sequence[str]
 ) -> tuple[nn.Module, GradientSync]:
     groups, shards = data_parallel_degrees(config, world.size)
-    options: dict[str, Any] = {
+    options: PlainDict = {
         "mesh": _mesh(groups, shards, device),
         "reshard_after_forward": config.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from optrun.base.plain import PlainMapping
 from optrun.optimizer.inherited import inherit_state
 from optrun.scheduler import Scheduler
 from optrun.scheduler.build import schedule_in_words
@@ -22,7 +22,7 @@ class TrunkState:
     step: int
     schedule_from: int
     """The step that the schedule of the branch counts from."""
-    optimizer: Mapping[str, Any]
+    optimizer: PlainMapping
     """The description of the optimizer's state."""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
     """Its tensors by name: dtype, as safetensors names it in torch, and shape."""

@@ -151,7 +151,7 @@ def _some(split: Split) -> Split:
     return split if len(kept) == count else split.take(np.sort(np.array(kept, dtype=np.int64)))
 
 
-def _characters(value: Any) -> int:
+def _characters(value: object) -> int:
     if isinstance(value, list):
         return sum(map(_characters, value))
     return len(value) if isinstance(value, str | LongText) else 0

@@ -6,7 +6,9 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from optrun.base.plain import PlainDict
 
 if TYPE_CHECKING:
     from optrun.explain.branch import BranchFacts
@@ -131,7 +133,7 @@ class Facts:
     rank_memory: RankMemory | None
     data: Sampled | None
     branch: BranchFacts | None
-    options: dict[str, Any]
+    options: PlainDict
     notes: list[str]
 
     @property

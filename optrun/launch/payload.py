@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from optrun.artifacts.run_dir import RunDir
+from optrun.base.plain import PlainMapping
 from optrun.config import saved, store
 from optrun.config.registry import origins, plugins
 from optrun.config.request import CommandLine, Request
@@ -29,14 +30,14 @@ _SETTLED = (
 class Payload:
     """One run, as every rank of it has to know it."""
 
-    command_line: Mapping[str, Any]
-    values: Mapping[str, Any]
+    command_line: PlainMapping
+    values: PlainMapping
     """The configuration, resolved and plain."""
-    plugins: Sequence[Mapping[str, Any]]
+    plugins: Sequence[PlainMapping]
     """Records of the plugins that were loaded where it was composed."""
     plugins_may_change: bool
     run_dir: str
-    resume: Mapping[str, Any] | None
+    resume: PlainMapping | None
     """A `ResumePoint`; None: from the start."""
     stop_at: int | None = None
     """Pause after this many optimizer steps."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Options
+from optrun.base.options import Group, Numbers, Options
 from optrun.config.schema.optimizer import AdamaxConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -100,7 +100,7 @@ class Adamax(BatchOptimizer):
     FORMULA = Formula(_single_tensor_adamax, _multi_tensor_adamax, "adamax")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         mode, decay = group["weight_decay_mode"], group["weight_decay"]
         own = {"l1": decay if mode == "l1" else 0.0, "l2": decay if mode == "l2" else 0.0}
         return {**super()._numbers(group, param), **own, **({} if mode == "decoupled" else {"keep": 1.0})}

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
-from optrun.base.options import Group, Options
+from optrun.base.options import Group, Numbers, Options
+from optrun.base.plain import PlainDict
 from optrun.config.schema.optimizer import AdamWDLConfig
 from optrun.config.schema.ranges import Check, not_negative
 from optrun.optimizer.adam_update import ADAM
@@ -93,7 +94,7 @@ class AdamWDL(BatchOptimizer):
         """What `set_param_lr_fun` returned, by parameter name."""
         return {name: self._lr_ratios[param] for name, param in self.named_params().items()}
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> PlainDict:
         """Return the keywords as in `NamedOptimizer`; functions as they are, without the default ratio function."""
         config = super().get_config()
         if config["set_param_lr_fun"] is layerwise_lr_decay:
@@ -147,7 +148,7 @@ class AdamWDL(BatchOptimizer):
             )
         return ratios
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         lr = group["lr"] * self._lr_ratios[param]
         weight_decay = group["weight_decay"] if self.decays(param) else 0.0
         form = self._apart["decay_form"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Options
+from optrun.base.options import Group, Numbers, Options
 from optrun.config.schema.optimizer import AdEMAMixConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -130,7 +130,7 @@ class AdEMAMix(BatchOptimizer):
     FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
         return {
             **super()._numbers(group, param),

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optrun.base.options import Group, Options, ParamGroup, State
+from optrun.base.options import Group, Options, ParamGroup, State, StateDict
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, defaults, finite, not_negative
 from optrun.optimizer.drivers import scheduler_over
@@ -72,7 +73,7 @@ class NamedOptimizer(Optimizer):
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
 
-    def __init_subclass__(cls, **given: Any) -> None:
+    def __init_subclass__(cls, **given: object) -> None:
         """Read checkers and constructor from the schema that a class names."""
         super().__init_subclass__(**given)
         if "OPTIONS" not in cls.__dict__ or cls.OPTIONS is None:
@@ -283,12 +284,12 @@ class NamedOptimizer(Optimizer):
 
     # -- configuration ------------------------------------------------------------------------------------------------
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> PlainDict:
         """Return the keywords that build this optimizer again, exclusion lists included.
 
         Plain values that YAML and JSON can hold, except where the caller gave a function: then that function.
         """
-        config: dict[str, Any] = {}
+        config: PlainDict = {}
         for key in _keywords(type(self)):
             if key in self._base_functions:
                 config[key] = self._base_functions[key]
@@ -298,7 +299,7 @@ class NamedOptimizer(Optimizer):
         return config
 
     @classmethod
-    def from_config(cls, params: Params, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, params: Params, config: Options) -> Self:
         """Build from what `get_config` returned.
 
         Raises:
@@ -314,11 +315,11 @@ class NamedOptimizer(Optimizer):
         del param
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return torch's state dict, with the name of the class that it is for under `optimizer`."""
         return {**super().state_dict(), "optimizer": type(self).__name__}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Load by parameter name, keep every dtype; without names by position, as torch does.
 
         Args:
@@ -338,7 +339,7 @@ class NamedOptimizer(Optimizer):
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _refuse_other_formula(self, state_dict: Mapping[str, Any]) -> None:
+    def _refuse_other_formula(self, state_dict: PlainMapping) -> None:
         """Refuse options that torch's classes keep in their groups and that this class does not have."""
         for key, own in (("maximize", False), ("decoupled_weight_decay", None)):
             now = self.defaults.get(key, own)
@@ -348,7 +349,7 @@ class NamedOptimizer(Optimizer):
                 if "optimizer" not in group and group.get(key, now) != now:
                     raise ValueError(f"the state was saved with {key}={group[key]}: {type(self).__name__} has {now}.")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> StateDict:
         """As torch's, with what copies need besides."""
         kept = ("_lr_driven_by", "_functions", "_base_functions", "_built", "_apart", "_grouped")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in kept}}
@@ -381,7 +382,7 @@ def _constructor(cls: type[NamedOptimizer], schema: type[OptimizerConfig]) -> Ca
         ]
     )
 
-    def construct(self: NamedOptimizer, params: Params, *args: Any, **options: Any) -> None:
+    def construct(self: NamedOptimizer, params: Params, *args: object, **options: object) -> None:
         try:
             given = signature.bind(self, params, *args, **options).arguments
         except TypeError as error:
@@ -403,7 +404,7 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
     return []
 
 
-def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     assert isinstance(optimizer, NamedOptimizer)
     if any(optimizer._functions):
         if optimizer._lr_driven_by is not None and any("lr" in functions for functions in optimizer._functions):
@@ -413,7 +414,7 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         optimizer._set_functions()
 
 
-def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and found_inf.item():
         return  # torch.amp.GradScaler lets a fused step run, which then changes nothing

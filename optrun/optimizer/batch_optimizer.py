@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group
+from optrun.base.options import Group, Numbers
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batches import Batch, gather
 from optrun.optimizer.kernels.choice import Formula
@@ -24,7 +24,7 @@ class BatchOptimizer(NamedOptimizer):
     _ratios: Sequence[tuple[list[str], Tensor]] = ()
     """What the formula returned in the last step, by the names of its tensors."""
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         """Return the numbers of one tensor, whose `step` was counted already: its rate, and what decay leaves of it."""
         del param
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from optrun.base.options import Group, Options, ParamGroup, State
+from optrun.base.options import Group, Numbers, Options, ParamGroup, State
 from optrun.optimizer.groups import names_of
 from optrun.optimizer.numerics import Sharding, has_own_numbers, local, sharding_of
 
@@ -93,7 +93,7 @@ def gather(
     optimizer: Optimizer,
     *,
     slots: Sequence[str],
-    per_tensor: Callable[[Group, Tensor], dict[str, Any]],
+    per_tensor: Callable[[Group, Tensor], Numbers],
     sparse: Callable[[Group], str] = lambda _: "refuse",
 ) -> list[Batch]:
     """Gather everything that has a gradient in batches; make state that is not there yet, and count the step.

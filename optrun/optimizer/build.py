@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
 from optrun.base.options import Group, Options, ParamGroup
+from optrun.base.plain import PlainDict
 from optrun.config.dialects import dialect_options
 from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
@@ -41,7 +42,7 @@ def choice_of(config: OptimizerConfig) -> str:
     return kind_of("optimizer", SCHEMAS, config)
 
 
-def options_of(config: OptimizerConfig) -> dict[str, Any]:
+def options_of(config: OptimizerConfig) -> PlainDict:
     """Return the constructor's keywords in a configuration, words as strings; without `lr`, a top-level key.
 
     A dialect is no keyword: what it means stands in the others already.

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from optrun.base.options import ParamGroup, State
+from optrun.base.options import Options, ParamGroup, State, StateDict
+from optrun.base.plain import PlainDict
 from optrun.config.schema.ranges import not_negative
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
@@ -40,7 +41,7 @@ class Composite(NamedOptimizer):
         ['Lamb', 'SGD']
     """
 
-    def __init__(self, params: Params, lr: Numeric = 1e-3, members: Mapping[str, Mapping[str, Any]] | None = None):
+    def __init__(self, params: Params, lr: Numeric = 1e-3, members: Mapping[str, Options] | None = None):
         if not members:
             raise ValueError("members: expected at least one optimizer by name, got none.")
         for name in members:
@@ -163,7 +164,7 @@ class Composite(NamedOptimizer):
             for name, ratio in getattr(member, "trust_ratios", {}).items()
         }
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> PlainDict:
         """Return `lr` and, by member, the keywords it was built with."""
         config = super().get_config()
         config["members"] = {
@@ -172,7 +173,7 @@ class Composite(NamedOptimizer):
         }
         return config
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> StateDict:
         """As in `NamedOptimizer`, with the members."""
         kept = ("members", "_options", "_main", "_driver")
         state = super().__getstate__()

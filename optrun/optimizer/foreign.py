@@ -59,7 +59,7 @@ FLAGS: Mapping[str, str] = {
 }
 """Key of a group that says whether it holds hidden matrices."""
 
-PROJECTED: Mapping[str, Mapping[str, Any]] = {
+PROJECTED: Mapping[str, Options] = {
     "apollo": {"rank": 256, "update_proj_gap": 200, "scale": 1.0, "projection_type": "std"},
     "fira": {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"},
     "galore": {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"},
@@ -119,7 +119,7 @@ def library_class(name: str) -> Any:
 
 
 def build_pytorch_optimizer(
-    name: str, param_groups: Sequence[Group], *, lr: float, divide: Divide, **options: Any
+    name: str, param_groups: Sequence[Group], *, lr: float, divide: Divide, **options: object
 ) -> Optimizer:
     """Build an optimizer of pytorch-optimizer, tried before on small stand-ins with the same options.
 
@@ -157,7 +157,7 @@ def build_pytorch_optimizer(
     )
 
 
-def _is_optimizer(value: Any) -> bool:
+def _is_optimizer(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Optimizer)
 
 

@@ -74,7 +74,7 @@ def names_of(group: Group, group_index: int) -> list[str]:
     return [unnamed(group_index, position) for position in range(len(group["params"]))]
 
 
-def given_names(params: Iterable[Any], group_index: int) -> list[tuple[str, Any]]:
+def given_names(params: Iterable[object], group_index: int) -> list[tuple[str, Any]]:
     """Return (name, parameter) pairs of a group's `params` as they were given, named or not."""
     return [
         entry if isinstance(entry, tuple) and len(entry) == 2 else (unnamed(group_index, position), entry)
@@ -106,7 +106,7 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
         tensors[name], names[id(tensor)] = tensor, name
 
 
-def listed_params(params: Any) -> list[Any]:
+def listed_params(params: object) -> list[Any]:
     """Return the `params` argument of an optimizer as a list, whatever iterable it came as.
 
     Raises:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optrun.base.plain import PlainMapping
 from optrun.optimizer.state import load_named_state
 
 
-def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[bool, str]:
+def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping) -> tuple[bool, str]:
     """Load the state by parameter name, where class and settings fit; otherwise leave the optimizer as it was built.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Options
+from optrun.base.options import Group, Numbers, Options
 from optrun.config.schema.optimizer import LambConfig
 from optrun.config.schema.ranges import in_order
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -228,7 +228,7 @@ class Lamb(BatchOptimizer):
         decayed = group["weight_decay"] > 0 and self.decays(param)
         return param not in self._unadapted and (decayed or group["always_adapt"])
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         decay = group["weight_decay"] if self.decays(param) else 0.0
         inside = group["weight_decay_mode"] == "adapted"
         return {

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import did_you_mean
 from optrun.base.options import Group, ParamGroup
+from optrun.base.plain import PlainMapping
 from optrun.optimizer.groups import names_of
 
 _HELPERS: Mapping[str, str] = {
@@ -98,9 +99,7 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
         )
 
 
-def refuse_other_state(
-    optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: Mapping[str, Any]
-) -> None:
+def refuse_other_state(optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping) -> None:
     """Raise where a parameter's saved state is not what its optimizer keeps; other libraries' classes are not known.
 
     Args:
@@ -129,7 +128,7 @@ def refuse_other_state(
 
 
 def restored_state(
-    optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, Mapping[str, Any]]
+    optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
     """State by parameter as the optimizer should hold it; the one way in, from a state dict and from files.
 
@@ -154,7 +153,7 @@ def restored_state(
     return state
 
 
-def placed(value: Any, param: Tensor, group: Group, key: str) -> Any:
+def placed(value: object, param: Tensor, group: Group, key: str) -> Any:
     """Copy one state value to where its parameter lives, in its own dtype and with the parameter's sharding.
 
     `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
@@ -187,7 +186,7 @@ def sharded_like(value: Tensor, param: Tensor) -> Tensor:
     return value
 
 
-def restored(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
+def restored(optimizer: Optimizer, state_dict: PlainMapping) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
     """State and groups that `optimizer` should have after loading.
 
     Args:
@@ -301,13 +300,13 @@ def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) ->
             )
 
 
-def is_helper(value: Any) -> bool:
+def is_helper(value: object) -> bool:
     """Tell whether a value of an optimizer's state is an object of the library's that can be saved."""
     module = _HELPERS.get(type(value).__name__)
     return module is not None and type(value).__module__ == f"pytorch_optimizer.optimizer.utils.{module}"
 
 
-def new_helper(name: str, attributes: Mapping[str, Any]) -> Any:
+def new_helper(name: str, attributes: PlainMapping) -> Any:
     """Make such an object, with these attributes; a file names none but those listed here.
 
     Raises:

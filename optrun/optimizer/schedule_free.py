@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, ParamGroup
+from optrun.base.options import Group, Numbers, ParamGroup
 from optrun.config.schema.optimizer import ScheduleFreeConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -136,7 +136,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
                 else:
                     own.copy_(own.to(z.dtype).lerp(z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])))
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         """Take the step's weight into the average of one parameter, whose `step` was counted already."""
         state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
         if state["step"] == 1:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Options
+from optrun.base.options import Group, Numbers, Options
 from optrun.config.schema.optimizer import SoapConfig
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -180,7 +180,7 @@ class Soap(BatchOptimizer):
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
     TAKES_SHARDS: ClassVar[bool] = False
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, Any]:
+    def _numbers(self, group: Group, param: Tensor) -> Numbers:
         state, shampoo_beta = self.state[param], group["shampoo_beta"]
         if state["step"] == 1:
             state["preconditioners"] = _zeros(state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"])

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import refuse_format
 from optrun.base.options import Group, ParamGroup
+from optrun.base.plain import PlainMapping
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
@@ -83,7 +84,7 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
     return tensors, meta
 
 
-def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping) -> None:
     """Give an optimizer the state that `named_state` returned; nothing is changed where it refuses.
 
     The order of parameters and their division into groups may differ. Dtypes are kept. The groups' options stay as
@@ -147,7 +148,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
             params[name].copy_(sharded_like(value, params[name]).to(params[name].device))
 
 
-def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str]:
+def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
     """Describe what the groups were saved with and are not built with now, one sentence each.
 
     Args:
@@ -222,7 +223,7 @@ def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: se
 
 
 def _counters(
-    optimizer: Optimizer, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], unused: set[str]
+    optimizer: Optimizer, meta: PlainMapping, tensors: Mapping[str, Tensor], unused: set[str]
 ) -> list[ParamGroup]:
     """Return what each group counts besides its options: for ours, the steps."""
     saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
@@ -267,7 +268,7 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
             raise ValueError(f"parameter {name!r}: {key} was {before}, is {now}; the state is that of {key}={before}.")
 
 
-def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _packed(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[where] = value
         return {"tensor": [where, list(value.shape), *_order(value)]}
@@ -299,7 +300,7 @@ def _in_order(value: Tensor, order: list[int]) -> Tensor:
     return value.permute(order).contiguous().permute(inverse)
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> Any:
     """Describe a group's option for comparison: what no file can hold, by its text."""
     try:
         return _packed(value, "", {})
@@ -307,7 +308,7 @@ def _described(value: Any) -> Any:
         return {"repr": [repr(value)]}
 
 
-def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
+def _unpacked(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
@@ -333,7 +334,7 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
     return entries if kind == "list" else tuple(entries)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         ((_, content),) = value.items()
         return content

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.base.options import Group, ParamGroup
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.param_groups.layer_map import STARTED, Place, as_begun, heads_of, places_of_tree, scale_of, with_final_norm
@@ -35,7 +36,7 @@ def build_param_groups(
     weight_decay: float | None = None,
     set_param_lr_fun: SetParamLrFun | None = None,
     loraplus_lr_ratio: float | None = None,
-    batch: Mapping[str, Any] | None = None,
+    batch: PlainMapping | None = None,
     started: Sequence[Group] = (),
     notes: list[str] | None = None,
     **options: Any,
@@ -97,7 +98,7 @@ def build_param_groups(
     roles |= dict.fromkeys(heads_of(params, roles, model, uses), HEAD)
     roles |= {name: group["role"] for name, group in began.items()}
     taken = claims(config.rules, params, tied)
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    groups: dict[tuple[Any, ...], PlainDict] = {}
     for name, param in params.items():
         rule_index = taken.get(name)
         rule = {} if rule_index is None else config.rules[rule_index]
@@ -181,7 +182,7 @@ def _layers(
     model: nn.Module | None,
     function: SetParamLrFun | None,
     uses: Uses,
-    began: Mapping[str, Mapping[str, Any]],
+    began: Mapping[str, PlainMapping],
 ) -> tuple[dict[str, Place], dict[str, float]]:
     """Place and scale of every parameter under `layerwise`; nothing under the others."""
     if not isinstance(config, LayerwiseConfig):

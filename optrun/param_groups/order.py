@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from optrun.base.options import Group
+from optrun.base.plain import PlainDict
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
 """Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones are missing."""
@@ -141,7 +142,7 @@ class Watch(TorchDispatchMode):
         self.found: dict[str, tuple[int, int]] = {}
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: PlainDict | None = None
     ) -> Any:
         self._count += 1
         if self._count > _MOST:

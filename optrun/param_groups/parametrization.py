@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainMapping
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.config.schema.parametrization import MupConfig, merged
@@ -77,7 +78,7 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     return Parametrized(replace(config.model, config=merged(config.model.config, keys)), smaller, sizes)
 
 
-def _shown(base: Mapping[str, Any]) -> str:
+def _shown(base: PlainMapping) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in base.items()) + "}"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from optrun.base.errors import ConfigError
 from optrun.base.options import Group
+from optrun.base.plain import PlainDict
 from optrun.config.names import near_names
 
 EVERYTHING = (".*",)
@@ -54,7 +54,7 @@ def claims(rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[s
     return taken
 
 
-def overrides(rule: Group) -> dict[str, Any]:
+def overrides(rule: Group) -> PlainDict:
     """Return a rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
 
     `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they stand for.

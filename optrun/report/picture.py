@@ -44,7 +44,7 @@ def short_name(text: str) -> str:
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
 
 
-def style_of(theme: Theme, series: int, **more: Any) -> dict[str, Any]:
+def style_of(theme: Theme, series: int, **more: object) -> dict[str, Any]:
     """Give a contender its colour and marker; those beyond the first `SHOWN` have no colour of their own."""
     colour = theme.series[series] if series < SHOWN else theme.muted
     return {"color": colour, "marker": MARKERS[series] if series < SHOWN else "o", "markersize": 4.5, **more}

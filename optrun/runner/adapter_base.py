@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import tensor_digest
 from optrun.base.errors import CheckpointError, ConfigError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.safety import refuse_stored_trust
 from optrun.config.saved import with_schemas
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def adapter_facts(model: PreTrainedModel) -> dict[str, Any] | None:
+def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
     """Describe an adapter for checkpoints, which hold no base; None for a model that trains whole."""
     adapter = injected(model)
     if adapter is None:
@@ -55,7 +56,7 @@ def base_digest(model: PreTrainedModel) -> str:
     return total.hexdigest()[:32]
 
 
-def refuse_other_adapter(saved: CheckpointMetadata, here: Mapping[str, Any] | None, config: RunConfig) -> None:
+def refuse_other_adapter(saved: CheckpointMetadata, here: PlainMapping | None, config: RunConfig) -> None:
     """Refuse a checkpoint of other weights than those that train: an adapter beside another base, or none at all.
 
     Args:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from optrun.artifacts.objective import loss_beside
 from optrun.base.formatting import number
+from optrun.base.plain import PlainMapping
 
 
-def best_told(summary: Mapping[str, Any]) -> str:
+def best_told(summary: PlainMapping) -> str:
     """Say by which metric a checkpoint is the best, and what decided where several are equal; empty: none is."""
     main = summary.get("main_metric") or {}
     held = ((summary.get("metrics") or {}).get("best") or {}).get(main.get("name"))

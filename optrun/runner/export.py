@@ -15,6 +15,7 @@ from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
 from optrun.artifacts.run_manifest import RunManifest, recorded
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainMapping
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.distributed.shard import is_sharded, model_class, whole_tensors
@@ -42,7 +43,7 @@ def write_model(
     model: PreTrainedModel,
     tokenizer: Saved | None,
     summary: Mapping[str, object],
-    config: Mapping[str, Any],
+    config: PlainMapping,
     sample: tuple[str, str] | None = None,
 ) -> None:
     """Write `save_pretrained` form: configuration, safetensors, tokenizer, model card; of an adapter, peft's.

@@ -18,6 +18,7 @@ from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.artifacts.trunk import checkpoint_digest
 from optrun.base import garbage
 from optrun.base.errors import CheckpointError, ConfigError, StoppedEarly, did_you_mean
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.data import ColumnsConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
@@ -66,7 +67,7 @@ class Asked:
     """`generation.KEY`."""
     cut: bool = False
     """Whether the command line gives `data.max_length`."""
-    read: Mapping[str, Any] = field(default_factory=dict)
+    read: PlainMapping = field(default_factory=dict)
     """How the file is read: fields of `ReadOptions`, as far as the command line gives them."""
 
 
@@ -171,7 +172,7 @@ def options_of(config: RunConfig) -> Mapping[str, object]:
     return options
 
 
-def _named(columns: ColumnsConfig) -> dict[str, Any]:
+def _named(columns: ColumnsConfig) -> PlainDict:
     """Map keys of columns to their names."""
     return {
         one.name: getattr(columns, one.name)

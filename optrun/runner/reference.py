@@ -106,7 +106,7 @@ def _logps(
 
 def start_of(
     config: RunConfig, model: PreTrainedModel, saved: CheckpointMetadata, device: torch.device
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Make the model that training started from, to be called as a model is.
 
     Args:
@@ -120,7 +120,7 @@ def start_of(
     """
     if _is_beside_start(config):
 
-        def base(**inputs: Any) -> Any:
+        def base(**inputs: object) -> Any:
             with without_factors(model):
                 return model(**inputs)
 
@@ -129,7 +129,7 @@ def start_of(
     start, _ = weights_of(config.model, type(model), copy.deepcopy(model.config))
     if not isinstance(config.adapter, LoraConfig):
         _refuse_other_start(saved.reference, base_digest(start), config)
-    found: Callable[..., Any] = start.to(device).eval()
+    found: Callable[..., object] = start.to(device).eval()
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch.optim import Optimizer
 
@@ -26,7 +26,7 @@ def build_scheduler(
     config_or_name: SchedulerConfig | str | Curve,
     *,
     num_training_steps: int,
-    **options: Any,
+    **options: object,
 ) -> Scheduler:
     """Build a scheduler that sets every group's learning rate from step to step.
 
@@ -86,7 +86,7 @@ def _schedule_of_group(
     )
 
 
-def _check_arguments(optimizer: Any, num_training_steps: Any) -> None:
+def _check_arguments(optimizer: object, num_training_steps: object) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
-from optrun.base.options import State
+from optrun.base.options import State, StateDict
 
 
 @dataclass(kw_only=True)
@@ -76,7 +75,7 @@ class Plateau:
             return metric < bound if self.mode == "min" else metric > bound
         return gain > self.threshold
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return what changes from evaluation to evaluation, and in which direction; JSON-able."""
         counted = {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
         return {**counted, "mode": self.mode}

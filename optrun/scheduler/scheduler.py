@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from optrun.base.errors import ConfigError
-from optrun.base.options import Group, ParamGroup, State
+from optrun.base.options import Group, ParamGroup, State, StateDict
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
 
@@ -138,7 +138,7 @@ class Scheduler(LRScheduler):
         self._catch_up()
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return where the schedule stands; JSON-able. The curves are configuration and not in it."""
         last_lr = self.get_last_lr()
         plateaus = [schedule.plateau for schedule in self._schedules]
@@ -150,7 +150,7 @@ class Scheduler(LRScheduler):
             "plateaus": [None if plateau is None else plateau.state_dict() for plateau in plateaus],
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Continue from `state_dict()`: the lr follows from the step and the curves given here.
 
         Raises:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hydra.types import RunMode
 
+from optrun.base.plain import PlainMapping
 from optrun.config import store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.registry.plugins import options
@@ -21,7 +21,7 @@ _ALONE = "hydra.mode=RUN"
 class SweepCommand(CommandLine):
     """What was typed to start a sweep; the overrides are checked. Travels to other processes as plain values."""
 
-    plugins: Sequence[Mapping[str, Any]] = ()
+    plugins: Sequence[PlainMapping] = ()
     """Records of the plugins that were loaded for it."""
     plugins_may_change: bool = False
     """Whether jobs may go on with plugins that changed since they were trained with them."""

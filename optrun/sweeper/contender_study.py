@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import takewhile
-from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
@@ -16,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optrun.artifacts.objective import Objective, stand_in
 from optrun.artifacts.provenance import identity
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import saved_kind
@@ -145,7 +145,7 @@ class ContenderStudy:
 
     # What it is bound to --------------------------------------------------------------------------------------------
 
-    def shared(self) -> dict[str, Any]:
+    def shared(self) -> PlainDict:
         """List what every trial has alike, by dotted name, and what judges it.
 
         Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not

@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.plain import PlainMapping
 
 KEY = "hydra.sweeper.devices"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -79,7 +79,7 @@ def visible_devices(inherited: Sequence[str] | None) -> list[Device]:
     return [Device(name, f"GPU-{uuid}") for name, uuid in zip(inherited, uuids, strict=False)]
 
 
-def job_devices(values: Mapping[str, Any], devices: int) -> int:
+def job_devices(values: PlainMapping, devices: int) -> int:
     """Count the devices that a job takes.
 
     Args:
@@ -92,7 +92,7 @@ def job_devices(values: Mapping[str, Any], devices: int) -> int:
     return devices if ranks == "auto" else int(ranks)
 
 
-def refuse_misplaced(values: Mapping[str, Any], label: str, devices: int) -> None:
+def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
     """Refuse a job that cannot have its devices, before it starts.
 
     Args:

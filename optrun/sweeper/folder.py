@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import MetricsLog, from_json, read_metrics, read_summary, to_json
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.base.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
+from optrun.base.plain import PlainDict
 from optrun.base.reading import read_json
 
 _A_DAY = 86_400
@@ -172,7 +172,7 @@ class SweepDir:
         except OSError:
             return MetricsLog()
 
-    def summary(self, name: str) -> dict[str, Any]:
+    def summary(self, name: str) -> PlainDict:
         """Read the summary of a job; empty where there is none, or it was torn away with its process."""
         try:
             return read_summary(self.run(name).summary)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -19,6 +18,7 @@ from omegaconf import DictConfig
 from optrun.artifacts.provenance import config_digest, identity
 from optrun.artifacts.run_dir import CONFIG
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import keys, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
@@ -35,7 +35,7 @@ class Job:
     digest: str
     overrides: tuple[str, ...]
     """What makes it, as `key=value`."""
-    values: Mapping[str, Any]
+    values: PlainMapping
     """Resolved and plain."""
     label: str
     """What tells it from the others, for people."""
@@ -125,9 +125,9 @@ class Composer:
     """The sweep directory, which may hold jobs that an older optrun named; None: there is none."""
     whole: Callable[[Sequence[str]], Sequence[str]] = tuple
     """Adds to the overrides of a job those that follow from them: the configuration of its trunk."""
-    require: Callable[[Mapping[str, Any]], object] = bool
+    require: Callable[[PlainMapping], object] = bool
     """Refuses values of a job that do not fit that."""
-    _begun: dict[Path, dict[str, Any]] = field(default_factory=dict, init=False)
+    _begun: dict[Path, PlainDict] = field(default_factory=dict, init=False)
     _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(default_factory=dict, init=False)
     """What overrides compose to, and all its keys."""
 

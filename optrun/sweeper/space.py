@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict
 
 _WHOLE_ENDS = re.compile(r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)")
 
@@ -107,7 +108,7 @@ def any_value(found: BaseDistribution) -> object:
     return int(found.low) if found.low == int(found.low) else found.low
 
 
-def ends(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
     """List few points that visit the ends of every range and each of the choices.
 
     Example:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -35,6 +35,7 @@ from optrun.base.errors import (
     is_out_of_memory,
     is_refused_by_disk,
 )
+from optrun.base.plain import PlainDict
 from optrun.config import saved, store
 from optrun.config.batch import leave_open
 from optrun.config.registry.plugins import load_again
@@ -177,7 +178,7 @@ class SweepTask:
         self.train_run(request, run, Console(quiet=True), resume, stop_at)
 
 
-def _saved_before(run: RunDir, values: dict[str, Any]) -> bool:
+def _saved_before(run: RunDir, values: PlainDict) -> bool:
     """Tell whether a begun job saved checkpoints; its configuration is the sweep's, whatever its file says."""
     try:
         return bool(saved.read_config(run.config)["checkpoint"]["enabled"])

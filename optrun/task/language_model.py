@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict
 from optrun.data.cache import digest, key_of
 from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
@@ -92,7 +93,7 @@ class LanguageModel(Task):
             found = [text for row in rows if (text := cell_text(row, column))]
             return {"input_ids": list(encoder(found, True)["input_ids"])} if found else {}
 
-        def example(row: Row) -> dict[str, Any]:
+        def example(row: Row) -> PlainDict:
             (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
             return {"input_ids": np.asarray(ids if len(ids) else [filler], dtype=np.int64)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainMapping
 from optrun.data.cache import digest, key_of
 from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts, values
 from optrun.data.encoded import Encoder
@@ -107,7 +108,7 @@ class MultipleChoice(Task):
         """Stream rows whose choices are looked at, and tokenised, when they are read."""
         text, pair, choices, label = columns
 
-        def example(row: Mapping[str, Any]) -> Example:
+        def example(row: PlainMapping) -> Example:
             _expected("it", choices, row.get(choices), self.size)
             listed, context = cell_list(row, choices), cell_text(row, text)
             before = "" if pair is None else f"{cell_text(row, pair)} "

@@ -258,6 +258,6 @@ class PairMetrics(SummedMetrics):
         super().__init__(task.count, ["loss", *MEASURES], *[0.0] * len(MEASURES))
         self.task = task
 
-    def counted(self, outputs: Any, batch: Batch) -> list[float]:
+    def counted(self, outputs: object, batch: Batch) -> list[float]:
         """Sum what is measured."""
         return self.task.measure(outputs, batch).tolist()

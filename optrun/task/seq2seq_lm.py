@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict
 from optrun.data.cache import key_of, known_by
 from optrun.data.columns import cell_text, target_column, text_column, texts, values
 from optrun.data.examples import Example, Examples, Joined, chosen, encode
@@ -112,7 +113,7 @@ class Seq2SeqLm(Task):
 
 def _ids(tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str) -> list[list[int]]:
     """Encode texts, or as `side` says targets; None: uncut."""
-    given: dict[str, Any] = {"text_target": batch} if side == "target" else {"text": batch}
+    given: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
     made: list[list[int]] = tokenizer(
         **given, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
     )["input_ids"]

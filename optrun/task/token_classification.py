@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainMapping
 from optrun.data.cache import digest, key_of, known_by
 from optrun.data.columns import cell_list, label_column, values, words_column
 from optrun.data.encoded import Encoder
@@ -167,7 +168,7 @@ class TokenClassification(Task):
         """Stream rows whose words are tokenised when they are read."""
         declared = declared_names(rows.features[labels])
 
-        def example(row: Mapping[str, Any]) -> Example:
+        def example(row: PlainMapping) -> Example:
             texts, values = cell_list(row, words), row.get(labels) or []
             if len(texts) != len(values):
                 raise ConfigError(f"it has {len(texts)} words and {len(values)} labels.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.data.cache import digest
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: in
     return inputs_in(tokenized(tokenizer, rows, longest))
 
 
-def inputs_in(made: Mapping[str, Any]) -> dict[str, Any]:
+def inputs_in(made: PlainMapping) -> PlainDict:
     """Take what a model is given of what a tokenizer made."""
     return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from optrun.artifacts.run_dir import RunDir
+from optrun.base.plain import PlainMapping
 from optrun.training.setup import Task, TrainingSetup
 from optrun.training.step import StepResult
 
@@ -124,7 +125,7 @@ class Callback:
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
         """Handle an evaluation; names such as `eval/loss`."""
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:
+    def on_log(self, training: TrainingContext, record: PlainMapping) -> None:
         """Handle a line of `metrics.jsonl`: `step`, `epoch`, `time`, and flat names such as `train/loss`."""
 
     def on_save(self, training: TrainingContext, checkpoint: Path) -> None:

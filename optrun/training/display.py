@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,6 +26,7 @@ from rich.text import Text
 
 from optrun.base.errors import printable
 from optrun.base.formatting import duration, number, size
+from optrun.base.plain import PlainMapping
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.step import StepResult
 
@@ -47,7 +48,7 @@ class Display(Callback):
     def evaluating(self, done: int, total: int) -> None:
         """Show how many batches of an evaluation are done; of no batches it has ended."""
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def record(self, record: PlainMapping) -> None:
         """Show what was logged at a step."""
 
     def note(self, text: str) -> None:
@@ -65,7 +66,7 @@ class Display(Callback):
         figures = {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **training.setup.state.lrs}
         self.step(training.global_step, figures)
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:
+    def on_log(self, training: TrainingContext, record: PlainMapping) -> None:
         """Show the line."""
         self.step(training.global_step, record)
         self.record(record)
@@ -92,7 +93,7 @@ class PlainDisplay(Display):
         """Take the time from here on."""
         self.total, self.first, self.begun = total, step, time.monotonic()
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def record(self, record: PlainMapping) -> None:
         """Show one line with everything that was logged at a step."""
         line = plain_line(record, self.total, width=_WIDTH)
         done = int(record["step"]) - self.first
@@ -117,7 +118,7 @@ class PlainDisplay(Display):
             console.on_broken_pipe()
 
 
-def plain_line(record: Mapping[str, Any], total: int, width: int | None = None) -> str:
+def plain_line(record: PlainMapping, total: int, width: int | None = None) -> str:
     """Write a record as one line.
 
     Args:
@@ -181,7 +182,7 @@ class LiveDisplay(Display):
             self.progress.reset(self.evaluation, total=total, visible=total > 0)
         self.progress.update(self.evaluation, completed=done)
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def record(self, record: PlainMapping) -> None:
         """Keep evaluations on the screen; everything goes to the log."""
         log.info(plain_line(record, self.total))
         found = {name: value for name, value in record.items() if name.startswith("eval/")}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
+from optrun.base.options import StateDict
+from optrun.base.plain import PlainMapping
 from optrun.config.schema.training import TrainingConfig
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.ranking import Ranking
@@ -55,11 +56,11 @@ class EarlyStopping(Callback):
                 f"{self.best:.6g}"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the counter, the best value, and which metric they are of."""
         return {"metric": self.ranking.metric, "mode": self.ranking.mode, "best": self.best, "counter": self.counter}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: PlainMapping) -> None:
         """Go on counting; what was counted of another metric, or in another direction, is forgotten."""
         if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
             self.best, self.counter = state["best"], state["counter"]

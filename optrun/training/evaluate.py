@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from optrun.base.errors import OptrunError
+from optrun.base.plain import PlainMapping
 from optrun.data.loader import Batch, BatchLoader, share_of
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
@@ -87,7 +88,7 @@ def evaluate_sets(
     return values
 
 
-def _numbers(values: Mapping[str, Any], prefix: str) -> Mapping[str, float]:
+def _numbers(values: PlainMapping, prefix: str) -> Mapping[str, float]:
     """Check that each of the metrics is a number.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.base.errors import OptrunError
+from optrun.base.plain import PlainMapping
 from optrun.training.callback import HOOKS, Callback, StopRequest, TrainingContext
 from optrun.training.state import RandomStates
 from optrun.training.step import StepResult
@@ -64,7 +65,7 @@ class Hooks:
         """Call the hooks after each evaluation."""
         self._call("on_evaluate", metrics, deferred=True)
 
-    def on_log(self, record: Mapping[str, Any], due: Mapping[str, Any]) -> None:
+    def on_log(self, record: PlainMapping, due: PlainMapping) -> None:
         """Call the hooks with each line of metrics.
 
         Args:

@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from optrun.base.errors import NonFiniteError, StoppedEarly, StorageError
+from optrun.base.plain import PlainDict
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
@@ -279,7 +279,7 @@ class Loop:
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
         state = self.state
-        record: dict[str, Any] = {
+        record: PlainDict = {
             "step": state.global_step,
             "epoch": round(self.training.epoch, 6),
             "time": round(state.seconds, 3),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.metrics import MetricsWriter, take_up
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.base.errors import StorageError
+from optrun.base.plain import PlainMapping
 from optrun.config.schema.checkpoint import OnStorageError
 from optrun.training.callback import Callback, TrainingContext
 
@@ -48,11 +48,11 @@ class MetricsLogger(Callback):
         self.manifest = manifest
         self.path = manifest.run.metrics
         self.refused = refused
-        self._waiting: list[Mapping[str, Any]] = []
+        self._waiting: list[PlainMapping] = []
         self._lock = threading.Lock()
         self._writer: MetricsWriter | None = None
 
-    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def on_log(self, training: TrainingContext, record: PlainMapping) -> None:  # noqa: ARG002
         """Append one record, and those that are still waiting before it."""
         with self._lock:
             self._waiting.append(record)

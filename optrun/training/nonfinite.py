@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
+from optrun.base.plain import PlainDict
 from optrun.data.loader import Batch
 from optrun.training.setup import TrainingSetup
 from optrun.training.step import StepResult
@@ -24,7 +24,7 @@ class NonfiniteStep:
     """What is known of it."""
 
     message: str
-    values: dict[str, Any]
+    values: PlainDict
     """Content of `report.json`."""
     bad_weights: bool
     """The weights themselves were not finite: leaving out one update mends nothing."""

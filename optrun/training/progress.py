@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from optrun.base.plain import PlainMapping
 from optrun.training.device import peak_memory_bytes
 from optrun.training.exchange import MicroBatchFacts
 from optrun.training.noise_scale import averaged, noise_scale
@@ -110,7 +110,7 @@ class Progress(Throughput):
         return {**values, "perf/peak_memory_bytes": peak_memory_bytes(self.setup.train_step.device)}
 
 
-def learning_rates(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
     """Return `train/lr`, the largest of all groups, and `lr/<layer>` if layers have different ones.
 
     Args:

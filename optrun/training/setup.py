@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from optrun.base.plain import PlainDict
 from optrun.config.schema.training import TrainingConfig
 from optrun.data.loader import Batch, BatchLoader, EpochPlan
 from optrun.training.ranking import Ranking
@@ -33,7 +34,7 @@ class Task(Protocol):
 
     name: str
     train: Any
-    eval_sets: dict[str, Any]
+    eval_sets: PlainDict
     sources: Sequence[str]
     measured: tuple[str, ...]
 

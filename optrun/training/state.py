@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Annotated, Any, NotRequired, Self, TypedDict
+from typing import Annotated, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
+
+from optrun.base.plain import PlainDict, PlainMapping
 
 Count = Annotated[int, 0]
 """A whole number, 0 or more."""
@@ -119,12 +121,12 @@ class TrainState:
         vars(self).update(self.without_end)
         self.without_end = {}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> PlainDict:
         """Convert to plain values."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TrainState:
+    def from_dict(cls, values: PlainDict) -> TrainState:
         """Invert `to_dict`.
 
         Raises:
@@ -136,7 +138,7 @@ class TrainState:
         return cls(**values)
 
 
-def empty_window() -> dict[str, Any]:
+def empty_window() -> PlainDict:
     """Return what a state knows of the steps since the last log line where there was none."""
     return {name: value for name, value in TrainState().to_dict().items() if name.startswith("window_")}
 
@@ -187,7 +189,7 @@ class RandomStates:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._python = random.getstate()
-        self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
+        self._numpy: PlainDict = np.random.get_state(legacy=False)
         self._torch = {"torch": torch.get_rng_state()}
         if device.type == "cuda":
             self._torch["cuda"] = torch.cuda.get_rng_state(device)
@@ -195,7 +197,7 @@ class RandomStates:
             self._torch["mps"] = torch.mps.get_rng_state()
 
     @classmethod
-    def unpack(cls, states: Mapping[str, Any], device: torch.device) -> Self:
+    def unpack(cls, states: PlainMapping, device: torch.device) -> Self:
         """Read what was packed, tried on generators of their own; no global one is changed.
 
         Raises:
@@ -231,7 +233,7 @@ class RandomStates:
         if self._device.type == "mps":
             torch.mps.set_rng_state(self._torch["mps"])
 
-    def packed(self) -> dict[str, Any]:
+    def packed(self) -> PlainDict:
         """Pack as JSON can hold them."""
         version, key, position = self._python
         legacy = self._numpy

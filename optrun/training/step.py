@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from optrun.base.errors import OptrunError
+from optrun.base.options import StateDict
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
@@ -79,8 +80,8 @@ class Scheduler(Protocol):
     def step(self) -> None: ...
     def observe(self, metric: float) -> None: ...
     def get_last_lr(self) -> list[Any]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> StateDict: ...
+    def load_state_dict(self, state: StateDict) -> None: ...
 
 
 def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
@@ -143,7 +144,7 @@ class BySource:
     """How many there are."""
     sums: Sums = field(default_factory=Sums)
 
-    def add(self, outputs: Any, batch: Batch, sources: torch.Tensor) -> None:
+    def add(self, outputs: object, batch: Batch, sources: torch.Tensor) -> None:
         """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
         with torch.no_grad():
             losses, targets = self.losses(outputs, batch)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import TRACKING, RunDir
 from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.plain import PlainMapping
 from optrun.base.reading import read_json
 from optrun.config import registry
 from optrun.config.kind import kind_of
@@ -69,7 +70,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """A class of a row of kind `tracker`: it is made with a `TrackedRun` and the fields of its schema."""
 
-    def log(self, record: Mapping[str, Any]) -> None: ...
+    def log(self, record: PlainMapping) -> None: ...
     def close(self, status: str) -> None: ...
 
 
@@ -79,7 +80,7 @@ class NoTracker:
     def __init__(self, run: TrackedRun) -> None:
         """Nothing is kept."""
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: PlainMapping) -> None:
         """Do nothing."""
 
     def close(self, status: str) -> None:
@@ -96,7 +97,7 @@ class TensorboardTracker:
         purge_step = run.start + 1 if run.start else None
         self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=purge_step)
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: PlainMapping) -> None:
         """Add one scalar per value."""
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, int(record["step"]))
@@ -123,7 +124,7 @@ class WandbTracker:
         )
         run.remember("wandb", identity)
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: PlainMapping) -> None:
         """Send one record."""
         self._library.log(scalars(record), step=int(record["step"]))
 
@@ -143,7 +144,7 @@ class TrackioTracker:
         self._library.init(project=project, config=dict(run.config), resume="allow", name=identity)
         run.remember("trackio", identity)
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: PlainMapping) -> None:
         """Send one record."""
         self._library.log(scalars(record), step=int(record["step"]))
 
@@ -169,7 +170,7 @@ class MlflowTracker:
         for begin in range(0, len(named), _MLFLOW_PARAMS):
             self._library.log_params(dict(named[begin : begin + _MLFLOW_PARAMS]))
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: PlainMapping) -> None:
         """Send one record."""
         self._library.log_metrics(scalars(record), step=int(record["step"]))
 
@@ -193,7 +194,7 @@ class Tolerant:
         self._note = note
         self._gone = False
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: PlainMapping) -> None:
         """Pass on a record."""
         self._try(lambda: self._tracker.log(record))
 

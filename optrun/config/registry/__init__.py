@@ -16,6 +16,7 @@ from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.plain import PlainDict
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -66,7 +67,7 @@ class Choice:
         """Import the target."""
         return _imported(self.target) if isinstance(self.target, str) else self.target
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> PlainDict:
         """Return the values of a choice without a YAML: its schema's defaults, null if allowed, else `???`."""
         hints = get_type_hints(self.schema)
         return {"name": self.name} | {

@@ -8,9 +8,9 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import read_bytes
 from optrun.config import registry
 
@@ -32,7 +32,7 @@ def changes_allowed() -> bool:
     return _allowed[0]
 
 
-def records(values: Mapping[str, object]) -> list[dict[str, Any]]:
+def records(values: Mapping[str, object]) -> list[PlainDict]:
     """List the code of others that a configuration chooses.
 
     Args:
@@ -43,7 +43,7 @@ def records(values: Mapping[str, object]) -> list[dict[str, Any]]:
         digests of what it has imported from its folder so far, and `names`, the registered ones that are used.
     """
     used = _texts(values)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, PlainDict] = {}
     for row in registry.of_others():
         if row.name in used:
             record = found.setdefault(str(row.origin), {**_source(row), "names": []})
@@ -51,7 +51,7 @@ def records(values: Mapping[str, object]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def unrecorded(config: Mapping[str, Any], recorded: Iterable[Mapping[str, Any]]) -> list[str]:
+def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[str]:
     """List what a configuration chooses of others' rows without a record of whose they were.
 
     Args:
@@ -187,7 +187,7 @@ def forget_imports(imports: Mapping[str, str], folder: Path) -> None:
             del sys.modules[name]
 
 
-def _source(row: registry.Choice) -> dict[str, Any]:
+def _source(row: registry.Choice) -> PlainDict:
     """Describe where a row comes from: a plugin, a distribution, or a module that the program imported."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():

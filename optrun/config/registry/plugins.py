@@ -10,15 +10,15 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
 from urllib.parse import quote, unquote
 
 from optrun.base.errors import ConfigError, refuse_url
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import registry
 from optrun.config.registry.origins import ALLOW, allow_changes, changed_import, digest_of, forget_imports, imports_of
 
@@ -35,7 +35,7 @@ FORMER = {
 """Modules that the plugins of stored runs import by the names of 0.1, and where they stand now."""
 
 
-LOADED: dict[str, dict[str, Any]] = {}
+LOADED: dict[str, PlainDict] = {}
 """What each plugin is recorded as, by its module's name, in the order of loading."""
 
 
@@ -73,12 +73,12 @@ def take(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-def options(records: Iterable[Mapping[str, Any]]) -> list[str]:
+def options(records: Iterable[PlainMapping]) -> list[str]:
     """List the arguments that load again the plugins among these records."""
     return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
 
 
-def load(given: str, path: str | None = None) -> dict[str, Any]:
+def load(given: str, path: str | None = None) -> PlainDict:
     """Load a plugin; one that is loaded and did not change stays.
 
     Args:
@@ -123,7 +123,7 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
     return LOADED[name]
 
 
-def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool, start: str = "sweep") -> None:
+def load_again(records: Sequence[PlainMapping], *, changes_allowed: bool, start: str = "sweep") -> None:
     """Load in a worker what its sweep loaded, or in a rank what its run did.
 
     Args:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
 from optrun.base.options import Group
+from optrun.base.plain import PlainMapping
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
@@ -51,13 +52,13 @@ def refuse_different(kernels: Sequence[str]) -> None:
         )
 
 
-def _steppers(optimizer: Optimizer) -> list[tuple[Any, Mapping[str, Any]]]:
+def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
     """List each group beside what steps it: the optimizer, or one of its members."""
     members = getattr(optimizer, "members", {})
     return [(members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups]
 
 
-def _kernel_of_group(stepper: Any, group: Group, device: str, *, whole: bool) -> str:
+def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool) -> str:
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, whole=whole))
     above = type(stepper).__mro__[: type(stepper).__mro__.index(Optimizer)]

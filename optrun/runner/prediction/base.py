@@ -48,7 +48,7 @@ class Predicting:
     """`data.max_length`."""
     to_device: Callable[[Batch], Batch]
     autocast: Callable[[], AbstractContextManager[object]]
-    start: Callable[[], Callable[..., Any]]
+    start: Callable[[], Callable[..., object]]
     """Builds the model that training started from, called as `model` is."""
 
     def forward(self, batch: Batch) -> ModelOutput:

@@ -11,6 +11,7 @@ from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.data import HubConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.hub import commit_of
@@ -24,7 +25,7 @@ _OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 """File of a stream that is read from the hub."""
 
 
-def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> dict[str, Any]:
+def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> PlainDict:
     """Describe a plan as a checkpoint keeps it.
 
     Args:
@@ -85,7 +86,7 @@ def vocabulary_digest(tokenizer: object) -> str:
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
-def class_names(model_config: Mapping[str, Any]) -> list[str]:
+def class_names(model_config: PlainMapping) -> list[str]:
     """List the classes by number, as a transformers configuration has them after JSON."""
     named = model_config.get("id2label") or {}
     return [str(named[number]) for number in sorted(named, key=int)]
@@ -184,7 +185,7 @@ def _some(classes: Sequence[str]) -> str:
     return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
 
 
-def of_steps(plan: Plan) -> dict[str, Any]:
+def of_steps(plan: Plan) -> PlainDict:
     """Return what decides which examples each step sees: how a step is divided into micro-batches does not."""
     kept = {key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")}
     return {**kept, "examples a step": plan["batch_size"] * plan["accumulation"]}

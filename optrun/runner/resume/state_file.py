@@ -17,6 +17,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
 from optrun.base.errors import CheckpointError
+from optrun.base.plain import PlainDict
 from optrun.config.registry.origins import unrecorded
 from optrun.training.callback import StopRequest
 from optrun.training.early_stopping import EarlyStopping
@@ -143,7 +144,7 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
         raise CheckpointError(f"{folder / CHECKPOINT_STATE}: {fault}. Its checksums are right, but no run saved this.")
 
 
-def _faults(state: dict[str, Any]) -> Iterator[str]:
+def _faults(state: PlainDict) -> Iterator[str]:
     """Yield what is wrong, key by key; what comes first is what the next relies on."""
     if fault := _wrong("", state, _State):
         yield fault
@@ -174,7 +175,7 @@ def _faults(state: dict[str, Any]) -> Iterator[str]:
         yield f"random: no states of generators: {type(error).__name__}: {str(error)[:100]}"
 
 
-def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
+def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
     ended = train.get("without_end", {})
     by_step = [key for held in (train, ended) for name in ("ranking", "ranking_losses") for key in held.get(name, {})]
     if train.get("global_step") != step:
