@@ -213,8 +213,8 @@ def answer_of(sweep: Sweep, mode: str) -> Answer:
     nearest = min(sweep.sizes, key=lambda size: sum(abs(math.log(target[key] / size.values[key])) for key in keys))
     optima = [_optimum(size, law, mode) for size in sweep.sizes]
     exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(keys)}
-    optimizer = nearest.runs[0].optimizer
-    laws = known_laws(optimizer, optima[sweep.sizes.index(nearest)].lr.value, nearest.values, target)
+    run, there = nearest.runs[0], optima[sweep.sizes.index(nearest)].lr.value
+    scaled = run.setting("parametrization.name") == "mup"
     ranges = " and ".join(f"{key} from {min(seen[key]):.6g} to {max(seen[key]):.6g}" for key in keys)
     return Answer(
         contender=sweep.name,
@@ -227,7 +227,7 @@ def answer_of(sweep: Sweep, mode: str) -> Answer:
         far=any(factor > FAR for factor in beyond.values()),
         notes=_notes(sweep, law, beyond, exponents),
         tests=[_command(nearest.runs, target, end) for end in (lr.low, lr.high)],
-        laws=laws,
+        laws=known_laws(run.optimizer, there, nearest.values, target, scaled=scaled),
     )
 
 

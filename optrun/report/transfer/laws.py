@@ -12,7 +12,6 @@ _KINDS = {
     "batch": ("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"),
 }
 """Last pieces of keys, by what they scale."""
-_ADAM = ("adam", "lamb", "lazy_adam", "nadam", "radam", "ademamix", "mars", "soap")
 
 
 @dataclass(frozen=True)
@@ -36,27 +35,33 @@ _LAWS = {
     ],
     "batch": [(0.5, "lr ~ the square root of the batch, with 1 - beta and warm-up in proportion to it", "Square root")],
 }
-SOURCES = {
-    "Step Law": "Li et al. 2025, arXiv:2503.04715",
-    "Token horizons": "Bjorck et al. 2024, arXiv:2409.19913",
-    "Square root": "Malladi et al. 2022, arXiv:2205.10287 (Adam); You et al. 2020, arXiv:1904.00962 (LAMB)",
+_SOURCES = {
+    "Step Law": ("Li et al. 2025, arXiv:2503.04715", ("adam",)),
+    "Token horizons": ("Bjorck et al. 2024, arXiv:2409.19913", ("adam",)),
+    "Square root": (
+        "Malladi et al. 2022, arXiv:2205.10287 (Adam); You et al. 2020, arXiv:1904.00962 (LAMB)",
+        ("adam", "lamb"),
+    ),
 }
+"""Where a law stands, and what is part of the name of each optimizer that it was found with."""
 
 
-def known_laws(optimizer: str, lr: float, seen: Mapping[str, float], target: Mapping[str, float]) -> list[KnownLaw]:
+def known_laws(
+    optimizer: str, lr: float, seen: Mapping[str, float], target: Mapping[str, float], *, scaled: bool
+) -> list[KnownLaw]:
     """Apply the published exponents to one step from a size that was swept to the target.
 
     Args:
-        optimizer: Its name; the laws are of Adam and its kin, and others get none.
+        optimizer: Its name; a law is told of the optimizers that it was found with.
         lr: The optimum at that size.
         seen: That size.
         target: The size that is asked for.
+        scaled: Whether the parametrization carries lr over sizes of the model; no law of these is told then.
     """
-    if not any(name in optimizer for name in _ADAM):
-        return []
+    kinds = {kind: ends for kind, ends in _KINDS.items() if not (scaled and kind in ("width", "depth"))}
     return [
-        KnownLaw(key, exponent, lr * (target[key] / value) ** exponent, says, f"{name}: {SOURCES[name]}")
+        KnownLaw(key, exponent, lr * (target[key] / value) ** exponent, says, f"{name}: {_SOURCES[name][0]}")
         for key, value in seen.items()
-        for kind, ends in _KINDS.items() if key.rpartition(".")[2] in ends
-        for exponent, says, name in _LAWS[kind]
+        for kind, ends in kinds.items() if key.rpartition(".")[2] in ends
+        for exponent, says, name in _LAWS[kind] if any(part in optimizer for part in _SOURCES[name][1])
     ]  # fmt: skip

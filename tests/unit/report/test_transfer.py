@@ -82,6 +82,20 @@ def test_a_power_law_is_found(sweep: Callable[..., Path], tmp_path: Path, capsys
     assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={tmp_path / 'out'}") == 0, "its own may be replaced"
 
 
+def test_a_law_is_told_of_the_optimizers_it_was_found_with(sweep: Callable[..., Path]) -> None:
+    """And not where the parametrization carries lr over the width already."""
+
+    def sources(name: str, optimizer: str, parametrization: str) -> list[str]:
+        for width in (32, 64):
+            config = {WIDTH: width, "parametrization": {"name": parametrization}}
+            folder = sweep({width: LRS}, name=name, optimizer=optimizer, config=config)
+        return [law.source for law in answer([folder], {WIDTH: 128}).answers[0].laws]
+
+    assert len(sources("a", "adamwdl", "standard")) == 1
+    assert sources("b", "lamb", "standard") == []
+    assert sources("c", "adamw", "mup") == []
+
+
 def test_two_keys(sweep: Callable[..., Path], tmp_path: Path) -> None:
     folder = sweep({(32, 100): LRS, (64, 100): LRS, (64, 400): LRS})
     found = package.transfer([folder], {WIDTH: 128, "training.max_steps": 800}, out=tmp_path / "out", quiet=True)
