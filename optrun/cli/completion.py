@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE
+from optrun.cli.overview import groups
 from optrun.cli.parser import VerbParser, is_override
+from optrun.cli.verbs import VERBS, module
 from optrun.config.original_cwd import PATHS
 from optrun.config.paths import config_dir, recipes_dir
 
@@ -86,10 +88,8 @@ def candidates(line: str) -> list[str]:
 
 
 def _next_token(before: list[str], current: str) -> Iterable[str]:
-    from optrun.cli.verbs import VERBS
-
     verb = before[0] if before and before[0] in VERBS else None
-    parser: VerbParser | None = None if verb is None else importlib.import_module(VERBS[verb]).parser()
+    parser: VerbParser | None = None if verb is None else importlib.import_module(module(verb)).parser()
     values = {**dict.fromkeys(_TRAIN_OPTIONS), PLUGIN: "FILE"} if parser is None else parser.option_values()
     option, joined, _ = current.partition("=")
     if current.startswith("-") and joined:
@@ -144,17 +144,7 @@ def _paths(text: str, *, folders: bool = False) -> list[str]:
 
 
 def _groups(before: list[str]) -> dict[str, list[str]]:
-    """Map each group to its choices, the user's own among them."""
-    own = _given(before, "--config-dir")
-    found: dict[str, list[str]] = {}
-    for root in (config_dir(), *([Path(own)] if own else [])):
-        for path in root.glob("*/*.yaml"):
-            found.setdefault(path.parent.name, []).append(path.stem)
-    from optrun.config import registry
-
-    for group, kind in registry.GROUPS.items():
-        found[group] += [name for name in registry.names(kind) if name not in found[group]]
-    return found
+    return groups(_given(before, "--config-dir"))
 
 
 def _of_key(key: str, before: list[str], text: str) -> Iterable[str]:

@@ -8,7 +8,7 @@ import sys
 
 from optrun import __version__
 from optrun.base.errors import EXIT_DONE
-from optrun.cli.verbs import VERBS
+from optrun.cli.verbs import VERBS, module
 
 ASKED = (["query=bash"], ["query=fish"], ["query=zsh"])
 """What the function of a shell says after `-sc` at each TAB; answered before Hydra is imported."""
@@ -36,7 +36,7 @@ def dispatch(argv: list[str]) -> int:
             return EXIT_DONE
         argv = _verb_first(argv)
         if argv and argv[0] in VERBS:
-            verb = importlib.import_module(VERBS[argv[0]])
+            verb = importlib.import_module(module(argv[0]))
             arguments = verb.parser().parse(argv[1:])
             code: int = EXIT_DONE if arguments is None else verb.run(arguments)
             return code
@@ -44,6 +44,11 @@ def dispatch(argv: list[str]) -> int:
             from optrun.cli import completion
 
             return completion.run(argv[1:])
+        if argv in (["--help"], ["-h"]):
+            from optrun.cli.overview import overview
+
+            sys.stdout.write(overview(None))
+            return EXIT_DONE
         from optrun.cli import train
 
         return train.run(argv)
@@ -59,7 +64,7 @@ def _verb_first(argv: list[str]) -> list[str]:
         return argv
     from optrun.cli import hydra_options
 
-    parsers = [hydra_options.parser(), *(importlib.import_module(module).parser() for module in VERBS.values())]
+    parsers = [hydra_options.parser(), *(importlib.import_module(module(verb)).parser() for verb in VERBS)]
     with_value = {
         name for made in parsers for action in made._actions if action.nargs != 0 for name in action.option_strings
     }

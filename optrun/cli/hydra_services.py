@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.cli import help
+from optrun.cli.overview import overview
 from optrun.config import keys, store
 from optrun.config.compose_errors import refusal
 from optrun.config.hydra_internals import Hydra
@@ -35,8 +36,8 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
         sys.stdout.write("\n\n".join(help.explain(hydra, token) for token in args.overrides) + "\n")
     elif args.help:
         if args.config_dir is not None or args.config_name is not None:
-            store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
-        hydra.app_help(config_name=config_name, args_parser=parser, args=args)
+            store.compose(hydra, config_name, [])  # is there such a recipe?
+        sys.stdout.write(overview(args.config_dir))
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
     elif args.shell_completion:

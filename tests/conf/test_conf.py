@@ -13,7 +13,6 @@ import yaml
 from omegaconf import OmegaConf
 
 from optrun.artifacts.provenance import config_digest
-from optrun.cli.verbs import VERBS
 from optrun.config import saved, store
 from optrun.config.groups import default_values
 from optrun.config.schema.run import BranchSchedule
@@ -198,9 +197,3 @@ def test_completion_lists_choices_without_schemas() -> None:
         options = hydra.config_loader.get_group_options(group)
         assert options
         assert not [option for option in options if option.endswith("_schema")]
-
-
-def test_every_verb_is_in_the_help() -> None:
-    text = (store.config_dir() / "hydra" / "help" / "optrun.yaml").read_text(encoding="utf-8")
-    for verb in VERBS:
-        assert f"\n  optrun {verb} " in text

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from optrun.cli.verbs import VERBS
 from optrun.config import reference
 from tests.e2e.test_plugins import LION
 from tests.running import optrun, optrun_process
@@ -21,6 +24,22 @@ def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) <= 42
     for group in reference.CHOICES:
         assert group.startswith("hydra/") or any(line.startswith(f"{group}: ") for line in lines)
+    for verb in VERBS:
+        assert any(line.startswith(f"optrun {verb} ") for line in lines)
+
+
+def test_the_help_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from optrun.cli.main import run; run(['--help']); print({'hydra', 'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_help_shows_choices_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "my_lamb.yaml").write_text("defaults: [lamb]\n")
+    assert "lion, mars, muon, my_lamb, nadam" in said(capsys, "--config-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize("group", reference.CHOICES)

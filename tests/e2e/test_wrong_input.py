@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optrun import __version__
-from optrun.cli.verbs import VERBS
+from optrun.cli.verbs import VERBS, module
 from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]
@@ -259,7 +259,7 @@ def test_a_run_goes_on_with_its_own_recipe(folder: Path, capsys: pytest.CaptureF
 def test_each_verb_has_its_help(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun(verb, "nowhere", "--help") == optrun(verb, "-h") == 0
     text = capsys.readouterr().out
-    parser = importlib.import_module(VERBS[verb]).parser()
+    parser = importlib.import_module(module(verb)).parser()
     assert text.count(f"usage: optrun {verb} ") == 2
     usage = text.split("\n\n")[0]
     for option, value in parser.option_values().items():

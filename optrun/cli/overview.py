@@ -1,0 +1,56 @@
+"""`optrun --help`: what one can type, on one screen. Imports neither Hydra nor torch: it is asked for at a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optrun.cli.verbs import VERBS
+from optrun.config.paths import config_dir
+
+_TRAINING = {
+    "[KEY=VALUE ...]": "train; no argument: the embedded default, real input, no download",
+    "optimizer=lamb lr=2e-3": "the same with another optimizer and peak learning rate",
+    "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then the comparison",
+    "-cn NAME [KEY=VALUE ...]": "a recipe",
+    "resume=RUN_DIR|CHECKPOINT|latest|auto": "go on where it stopped, in the same run directory",
+    "branch_from=RUN_DIR|CHECKPOINT [...]": "a new run from there: its weights and place in the data",
+}
+_MORE = """\
+optrun --help optimizer       its choices, each in a sentence    optrun --help optimizer=lamb   every key of one
+optrun --help lr              one key: default, type, meaning    optrun VERB --help             what a command takes
+optrun --cfg job --resolve    the configuration that would run   optrun --info defaults         where it comes from
+optrun --hydra-help           Hydra's own options                eval "$(optrun -sc install=bash)"    completion
+"""
+
+
+def overview(own: str | None) -> str:
+    """Write the screen.
+
+    Args:
+        own: A folder of the user's own choices, `--config-dir`.
+    """
+    lines = _TRAINING | {f"{verb} {usage}": meaning for verb, (usage, meaning) in VERBS.items()}
+    choices = (f"{group}: {', '.join(sorted(names))}" for group, names in sorted(groups(own).items()))
+    return "\n".join([
+        "optrun: train transformers with the optimizer you mean.",
+        "",
+        *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),
+        "",
+        "== Choices: group=option ==",
+        *choices,
+        "",
+        _MORE,
+    ])  # fmt: skip
+
+
+def groups(own: str | None) -> dict[str, list[str]]:
+    """Map each group to its choices, the user's own among them."""
+    from optrun.config import registry
+
+    found: dict[str, list[str]] = {}
+    for root in (config_dir(), *([Path(own)] if own else [])):
+        for path in root.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, []).append(path.stem)
+    for group, kind in registry.GROUPS.items():
+        found[group] += [name for name in registry.names(kind) if name not in found[group]]
+    return found
