@@ -148,6 +148,16 @@ def inject(
     return [_note(config, model, places) + unread, *notes]
 
 
+def inject_alike(model: nn.Module, plain: nn.Module) -> None:
+    """Put the adapter of a model, if it has one, into another one of its class; the weights are not those."""
+    adapter = injected(model)
+    if adapter is not None:
+        import peft
+
+        peft.inject_adapter_in_model(model.peft_config[ADAPTER], plain, ADAPTER)
+        setattr(plain, _MARK, adapter)
+
+
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base, or of a whole model, under their plain names."""
     adapter = injected(model)

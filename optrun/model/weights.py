@@ -12,9 +12,7 @@ from optrun.model.adapter import injected
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collect weights and persistent buffers by name; a tied tensor once, under its parameter's name.
-
-    Of a model with an adapter, those of the adapter: its base is frozen, and lies where it came from.
+    """Collect what a checkpoint holds: all tensors, or those of an adapter, whose frozen base lies where it came from.
 
     Args:
         model: A module.
@@ -22,6 +20,12 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         References, detached; parameters first, in the module's order.
     """
+    found, adapter = all_tensors(model), injected(model)
+    return found if adapter is None else {name: found[name] for name in found if name in adapter.names}
+
+
+def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Collect weights and persistent buffers by name; a tied tensor once, under its parameter's name."""
     found: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its embedding.
     seen = {_place(tensor) for tensor in found.values()}
@@ -30,21 +34,25 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
             continue
         seen.add(_place(tensor))
         found[name] = tensor.detach()
-    adapter = injected(model)
-    return found if adapter is None else {name: found[name] for name in found if name in adapter.names}
+    return found
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, base: bool = False) -> None:
     """Put weights back by name, in place.
+
+    Args:
+        model: A module.
+        tensors: As `model_tensors` has them.
+        base: They are `all_tensors`, with the frozen base of an adapter.
 
     Raises:
         CheckpointError: The first name that is missing, too many, or of another shape.
     """
-    wanted = model_tensors(model)
+    wanted = all_tensors(model) if base else model_tensors(model)
     for name, tensor in wanted.items():
         if name not in tensors:
             raise CheckpointError(f"the checkpoint has no tensor {name}: the model has changed since it was saved.")

@@ -140,7 +140,7 @@ def assemble(
         plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
-        adapter=adapter_facts(model),
+        adapter=world.broadcast(world.agree(lambda: adapter_facts(model) if world.is_main else None)),
     )
     _refuse_other_start(constants, task, model, world)
     constants.reference = settle_reference(

@@ -19,8 +19,8 @@ from optrun.base.plain import PlainMapping
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.distributed.shard import is_sharded, model_class, whole_tensors
-from optrun.model.adapter import ADAPTER, injected, merge
-from optrun.model.weights import load_model_tensors, model_tensors
+from optrun.model.adapter import ADAPTER, inject_alike, injected, merge
+from optrun.model.weights import all_tensors, load_model_tensors
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
 from optrun.runner.folders import aside_of, written_aside
@@ -170,12 +170,13 @@ def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
     import torch
     import torch.distributed as dist
 
-    tensors = whole_tensors(model_tensors(model).items())
+    tensors = whole_tensors(all_tensors(model).items())
     if dist.get_rank():
         return None
     with torch.random.fork_rng(devices=[]):
         whole: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
-    load_model_tensors(whole, tensors)
+        inject_alike(model, whole)
+    load_model_tensors(whole, tensors, base=True)
     whole.train(model.training)
     return whole
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from optrun.artifacts.run_dir import RunDir
 from tests.distributed.promised import promised
@@ -88,8 +90,25 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_on_two_ranks(tmp_path: Path) -> None:
-    """Factors and a head that trains whole; under FSDP refused by name."""
-    check(tmp_path, 2, ["ddp"], ["lora"])
+    """Factors and a head that trains whole; under FSDP the frozen base is divided, too."""
+    check(tmp_path, 2, ["ddp", "fsdp"], ["lora"])
+
+
+@pytest.mark.slow
+def test_a_divided_adapter_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """On two, then four, then one: the run of one process that was never stopped, and the same model exported."""
+    alone = start_of("alone", CASES["lora"], tmp_path, "none", tmp_path)
+    parted = start_of("parted", CASES["lora"], tmp_path, "fsdp", tmp_path)
+    start_on(1, [alone], tmp_path)
+    start_on(2, [replace(parted, stop_at=3)], tmp_path / "two")
+    start_on(4, [replace(parted, stop_at=5)], tmp_path / "four")
+    start_on(1, [parted], tmp_path)
+    found = differences(alone.run, parted.run, LOSSES)
+    assert max(found.values()) <= 1e-6
+    assert batches(alone.run) == batches(parted.run)
+    ours, theirs = (load_file(start.run / "model" / "model.safetensors") for start in (alone, parted))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
 
 
 @pytest.mark.slow

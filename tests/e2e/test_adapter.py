@@ -171,7 +171,7 @@ WRONG = [
         ["model.bnb_4bit_use_double_quant=true", "model.quantization=4bit alone"],
     ),
     (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
-    (["adapter=lora", "distributed=fsdp"], ["distributed=fsdp", "ddp or none with adapter=lora"]),
+    ([*LORA, "model.quantization=4bit", "distributed=fsdp"], ["model.quantization=4bit", "null with distributed=fsdp"]),
     ([*LORA, "adapter.target_modules=[qury]"], ["adapter.target_modules=['qury']", "Did you mean query?"]),
     ([*LORA, "adapter.modules_to_save=[clasifier]"], ["adapter.modules_to_save", "clasifier", "mean classifier?"]),
     ([*LORA, "adapter.modules_to_save=[]"], ["is not in the model's weights", "leave adapter.modules_to_save null"]),

@@ -89,13 +89,6 @@ class RunConfig(Checked):
             "There are no classes to spread a target over.",
         )
         lora, sharded = isinstance(self.adapter, LoraConfig), isinstance(self.distributed, FsdpConfig)
-        expect(
-            not (lora and sharded),
-            "distributed",
-            self.distributed.name,
-            f"ddp or none with adapter={self.adapter.name}",
-            "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
-        )
         if self.distributed.name == "none":
             self.training.expect_micro_batches(1)
         self.training.expect(
@@ -112,6 +105,12 @@ class RunConfig(Checked):
             "quantization",
             f"null with adapter={self.adapter.name}",
             "Quantised weights cannot be trained; adapter=lora trains factors beside them.",
+        )
+        self.model.expect(
+            bits is None or not sharded,
+            "quantization",
+            "null with distributed=fsdp",
+            "Quantised weights cannot be cut over ranks; distributed=ddp keeps them whole on each.",
         )
         self.adapter.expect(
             bits is None or not isinstance(self.adapter, LoraConfig) or self.adapter.keeps_base,
