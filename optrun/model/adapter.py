@@ -148,7 +148,7 @@ def inject(
     return [_note(config, model, places) + unread, *notes]
 
 
-def inject_alike(model: nn.Module, plain: nn.Module) -> None:
+def inject_alike(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     """Put the adapter of a model, if it has one, into another one of its class; the weights are not those."""
     adapter = injected(model)
     if adapter is not None:
