@@ -37,6 +37,7 @@ from optrun.optimizer.transfer import transferred
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
+from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.prepare import Prepared
 from optrun.runner.reference import settle_reference
 from optrun.runner.resume.checkpoint import OpenedCheckpoint
@@ -120,6 +121,7 @@ def assemble(
     batch = settle_batch(request, saved, world.size, branches=opened.trunk is not None)
     config, task, model = batch.request.config, prepared.task, prepared.model
     _place(model, config, device)
+    chunked_note = settle_chunked_loss(task, model, config, world)
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=batch.micro_batch_size,
@@ -154,7 +156,7 @@ def assemble(
     if branch is not None:
         refuse_ended(branch.folder, branch.step, total, length_key(config))
     ranking = ranking_of(config, task)
-    notes = [*start.notes, rank_by(state, ranking), open_note(request, batch, world.size)]
+    notes = [*start.notes, chunked_note, rank_by(state, ranking), open_note(request, batch, world.size)]
     groups = [] if saved is None or moves_layers(start.changes) else _whole_groups(saved.optimizer)
     train_step = _train_step(config, prepared, device, schedule_steps, world, groups, notes)
     kernel = kernel_of(train_step.optimizer, device.type, whole=not isinstance(config.distributed, FsdpConfig))

@@ -14,6 +14,7 @@ from optrun.model.forward import lean_forward
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
+from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.prepare import TrainedArtifacts, prepare
 from optrun.runner.reference import settle_reference
 from optrun.runner.resume.data_position import (
@@ -80,6 +81,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
     model = prepared.model.to(device)
+    settle_chunked_loss(task, model, config)
     settle_reference(task, model, config, device, snapshot.metadata.reference, trains=False)
     load_model_tensors(model, snapshot.model)
     _, loaders = build_loaders(config, task, device)

@@ -87,7 +87,9 @@ def _logps(
     """Compute log-probabilities, or find them in the cache."""
     precision, size = config.training.precision.value, config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")
-    settings = f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"
+    settings = (
+        f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}" + " chunked" * task.chunked
+    )
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
 

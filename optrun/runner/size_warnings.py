@@ -33,7 +33,7 @@ def size_warnings(config: RunConfig, device: torch.device) -> list[str]:
         return notes
     needed = 2 * 4 * batch * data.max_length * model.vocab_size
     memory = _memory(device)
-    if needed > memory:
+    if needed > memory and config.training.chunked_loss.lower() == "false":
         notes.append(
             f"warning: data.max_length={data.max_length} with training.per_device_train_batch_size={batch}: the logits "
             f"of a micro-batch and their gradient take {size(needed)}; memory is {size(memory)}. Lower one of them."

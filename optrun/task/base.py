@@ -19,7 +19,7 @@ from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
-from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions
+from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions, predicted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,6 +90,8 @@ class Task(ABC):
         sources: The names of the sources that the training examples are mixed of; empty where there is one.
         class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
         measured: What `measure` sums over the examples of a batch, which training logs as means, by name.
+        chunks_loss: Whether losses and metrics are also made of `TargetLosses`; a subclass says so itself.
+        chunked: Whether they are in this run.
         one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row without padding.
         predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun predict` is refused.
 
@@ -108,6 +110,8 @@ class Task(ABC):
     sources: Sequence[str] = ()
     measured: tuple[str, ...] = ()
     one_row: bool = False
+    chunks_loss: bool = False
+    chunked: bool = False
 
     def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
         given: TaskConfig = config
@@ -256,6 +260,9 @@ class Task(ABC):
                     f"{self.config.AUTO_CLASS}). Name a class with a head there, or write {type(self).__name__}.loss."
                 )
             return own
+        if self.chunked:
+            smoothed: torch.Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
+            return smoothed
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         weights = None if self.class_weights is None else self.class_weights.to(logits.device)
         return functional.cross_entropy(
@@ -271,9 +278,11 @@ class Task(ABC):
 
         Plain cross-entropy, whatever the training loss is made of.
         """
-        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         targets = self.targets(batch)
         rows = len(targets)
+        if self.chunked:
+            return outputs.losses.sum(1), (targets != IGNORED).sum(1)
+        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         each = functional.cross_entropy(
             logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none"
         )
@@ -283,10 +292,9 @@ class Task(ABC):
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted and true classes of a batch for the registered metrics; shape (targets,) each."""
-        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         targets = self.targets(batch)
         known = targets != IGNORED
-        return logits.argmax(-1)[known].cpu().numpy(), targets[known].cpu().numpy()
+        return predicted(outputs, shift=self.shift)[known].cpu().numpy(), targets[known].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
         """Make empty metrics that count batch by batch, whatever `task.metrics` says; the mean loss by default."""

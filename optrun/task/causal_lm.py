@@ -33,6 +33,7 @@ class CausalLm(LanguageModel):
     """
 
     shift = True
+    chunks_loss = True
     text_kind = TextKind.STREAM
     predictor = "optrun.runner.prediction.generation:TextGeneration"
 

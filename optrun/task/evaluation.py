@@ -149,6 +149,15 @@ class MeanLoss(SummedMetrics):
         super().__init__(count, ["loss"])
 
 
+def predicted(outputs: Any, *, shift: bool) -> torch.Tensor:
+    """Return the most probable class in the place of each target, shape (batch, targets)."""
+    if not hasattr(outputs, "logits"):  # TargetLosses
+        chosen: torch.Tensor = outputs.predicted
+        return chosen
+    logits: torch.Tensor = outputs.logits
+    return (logits[:, :-1] if shift else logits).argmax(-1)
+
+
 class TokenMetrics(SummedMetrics):
     """Loss, perplexity and accuracy over target tokens.
 
@@ -167,8 +176,8 @@ class TokenMetrics(SummedMetrics):
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[int]:
         """Count the right tokens."""
-        labels, logits = self._targets(batch), outputs.logits[:, :-1] if self.shift else outputs.logits
-        return [int(((logits.argmax(-1) == labels) & (labels != IGNORED)).sum())]
+        labels = self._targets(batch)
+        return [int(((predicted(outputs, shift=self.shift) == labels) & (labels != IGNORED)).sum())]
 
     def compute(self) -> dict[str, float]:
         """Compute means over all target tokens; NaN if there was none."""

@@ -27,6 +27,7 @@ class MaskedLm(LanguageModel):
     """
 
     predictor = "optrun.runner.prediction.masked:MaskedTokens"
+    chunks_loss = True
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the mask, and the tokens that may stand in its place."""

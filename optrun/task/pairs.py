@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -79,6 +79,21 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     if REFERENCE in examples[0]:
         batch[REFERENCE] = torch.from_numpy(np.stack([example[REFERENCE] for example in examples]).astype(np.float32))
     return batch
+
+
+def chunked_pair_outputs(model: Callable[..., Any], batch: Batch, *, whole: bool) -> PairOutputs:
+    """Compute what `pair_outputs` does from losses by target.
+
+    Args:
+        model: Called with labels it returns `TargetLosses`.
+        batch: Of `pair_batch`.
+        whole: Whether `nll` is wanted, over the prompt too; else it is over the answer.
+    """
+    ids, there = batch["input_ids"], batch["attention_mask"]
+    labels = ids.masked_fill(there == 0, IGNORED) if whole else batch["labels"]
+    losses: Tensor = model(input_ids=ids, attention_mask=there, labels=labels).losses
+    answers = batch["labels"][:, 1:] != IGNORED
+    return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (labels[:, 1:] != IGNORED).sum(1))
 
 
 def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs:

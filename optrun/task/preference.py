@@ -19,7 +19,15 @@ from optrun.data.source import Source, Split
 from optrun.task.chat_encoder import TARGETS
 from optrun.task.chat_task import ChatTask, marked_text
 from optrun.task.evaluation import MetricAccumulator, SummedMetrics
-from optrun.task.pairs import REFERENCE, PairOutputs, PairScores, pair_batch, pair_outputs, pair_scores
+from optrun.task.pairs import (
+    REFERENCE,
+    PairOutputs,
+    PairScores,
+    chunked_pair_outputs,
+    pair_batch,
+    pair_outputs,
+    pair_scores,
+)
 from optrun.task.preference_losses import pair_losses
 
 if TYPE_CHECKING:
@@ -60,6 +68,7 @@ class Preference(ChatTask):
     columns = ("text_column",)
     unit = "examples"
     predictor = "optrun.runner.prediction.pairs:PreferredAnswers"
+    chunks_loss = True
     measured = MEASURES
 
     @classmethod
@@ -159,6 +168,8 @@ class Preference(ChatTask):
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of the answers in one pass over both."""
+        if self.chunked:
+            return chunked_pair_outputs(model, batch, whole=self.config.loss_type.value == "orpo")
         return pair_outputs(model, batch)
 
     def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:

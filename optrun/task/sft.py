@@ -44,6 +44,7 @@ class Sft(ChatTask):
 
     columns = ("messages_column", "text_column", "eval_text_column", "target_column")
     predictor = "optrun.runner.prediction.chat:ChatAnswers"
+    chunks_loss = True
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -88,6 +88,12 @@ class RunConfig(Checked):
             + (" and numbers as labels" if self.task.of_numbers else " and any number of labels" * self.task.of_sets),
             "There are no classes to spread a target over.",
         )
+        self.training.expect(
+            self.training.chunked_loss.lower() != "true" or self.task.CHUNKED_LOSS,
+            "chunked_loss",
+            f"auto or false with task={self.task.name}",
+            "It is for causal_lm, sft, preference and masked_lm.",
+        )
         lora, sharded = isinstance(self.adapter, LoraConfig), isinstance(self.distributed, FsdpConfig)
         if self.distributed.name == "none":
             self.training.expect_micro_batches(1)

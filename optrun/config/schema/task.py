@@ -49,6 +49,8 @@ class TaskConfig(Checked):
     """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
     LABEL_SMOOTHING: ClassVar[bool] = True
     """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
+    CHUNKED_LOSS: ClassVar[bool] = False
+    """Whether `training.chunked_loss` means something: its targets are tokens of the output head's vocabulary."""
     READS_TOKENS: ClassVar[bool] = False
     """Whether it takes rows of token ids, as `data=tokens` has them."""
     READS_STREAMS: ClassVar[bool] = False
@@ -153,6 +155,7 @@ class ClassesConfig(TaskConfig):
 class CausalLmConfig(TaskConfig):
     """Next-token prediction."""
 
+    CHUNKED_LOSS = True
     AUTO_CLASS = "AutoModelForCausalLM"
     READS_TOKENS = True
     READS_STREAMS = True
@@ -193,6 +196,7 @@ class CausalLmConfig(TaskConfig):
 class SftConfig(TaskConfig):
     """Supervised fine-tuning on chats, or on prompts and completions."""
 
+    CHUNKED_LOSS = True
     AUTO_CLASS = "AutoModelForCausalLM"
     TITLE = "chat"
     PIPELINE_TAG = "text-generation"
@@ -260,6 +264,7 @@ class PreferenceLoss(Enum):
 class PreferenceConfig(TaskConfig):
     """Which of two answers to a prompt is preferred: DPO and its kin."""
 
+    CHUNKED_LOSS = True
     AUTO_CLASS = "AutoModelForCausalLM"
     LABEL_SMOOTHING = False
     TITLE = "preference tuning"
@@ -299,6 +304,7 @@ class PreferenceConfig(TaskConfig):
 class MaskedLmConfig(TaskConfig):
     """Prediction of masked tokens (Devlin et al. 2018): of the chosen, 80 % masked, 10 % random, 10 % kept."""
 
+    CHUNKED_LOSS = True
     AUTO_CLASS = "AutoModelForMaskedLM"
     READS_STREAMS = True
     TITLE = "masked language modelling"

@@ -1,0 +1,60 @@
+"""Whether a run computes its losses in chunks, without the logits of a whole micro-batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import ConfigError
+from optrun.base.formatting import size
+from optrun.config.schema.run import RunConfig
+from optrun.config.schema.task import PreferenceConfig
+from optrun.config.schema.training import MOST_PER_DEVICE
+from optrun.distributed.world import ALONE, World
+from optrun.model.chunked_loss import ChunkedForward, why_whole
+from optrun.task import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KEY = "training.chunked_loss"
+LEAST = 2**30
+"""Bytes of a micro-batch's logits, in float32, from which `auto` computes them in chunks: alike on every machine."""
+
+
+def settle_chunked_loss(task: Task, model: PreTrainedModel, config: RunConfig, world: World = ALONE) -> str | None:
+    """Let a model compute its losses in chunks where that is asked for, or worth while and possible.
+
+    Args:
+        task: Of the run; told.
+        model: Where it will run, not sharded yet; changed in place.
+        config: Says what is asked for, and how large a micro-batch is.
+        world: The ranks; the first tries, since the others may have no weights.
+
+    Returns:
+        A note for the user; None where nothing is to be said.
+
+    Raises:
+        ConfigError: It is asked for, and the task or the model does not allow it.
+    """
+    asked = config.training.chunked_loss.lower()
+    head = model.get_output_embeddings() if config.task.CHUNKED_LOSS else None
+    weight = getattr(head, "weight", None)
+    if asked == "false" or weight is None:
+        return None
+    texts = (config.training.per_device_train_batch_size or MOST_PER_DEVICE) * (
+        1 + isinstance(config.task, PreferenceConfig)
+    )
+    needed = 4 * texts * config.data.max_length * len(weight)
+    if asked == "auto" and needed < LEAST:
+        return None
+    why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
+    if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
+        why = world.broadcast(world.agree(lambda: why_whole(model, shift=task.shift) if world.is_main else None))
+    if why is None:
+        task.chunked = True
+        ChunkedForward(model, shift=task.shift)
+        return f"{KEY}={asked}: the logits of a micro-batch, up to {size(needed)}, are computed a part at a time"
+    reason = f"{KEY}={asked}: {type(model).__name__} computes all logits of a micro-batch, up to {size(needed)}: {why}"
+    if asked == "true":
+        raise ConfigError(f"{reason}. Leave {KEY}=auto, or take false.")
+    return reason
