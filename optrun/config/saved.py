@@ -46,6 +46,8 @@ _LATER_GROUPS = {
     "parametrization": {"name": "standard"},
 }
 """What an older run, which has no such groups, was."""
+_LATER_KEYS = {"training": {"chunked_loss": "False"}}
+"""What an older run, which has no such keys, did, where a new run does something else."""
 
 
 def read_config(path: Path) -> PlainDict:
@@ -356,6 +358,7 @@ def _filled(group: str, section: Mapping[str, object]) -> PlainDict:
     kind = saved_kind(group, schemas, section)
     if (group, kind) == ("data", "mixture") and "sources" in section:  # what data.mixture was called in runs of before
         section = {"mixture" if key == "sources" else key: value for key, value in section.items()}
+    section = {**_LATER_KEYS.get(group, {}), **section}
     later = set(schemas[kind].__dataclass_fields__) - set(section)
     if later:
         shipped = default_values(group, kind)
