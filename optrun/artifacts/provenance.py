@@ -30,6 +30,7 @@ NOT_IDENTITY_OF_TRAINING = (
     "profile",
     "peak_flops",
     "noise_scale",
+    "chunked_loss",
 )
 """The same, below `training`."""
 
