@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from optrun.model.attention import plain_attention
@@ -64,7 +64,7 @@ class ChunkedForward:
         return states if self.hands_on else functional.linear(states, self.head.weight, self.head.bias)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, labels: Tensor | None = None, **inputs: Any) -> Any:
+    def __call__(self, *args: object, labels: Tensor | None = None, **inputs: object) -> object:
         """Compute `TargetLosses` of a batch; what the model returns where there are no labels."""
         if labels is None:
             return self.whole(*args, **inputs)
@@ -97,9 +97,9 @@ class _RowLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+        ctx: FunctionCtx, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(states, weight, bias, targets)
+        ctx.save_for_backward(states, weight, bias, targets)  # type: ignore[arg-type]
         ctx.set_materialize_grads(False)
         exact = torch.promote_types(states.dtype, torch.float32)
         losses, even = (states.new_zeros(len(states), dtype=exact) for _ in range(2))
@@ -114,9 +114,11 @@ class _RowLosses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, losses: Tensor | None, even: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: BackwardCFunction, losses: Tensor | None, even: Tensor | None, _: object
+    ) -> tuple[Tensor | None, ...]:
         """Compute dz = (a + b) p - a [target] - b / vocabulary for each row of logits z with probabilities p."""
-        states, weight, bias, targets = ctx.saved_tensors
+        states, weight, bias, targets = ctx.saved_tensors  # type: ignore[misc]
         zero = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
         a, b = (zero if grad is None else grad for grad in (losses, even))
         of_states, of_weight, of_bias = (

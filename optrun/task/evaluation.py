@@ -149,7 +149,7 @@ class MeanLoss(SummedMetrics):
         super().__init__(count, ["loss"])
 
 
-def predicted(outputs: Any, *, shift: bool) -> torch.Tensor:
+def predicted(outputs: ModelOutput, *, shift: bool) -> torch.Tensor:
     """Return the most probable class in the place of each target, shape (batch, targets)."""
     if not hasattr(outputs, "logits"):  # TargetLosses
         chosen: torch.Tensor = outputs.predicted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     return batch
 
 
-def chunked_pair_outputs(model: Callable[..., Any], batch: Batch, *, whole: bool) -> PairOutputs:
+def chunked_pair_outputs(model: Callable[..., ModelOutput], batch: Batch, *, whole: bool) -> PairOutputs:
     """Compute what `pair_outputs` does from losses by target.
 
     Args:

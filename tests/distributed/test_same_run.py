@@ -42,6 +42,7 @@ FLOAT32 = promised("optimizer=", "held to")
 SENTENCES = [*TINY_BERT, "task=sequence_classification", "data=files", "model.config.hidden_dropout_prob=0.1"]
 CASES = {
     "adamw": Case([*TINY_GPT, "data=files"]),
+    "chunked": Case([*TINY_GPT, "data=files", "training.chunked_loss=true"]),
     "layerwise-lamb": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"]),
     "lora": Case([*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]),
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
