@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
@@ -49,7 +49,7 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
         prefix = ".".join(pieces[:end])
         node = OmegaConf.select(base, prefix, throw_on_missing=False)
         if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
-            return prefix
+            return None if is_dataclass(node._metadata.element_type) else prefix  # of schemas: `tracking.trackers`
     return None
 
 
@@ -95,6 +95,10 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     others = choices_with(head, leaf) if head in GROUPS else []
     if key.split(".")[0] in ("plugin", "plugins"):
         return ConfigError(f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE.")
+    above, _, missing = head.rpartition(".")
+    if above == "tracking.trackers" and above in keys and head not in keys:
+        listed = ",".join([*map(str, base.tracking.trackers), missing])
+        return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
     found = counterpart(key)
     if found is not None and not others:
         return ConfigError(f"{key}: no such key. {explained(found)}")
@@ -115,8 +119,10 @@ def _not_among(base: DictConfig, keys: list[str], head: str, leaf: str, others: 
         every = {*keys, *(name for group in GROUPS for name in keys_of(group))}
         close = nearest(leaf, [name for name in every if name.rsplit(".", 1)[-1] == leaf])
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
+    within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
     if others:
-        hint = f"It belongs to {' or '.join(f'{head}={choice}' for choice in others)}. "
+        owners = " or ".join(f"{head}={choice}" for choice in others)
+        hint = f"Did you mean {' or '.join(within)}? " if within else f"It belongs to {owners}. "
     chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
     return ConfigError(f"{head}.{leaf}: no such key. {hint}{chosen} has: {', '.join(siblings)}.")
 

@@ -16,6 +16,7 @@ from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
 from optrun.config.literal import parse_token, quote_path
+from optrun.config.loader import refuse_trackers
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml
@@ -204,6 +205,23 @@ def values_of(override: Override) -> list[Any]:
     return [str(value) for value in override.sweep_string_iterator()]
 
 
+def names_in(group: str, value: str) -> list[str]:
+    """List the choices that a value of a group names: one, or for `tracking` those of a list.
+
+    Raises:
+        ConfigError: A list has one twice, or one that cannot stand beside others.
+
+    Example:
+        >>> names_in("tracking", "[tensorboard,wandb]"), names_in("task", "sft")
+        (['tensorboard', 'wandb'], ['sft'])
+    """
+    if group != "tracking" or not re.fullmatch(r"\[.+\]", value):
+        return [value]
+    names = [name.strip(" '\"") for name in value[1:-1].split(",")]
+    refuse_trackers(names)
+    return names
+
+
 def _typed_values(override: Override) -> list[object]:
     """List every value of an override; of an interval, which only a search walks, its two ends."""
     if not override.is_sweep_override():
@@ -222,7 +240,8 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     if override.is_sweep_override() and not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
     known = None if override.is_delete() or override.is_add() else store.GROUPS[group]
-    unknown = values_of(override) if known is None else [value for value in values_of(override) if value not in known]
+    given = [name for value in values_of(override) for name in names_in(group, value)]
+    unknown = given if known is None else [value for value in given if value not in known]
     options = hydra.config_loader.get_group_options(group) if unknown else []
     if known is None:
         raise ConfigError(

@@ -31,7 +31,7 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import assign, parse, quoted, refuse_twice
+from optrun.config.overrides import assign, names_in, parse, quoted, refuse_twice
 from optrun.config.paths import config_dir
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
@@ -106,6 +106,11 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
             raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
         filled = _filled(group, section)
         OmegaConf.update(tree, group, OmegaConf.structured(schemas[filled.pop(KIND)]), merge=False)
+        for name, tracker in filled.get("trackers", {}).items():
+            inner = _filled(group, tracker)
+            node = OmegaConf.structured(schemas[inner.pop(KIND)])
+            OmegaConf.update(tree, f"{group}.trackers.{name}", node, merge=False, force_add=True)
+            filled["trackers"] = {**filled["trackers"], name: inner}
         own[group] = filled
     try:
         merged = OmegaConf.merge(tree, own)
@@ -162,15 +167,22 @@ def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
 
 
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
-    group, value = override.key_or_group, str(override.value())
+    group, value = override.key_or_group, override.get_value_element_as_str()
     options = hydra.config_loader.get_group_options(group)
-    if value not in options:
-        raise no_such_choice(group, value, options)
+    for name in names_in(group, value):
+        if name not in options:
+            raise no_such_choice(group, name, options)
     chosen = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
     kinds = [kind_of(group, store.GROUPS[group], tree[group]) for tree in (chosen, cfg)]
-    if kinds[0] == kinds[1] and OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???"):  # type: ignore[union-attr]
+    same_name = OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???")  # type: ignore[union-attr]
+    if kinds[0] == kinds[1] and same_name and set(_trackers(chosen)) == set(_trackers(cfg)):
         return  # the choice that stands already, with the values that were given to it then
     OmegaConf.update(cfg, group, chosen[group], merge=False)
+
+
+def _trackers(cfg: DictConfig) -> DictConfig:
+    """Find the nodes of several trackers; empty for one."""
+    return cfg.get("tracking", {}).get("trackers") or OmegaConf.create({})
 
 
 def plain(cfg: DictConfig) -> PlainDict:
@@ -187,6 +199,9 @@ def plain(cfg: DictConfig) -> PlainDict:
     for group, schemas in store.GROUPS.items():
         if group in values:
             values[group] = with_kind(group, schemas, cfg[group], values[group])
+    for name, node in _trackers(cfg).items():
+        own = values["tracking"]["trackers"]
+        own[name] = with_kind("tracking", store.GROUPS["tracking"], node, own[name])
     resolved = {str(key): value for key, value in values.items()}
     noted: list[str] = []
     resolved = {key: _referring(cfg, cfg._get_node(key), value, key, noted) for key, value in resolved.items()}

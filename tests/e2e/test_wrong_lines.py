@@ -116,7 +116,7 @@ def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytes
     [
         ("resume=true", ["resume=True", "resume=latest"]),
         ("scheduler=constant_with_warmup", ["scheduler.num_warmup_steps=STEPS"]),
-        ("tracking=[tensorboard,wandb]", ["a run has one tracking", "tensorboard", "wandb"]),
+        ("scheduler=[cosine,linear]", ["a run has one scheduler", "cosine", "linear"]),
         ("experiment=mine", ["a recipe", "-cn NAME", "defaults: [config, _self_]"]),
         ("model=bert_tny", ["Did you mean bert_tiny?"]),
         ("--learning_rate=1", ["Here it is written lr=VALUE"]),
