@@ -113,7 +113,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
     _tell_variables(kept, target.run.config, changes)
-    changes = _as_begun(before.branch_from, changes, target.run)
+    changes = _as_begun(before.branch_from, _without_experiment(changes, target.run), target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
     after = saved.changed(hydra, before, changes)
@@ -178,6 +178,26 @@ def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
                 "Leave it out, or begin another branch."
             )
     return kept
+
+
+def _without_experiment(changes: list[str], run: RunDir) -> list[str]:
+    """Drop an `experiment` that says again what the run began with.
+
+    Raises:
+        ConfigError: It is another one, whose values would be left unread.
+    """
+    found = [token for token in changes if token.partition("=")[0] == store.EXPERIMENT]
+    try:
+        begun = read_summary(run.summary).get("overrides", found)
+    except (OSError, ValueError):
+        begun = found  # it did not get as far as its first step
+    for token in found:
+        if token not in begun:
+            raise ConfigError(
+                f"{token}: the run in {run.path} began without it and goes on with the configuration it has. Leave it "
+                "out, and give what should change as key=value."
+            )
+    return [token for token in changes if token not in found]
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:

@@ -125,9 +125,6 @@ KNOWN = SWEEPER | _table(
     {
         "overwrite_output_dir": "nothing is overwritten; hydra.run.dir=DIR chooses another directory",
         "logging_dir": "everything lies in the run directory, hydra.run.dir",
-        "experiment": (
-            "a file of values is a recipe, -cn NAME --config-dir DIR, that begins with defaults: [config, _self_]"
-        ),
         "precompute_ref_log_probs": "it is always so; the log-probabilities of the start model are kept",
         "loss_weights": "task.loss_type is one loss",
         "truncation_mode": "data.max_length keeps the start of a row",

@@ -47,6 +47,8 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "tracking": tracking.SCHEMAS,
     "distributed": distributed.SCHEMAS,
 }
+EXPERIMENT = "experiment"
+"""Group of the user's own folder; its files have no schema of their own, and change any key of a run."""
 CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
 """Those, and of Hydra's own groups the one that has schemas."""
 
@@ -84,6 +86,8 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
     if str(name).startswith("["):
         return ConfigError(f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}.")
+    if group == EXPERIMENT and not options:
+        return ConfigError(f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir DIR.")
     other = other_choice(group, str(name))
     if other is not None and other.startswith("not offered"):
         return ConfigError(f"{group}={name}: {other}.")

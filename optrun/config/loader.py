@@ -100,7 +100,7 @@ def _trackers_apart(defaults: list[ResultDefault]) -> list[ResultDefault]:
     chosen = [each.config_path or "" for each in within if not _above(each).startswith("tracking/")]
     if len(chosen) < 2:
         return defaults
-    refuse_trackers([path.rpartition("/")[2] for path in chosen])
+    refuse_listed("tracking", [path.rpartition("/")[2] for path in chosen])
     above = {each.config_path: _above(each) for each in within}
     placed: list[ResultDefault] = []
     for each in defaults:
@@ -121,16 +121,16 @@ def _above(default: ResultDefault) -> str:
     return default.parent or ""
 
 
-def refuse_trackers(names: Sequence[str]) -> None:
-    """Refuse a list of trackers with one twice, or with one that cannot stand beside others.
+def refuse_listed(group: str, names: Sequence[str]) -> None:
+    """Refuse a list of choices with one twice, or with one that cannot stand beside others.
 
     Raises:
         ConfigError: Naming it.
     """
-    given = f"tracking=[{','.join(names)}]"
+    given = f"{group}=[{','.join(names)}]"
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{given}: {twice} is given twice. Name each tracker once.")
+        raise ConfigError(f"{given}: {twice} is given twice. Name each once.")
     lone = next((name for name in names if name in ("none", "several") and len(names) > 1), None)
     if lone is not None:
         raise ConfigError(f"{given}: {lone} goes with no other. Leave it out of the list.")

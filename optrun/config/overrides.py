@@ -16,7 +16,7 @@ from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
 from optrun.config.literal import parse_token, quote_path
-from optrun.config.loader import refuse_trackers
+from optrun.config.loader import refuse_listed
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml
@@ -135,7 +135,7 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
     """
     parsed = [_without_glob(hydra, override) for override in parse(tokens)]
     refuse_twice(parsed)
-    groups = [override for override in parsed if override.key_or_group in store.GROUPS]
+    groups = [override for override in parsed if override.key_or_group in (*store.GROUPS, store.EXPERIMENT)]
     for override in groups:
         _check_choice(hydra, override, sweep=sweep)
     of_hydra = [override for override in parsed if override.key_or_group.startswith("hydra/")]
@@ -206,7 +206,7 @@ def values_of(override: Override) -> list[Any]:
 
 
 def names_in(group: str, value: str) -> list[str]:
-    """List the choices that a value of a group names: one, or for `tracking` those of a list.
+    """List the choices that a value of a group names: one, or those of a list where a run may have several.
 
     Raises:
         ConfigError: A list has one twice, or one that cannot stand beside others.
@@ -215,10 +215,10 @@ def names_in(group: str, value: str) -> list[str]:
         >>> names_in("tracking", "[tensorboard,wandb]"), names_in("task", "sft")
         (['tensorboard', 'wandb'], ['sft'])
     """
-    if group != "tracking" or not re.fullmatch(r"\[.+\]", value):
+    if group not in ("tracking", store.EXPERIMENT) or not re.fullmatch(r"\[.+\]", value):
         return [value]
     names = [name.strip(" '\"") for name in value[1:-1].split(",")]
-    refuse_trackers(names)
+    refuse_listed(group, names)
     return names
 
 
@@ -239,15 +239,19 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     _refuse_list_without_sweep(override, sweep=sweep)
     if override.is_sweep_override() and not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
-    known = None if override.is_delete() or override.is_add() else store.GROUPS[group]
+    known = None if override.is_delete() or override.is_add() else store.GROUPS.get(group, {})
     given = [name for value in values_of(override) for name in names_in(group, value)]
     unknown = given if known is None else [value for value in given if value not in known]
-    options = hydra.config_loader.get_group_options(group) if unknown else []
+    options = list(hydra.config_loader.get_group_options(group)) if unknown else []
     if known is None:
+        needs = "may have" if group == store.EXPERIMENT else "needs"
         raise ConfigError(
-            f"{override.input_line}: a run needs one {group}. Write {group}=NAME; {did_you_mean('', options)}"
+            f"{override.input_line}: a run {needs} one {group}. Write {group}=NAME; {did_you_mean('', options)}"
         )
     for value in unknown:
+        inner = value.rpartition("/")[0] if group == store.EXPERIMENT else ""
+        if inner:  # Hydra lists one folder at a time
+            options += [f"{inner}/{name}" for name in hydra.config_loader.get_group_options(f"{group}/{inner}")]
         if value not in options:
             if group == "optimizer":
                 refuse_few_bits(group, str(value))

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.base.bounded_yaml import UnboundedYamlError, yaml_text
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes, read_text
-from optrun.config.groups import GROUPS
+from optrun.config.groups import EXPERIMENT, GROUPS
 from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
 from optrun.config.registered import publish_chosen
@@ -115,6 +115,10 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
     if (group in GROUPS or not group) and package not in (None, "_group_", group or "_global_"):
         belong = f"a choice of {group} belong below {group}" if group else "a recipe belong at the top"
         raise ConfigError(f"{shown(path, 1)}: @package {package}: the values of {belong}. Leave it out.")
+    if group.split("/")[0] == EXPERIMENT and package != "_global_":
+        raise ConfigError(
+            f"{shown(path, 1)}: begin with the line `# @package _global_`: its values are those of a run."
+        )
     if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
         raise ConfigError(f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key: value}}.")
 
@@ -163,6 +167,7 @@ def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node,
                 yield from walk(value, f"{prefix}{number}.")
 
     group = _group(config_path).replace("/", ".")
+    group = "" if group.split(".")[0] == EXPERIMENT else group
     yield from walk(_tree(path), f"{group}." if group else "")
 
 

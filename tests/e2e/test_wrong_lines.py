@@ -117,7 +117,7 @@ def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytes
         ("resume=true", ["resume=True", "resume=latest"]),
         ("scheduler=constant_with_warmup", ["scheduler.num_warmup_steps=STEPS"]),
         ("scheduler=[cosine,linear]", ["a run has one scheduler", "cosine", "linear"]),
-        ("experiment=mine", ["a recipe", "-cn NAME", "defaults: [config, _self_]"]),
+        ("experiment=mine", ["DIR/experiment/mine.yaml", "--config-dir DIR"]),
         ("model=bert_tny", ["Did you mean bert_tiny?"]),
         ("--learning_rate=1", ["Here it is written lr=VALUE"]),
         ("--nothing_like_it=1", ["no such option"]),
