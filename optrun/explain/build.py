@@ -176,13 +176,13 @@ def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]
     """Count optimizer steps of the run, None where only its data knows them, and where the number comes from."""
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
-    if sampled is None or getattr(config.task, "packing", False):
+    if sampled is None or sampled.examples is None:
         return None, "assumed"
     from optrun.data.loader import EpochPlan
 
     micro, count = config.training.step_over(rank_count(config))
     plan = EpochPlan(
-        examples=min(sampled.train_rows, config.data.max_train_examples or sampled.train_rows),
+        examples=sampled.examples,
         batch_size=micro,
         accumulation=count,
         seed=config.seed,

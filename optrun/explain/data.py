@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Sampled:
         train_rows: Rows there are.
         eval_rows: Likewise, of all evaluation sets; held back from the training rows where none are named.
         looked_at: How many of both were looked at.
+        examples: Training examples of an epoch, of which a row may give several or none; None where only the run knows.
         facts: Of those; None where they are images, or single texts that are too long.
         example: One of the training rows as it is learnt; None where there is nothing to read.
         spec: What data and tokenizer ask of the model; None where they were not looked at.
@@ -48,6 +50,7 @@ class Sampled:
     train_rows: int
     eval_rows: int
     looked_at: tuple[int, int]
+    examples: int | None
     facts: DataFacts | None
     example: str | None = None
     spec: ModelSpec | None = field(default=None, repr=False)
@@ -77,16 +80,18 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         inputs=task_class(config.task).inputs,
     )
     sizes = _sizes(source)
+    most = config.data.max_train_examples or sys.maxsize
+    rows = None if getattr(config.task, "packing", False) else min(sizes[0], most)
     if config.task.PROCESSOR != "AutoTokenizer":
         need_pillow()
         task = build_task(config.task, config.data, source, load_image_preparation(config.model), seed=config.seed)
-        return Sampled(*sizes, looked_at=(0, 0), facts=None, spec=_spec(config, task, None))
+        return Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None, spec=_spec(config, task, None))
     # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
     eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
     some = replace(source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[])
     looked_at = _sizes(some)
     if 0 in looked_at:  # a single text of more characters than that
-        return Sampled(*sizes, looked_at=(0, 0), facts=None)
+        return Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     whole = looked_at == sizes
     try:
         tokenizer, task = _read(config, source if whole else some)
@@ -95,16 +100,23 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         if whole:
             raise
         notes.append(f"Of a sample of the data: {error}")
-        return Sampled(*sizes, looked_at=(0, 0), facts=None)
+        return Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     spec = _spec(config, task, tokenizer)
+    examples: int | None = len(task.train)
     if not whole:
+        read, examples = len(task.train) / min(looked_at[0], most), rows
+        if rows is not None and read != 1:
+            examples = round(rows * read)
+            notes.append(f"The steps are those of about {examples:,} examples, as a sample of the rows gives them.")
         if config.task.COUNTED_FROM_DATA:
             notes.append(f"The number of {config.task.COUNTED_FROM_DATA} is that of a sample of the data.")
         if isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None:
             spec = replace(spec, vocab_size=config.model.vocab_size)  # of all rows it may have that many
         unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
         facts = replace(facts, eval_sets=unknown)
-    return Sampled(*sizes, looked_at=looked_at, facts=facts, example=task.shown(tokenizer), spec=spec)
+    return Sampled(
+        *sizes, looked_at=looked_at, examples=examples, facts=facts, example=task.shown(tokenizer), spec=spec
+    )
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:
