@@ -16,7 +16,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "base": (343, 2975),
     "certify": (1022, 10680),
     "cli": (3018, 27759),
-    "config": (4974, 41682),
+    "config": (4977, 41700),
     "data": (4731, 48671),
     "distributed": (1214, 10631),
     "explain": (1021, 10690),

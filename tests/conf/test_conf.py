@@ -16,7 +16,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.config import saved, store
 from optrun.config.groups import default_values
 from optrun.config.schema.run import BranchSchedule
-from tests.running import optrun
+from tests.running import composed, optrun
 
 CONF = store.config_dir()
 CHOICES = sorted((path.parent.name, path.stem) for group in store.GROUPS for path in (CONF / group).glob("*.yaml"))
@@ -131,6 +131,15 @@ def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: f
         assert all(piece in note for piece in pieces)
     warm = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, "scheduler.warmup_ratio=0.1"])))
     assert "warm-up" not in (warm.default_lr_note() or "")
+
+
+@pytest.mark.parametrize(("adapter", "usual"), [("none", "lr=1e-6"), ("lora", "lr=1e-5")])
+def test_preferences_are_told_that_the_default_is_large(adapter: str, usual: str) -> None:
+    words = ["task=preference", "data=files", "data.train=a.jsonl", "model=pretrained", "model.path=somewhere"]
+    note = composed(*words, f"adapter={adapter}").default_lr_note() or ""
+    assert note.startswith("warning: ")
+    assert usual in note
+    assert composed(*words, f"adapter={adapter}", "lr=1e-6").default_lr_note() is None
 
 
 @pytest.mark.parametrize(

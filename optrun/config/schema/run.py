@@ -19,7 +19,7 @@ from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.parametrization import ParametrizationConfig
 from optrun.config.schema.ranges import Positive, matching, whole_number
 from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
-from optrun.config.schema.task import TaskConfig
+from optrun.config.schema.task import PreferenceConfig, TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
 
@@ -207,9 +207,12 @@ class RunConfig(Checked):
             return None
         climbs = self.scheduler.num_warmup_steps is not None or self.scheduler.warmup_ratio is not None
         warmup = "" if climbs else ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
+        prefers = isinstance(self.task, PreferenceConfig)
+        usual = f". task=preference usually takes far less: lr={'1e-5' if group == 'adapter' else '1e-6'}" * prefers
         return (
-            f"lr={self.lr:g} is the default of optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times "
-            f"{group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another{warmup}"
+            f"{'warning: ' * prefers}lr={self.lr:g} is the default of optimizer={self.optimizer.name}, "
+            f"{self.optimizer.default_lr:g}, times {group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another"
+            f"{usual}{warmup}"
         )
 
     def factors_note(self) -> str | None:
