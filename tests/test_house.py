@@ -17,7 +17,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "certify": (1022, 10680),
     "cli": (3018, 27759),
     "config": (4977, 41700),
-    "data": (4731, 48671),
+    "data": (4739, 48763),
     "distributed": (1214, 10631),
     "explain": (1021, 10690),
     "launch": (703, 6051),

@@ -145,7 +145,7 @@ def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as sink, contextlib.ExitStack() as stack:
         plain = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
         for path, text, dialect in zip(asked.files, asked.in_utf8(plain), dialects, strict=True):
-            with _understood(asked.key, path, dialect):
+            with _understood(asked.key, path, text, dialect):
                 here = _header(asked, path, text, dialect)
                 if not names:
                     names = here
@@ -162,8 +162,8 @@ def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _understood(key: str, path: Path, dialect: Dialect) -> Iterator[None]:
-    """Turn what the reader says into words that name the file."""
+def _understood(key: str, path: Path, text: Path, dialect: Dialect) -> Iterator[None]:
+    """Turn what the reader says of a file's text into words that name the file."""
     import pyarrow as pa
 
     try:
@@ -172,7 +172,13 @@ def _understood(key: str, path: Path, dialect: Dialect) -> Iterator[None]:
         if getattr(error, "errno", None) is not None:  # the disk's own word, not the reader's
             raise
         kind = "tsv" if dialect == USUAL["tsv"] else "csv"
-        raise ConfigError(f"{key}={path}: cannot be read as {kind}: {_reason(str(error), dialect)}") from error
+        why = _reason(str(error), dialect)
+        if "columns, got" in why:
+            with open_bytes(text) as stream:
+                first = stream.read(80).split(b"\n")[0].decode(errors="replace").strip()
+            if first.startswith("#"):
+                why = f"it begins with {first!r}, where the names of the columns belong. Take comments out of the file."
+        raise ConfigError(f"{key}={path}: cannot be read as {kind}: {why}") from error
 
 
 def _options(dialect: Dialect, **reading: object) -> dict[str, object]:
@@ -202,7 +208,9 @@ def _header(asked: Reading, path: Path, text: Path, dialect: Dialect) -> list[st
     names = there if said is None else list(said)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{asked.key}={path}: two columns are called {twice[0]!r}.")
+        no_name = said is None and re.fullmatch(r"[-+]?[\d.]*", twice[0])
+        hint = ' If there is no line of names, "data.column_names=[NAME1,NAME2,...]" gives them.' if no_name else ""
+        raise ConfigError(f"{asked.key}={path}: two columns are called {twice[0]!r}.{hint}")
     return names
 
 
