@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
+from pathlib import Path
 from typing import NoReturn
 
 from optrun.base.errors import ConfigError, nearest
@@ -77,6 +79,10 @@ def _refuse_bare(token: str) -> None:
     """Refuse what is neither an option nor `key=value`, such as a misspelt verb."""
     if "=" in token or token.startswith("~"):
         return
+    if token in ("train", "fit"):
+        raise ConfigError(f"{token!r}: optrun trains without a verb. Leave it out; optrun start FILE proposes a line.")
+    if Path(token).is_file():
+        raise ConfigError(f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?")
     close = nearest(token, VERBS)
     hint = (
         f"Did you mean the command {close[0]}?"

@@ -128,6 +128,15 @@ def test_what_is_said_of_it(line: str, facts: list[str], capsys: pytest.CaptureF
     assert [fact for fact in facts if fact not in said] == [], said
 
 
+def test_a_file_alone_is_what_start_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my rows.csv").write_text("text,label\na,b\n")
+    assert "optrun start 'my rows.csv'" in refusal(capsys, "my rows.csv")
+    for verb in ("train", "fit"):
+        said = refusal(capsys, verb, "my rows.csv")
+        assert "trains without a verb" in said
+        assert "transfer" not in said
+
+
 def test_blanks_behind_the_commas_of_a_sweep() -> None:
     assert [str(value) for value in overrides.values_of(overrides.parse(["lr=1e-3, 2e-3"])[0])] == ["0.001", "0.002"]
 
