@@ -190,7 +190,9 @@ def _is_list(values: Sequence[object]) -> bool:
 
 
 def _is_text(values: Sequence[object]) -> bool:
-    return bool(values) and all(isinstance(value, str) for value in values) and not _are_numbers(values)
+    texts = [value for value in values if isinstance(value, str)]
+    letters = any(letter.isalpha() for text in texts for letter in text)  # which numbers and dates lack
+    return letters and len(texts) == len(values) and not _are_numbers(values)
 
 
 def _are_numbers(values: Sequence[object]) -> bool:

@@ -83,6 +83,7 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({"a.csv": ""}, ["a.csv"], ["a.csv", "the file is empty"]),
         ({"a.pdf": "x"}, ["a.pdf"], ["a.pdf", "unknown format"]),
         ({"a.csv": "a,b\n1,2\n3,4\n"}, ["a.csv"], ["make no task", "Columns: a, b", "task=NAME"]),
+        ({"a.csv": "Date,IBM\n1990-01-01,1.5\n1990-02-01,\n"}, ["a.csv"], ["make no task", "Columns: Date, IBM"]),
         ({"a.csv": REVIEWS}, ["a.csv", "run=yes"], ["run=yes", "true or false"]),
         ({"a.csv": REVIEWS}, ["a.csv", "b.csv"], ["expected optrun start FILE"]),
         ({"a.csv": REVIEWS}, ["a.csv", "resume=run"], ["resume=run", "proposes a new run"]),
