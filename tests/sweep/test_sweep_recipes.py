@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from optrun.config import store
 from optrun.config.hydra_internals import Hydra
+from optrun.config.overrides import checked
 from optrun.report.build import report as made
 from optrun.report.collect import load_runs
 from optrun.report.workloads import split
@@ -25,7 +26,7 @@ def points(hydra: Hydra, name: str, *words: str) -> list[list[str]]:
     node = OmegaConf.to_container(store.compose(hydra, name, ["hydra.mode=MULTIRUN"]).hydra.sweeper)
     below = param_overrides(node["params"])
     grids = [merged(below, [*param_overrides(grid), *words]) for grid in node["grids"] or [{}]]
-    return [line for grid in grids for line in combinations(hydra, grid)]
+    return [line for grid in grids for line in combinations(hydra, checked(hydra, name, grid, sweep=True))]
 
 
 def expanded(name: str, *words: str) -> list[Job]:
@@ -43,7 +44,7 @@ def expanded(name: str, *words: str) -> list[Job]:
         ("lamb_batch_scaling", 4 * 5, []),
         ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
         ("lora_minilm_sst2", 2 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
-        pytest.param("transfer_width", 2 * 3 * 6 * 3, [], marks=pytest.mark.slow),  # composes 36 times
+        pytest.param("transfer_width", 3 * 2 * 3 * 6 * 2, [], marks=pytest.mark.slow),  # composes 108 times
         ("transfer_length", 3 * 6 * 3, []),
     ],
 )
@@ -79,12 +80,13 @@ def test_batches_see_the_same_examples() -> None:
 
 def test_widths_keep_their_heads() -> None:
     """Only the width and the number of heads of 16 move; each optimizer has as many learning rates at each width."""
-    tried = Counter[tuple[str, int]]()
+    tried = Counter[tuple[str, str, int]]()
     for line in points(store.open_hydra(), "transfer_width"):
         job = dict(token.lstrip("+").split("=") for token in line)
         assert int(job["model.config.n_embd"]) == 16 * int(job["model.config.n_head"])
-        tried[job["optimizer"], int(job["model.config.n_embd"])] += 1
-    assert tried == dict.fromkeys(itertools.product(("adamw", "lamb"), (32, 64, 128)), 6 * 3)
+        tried[job["optimizer"], job.get("parametrization", "standard"), int(job["model.config.n_embd"])] += 1
+    arms = itertools.product(("adamw", "lamb", "muon"), ("standard", "mup"), (32, 64, 128))
+    assert tried == dict.fromkeys(arms, 6 * 2)
 
 
 @pytest.mark.slow
