@@ -71,6 +71,9 @@ def run(argv: list[str]) -> int:
         tokens = whole.overrides if sweeps else auto_lr.resolve(hydra, command_line.config_name, whole.overrides)[0]
         common = [token for token in tokens if not (sweeps and overrides.is_search(token))]
         checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
+        several = next((each.input_line for each in overrides.parse(common) if each.is_sweep_override()), None)
+        if args.cfg and several:
+            raise ConfigError(f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its values.")
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
 

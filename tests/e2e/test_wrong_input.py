@@ -93,6 +93,7 @@ COMMAND_LINE = [
     (["-cd", "full", "--config-dir=."], ["--config-dir is given twice"]),
     (["-cn", "stdlib_gpt", "lr=1", "-cn", "sst2_minilm"], ["--config-name is given twice"]),
     (["--cfg", "job", "--cfg", "all"], ["--cfg is given twice"]),
+    (["-m", "seed=0,1", "lr=1e-3", "--cfg", "job"], ["--cfg job", "seed=0,1 is several", "one of its values"]),
     (["--cfg", "job", "-p", "optimizer", "-p", "model"], ["--package is given twice"]),
     (["--info", "searchpath", "--info", "defaults"], ["--info is given twice"]),
     (["-m", "-m", "lr=1,2"], ["--multirun is given twice"]),
