@@ -166,6 +166,7 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
     if type(head) is not nn.Linear:
         return f"its output head is a {type(head).__name__}, and no plain linear map"
     ids = torch.arange(8, device=model.device).view(2, 4) % len(head.weight)
+    near = _NEAR if model.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
     training, before = model.training, {**vars(model)}
     model.eval()
     try:
@@ -177,7 +178,9 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
             found = model(input_ids=ids).logits.double()
             del head.forward
             scale = float((found * given).sum() / given.square().sum())
-            if not torch.allclose(found, scale * given, rtol=1e-2, atol=1e-4) or (scale != 1 and head.bias is not None):
+            if not torch.allclose(found, scale * given, rtol=min(near, 1e-2), atol=1e-4) or (
+                scale != 1 and head.bias is not None
+            ):
                 return "it changes the logits after its output head, as softcapping does"
             own = float(model(input_ids=ids, labels=ids).loss)
             chunked = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
@@ -188,5 +191,4 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
         vars(model).pop("forward", None)
         vars(model).update({name: value for name, value in before.items() if name == "forward"})
         model.train(training)
-    near = _NEAR if model.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
     return None if abs(own - chunked) <= near * abs(own) else "its own loss is not the mean cross-entropy of its logits"
