@@ -35,6 +35,7 @@ from optrun.config.overrides import assign, names_in, parse, quoted, refuse_twic
 from optrun.config.paths import config_dir
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
+from optrun.config.schema.tracking import SeveralConfig
 
 _TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 _LOCAL_TRACKERS = ("none", "tensorboard")
@@ -105,8 +106,16 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
         if not isinstance(section, Mapping) or "name" not in section:
             raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
         filled = _filled(group, section)
-        OmegaConf.update(tree, group, OmegaConf.structured(schemas[filled.pop(KIND)]), merge=False)
-        for name, tracker in filled.get("trackers", {}).items():
+        schema = schemas[filled.pop(KIND)]
+        OmegaConf.update(tree, group, OmegaConf.structured(schema), merge=False)
+        several = filled.get("trackers", {}) if schema is SeveralConfig else {}
+        if not isinstance(several, Mapping) or not all(
+            isinstance(one, Mapping) and "name" in one for one in several.values()
+        ):
+            raise ConfigError(
+                f"{where}: {group}.trackers={several}: expected NAME: {{KEY: VALUE}} of each, its name there."
+            )
+        for name, tracker in several.items():
             inner = _filled(group, tracker)
             node = OmegaConf.structured(schemas[inner.pop(KIND)])
             OmegaConf.update(tree, f"{group}.trackers.{name}", node, merge=False, force_add=True)
@@ -182,7 +191,8 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
 
 def _trackers(cfg: DictConfig) -> DictConfig:
     """Find the nodes of several trackers; empty for one."""
-    return cfg.get("tracking", {}).get("trackers") or OmegaConf.create({})
+    chosen = cfg.get("tracking")
+    return chosen.trackers if OmegaConf.get_type(chosen) is SeveralConfig else OmegaConf.create({})
 
 
 def plain(cfg: DictConfig) -> PlainDict:

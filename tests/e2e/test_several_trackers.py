@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config import saved
 from optrun.config.registry import plugins
 from tests.running import TINY_GPT, optrun
@@ -122,3 +123,24 @@ def test_a_sweep_takes_a_list_as_one_value() -> None:
     written: list[Any] = [json.loads(path.read_text())["status"] for path in Path("s").glob("*/summary.json")]
     assert written == ["finished", "finished"]
     assert len(list(Path("s").rglob("steps.txt"))) == 2
+
+
+def test_a_tracker_of_ones_own_may_have_a_key_of_that_name() -> None:
+    own = (
+        PLUGIN.replace("file: str", "trackers: str")
+        .replace("run, file", "run, trackers")
+        .replace("/ file", "/ trackers")
+    )
+    Path("lines.py").write_text(own)
+    assert optrun(*LINE, "tracking=lines", "training.max_steps=2", "hydra.run.dir=run") == 0
+    assert optrun("resume=run", "--plugin", "lines.py", FOUR) == 0
+    assert "4" in Path("run/extra/steps.txt").read_text().split()
+
+
+@pytest.mark.parametrize("broken", [5, {"lines": 5}, {"lines": {"file": "a"}}])
+def test_stored_trackers_that_are_none_are_refused(broken: object) -> None:
+    assert optrun(*LINE, *BOTH, "training.max_steps=1", "hydra.run.dir=run") == 0
+    values = saved.read_config(Path("run/config.yaml"))
+    values["tracking"]["trackers"] = broken
+    with pytest.raises(ConfigError, match="trackers"):
+        saved.with_schemas(values, "run/config.yaml")
