@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
-from pathlib import Path
 from typing import NoReturn
 
 from optrun.base.errors import ConfigError, nearest
@@ -81,7 +81,7 @@ def _refuse_bare(token: str) -> None:
         return
     if token in ("train", "fit"):
         raise ConfigError(f"{token!r}: optrun trains without a verb. Leave it out; optrun start FILE proposes a line.")
-    if Path(token).is_file():
+    if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
         raise ConfigError(f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?")
     close = nearest(token, VERBS)
     hint = (

@@ -30,7 +30,7 @@ def overview(own: str | None) -> str:
         own: A folder of the user's own choices, `--config-dir`.
     """
     lines = _TRAINING | {f"{verb} {usage}": meaning for verb, (usage, meaning) in VERBS.items()}
-    choices = (f"{group}: {', '.join(sorted(names))}" for group, names in sorted(groups(own).items()))
+    choices = (f"{group}: {', '.join(names)}" for group, names in groups(own).items())
     return "\n".join([
         "optrun: train transformers with the optimizer you mean.",
         "",
@@ -44,13 +44,11 @@ def overview(own: str | None) -> str:
 
 
 def groups(own: str | None) -> dict[str, list[str]]:
-    """Map each group to its choices, the user's own among them."""
+    """Map each group to its choices, the user's own among them; in order."""
     from optrun.config import registry
 
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()}
     for root in (config_dir(), *([Path(own)] if own else [])):
-        for path in root.glob("*/*.yaml"):
-            found.setdefault(path.parent.name, []).append(path.stem)
-    for group, kind in registry.GROUPS.items():
-        found[group] += [name for name in registry.names(kind) if name not in found[group]]
-    return found
+        for path in root.glob("*/*.yaml"):  # one's own may have the name of one of ours
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(names) for group, names in sorted(found.items())}

@@ -38,8 +38,9 @@ def test_the_help_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
 
 def test_the_help_shows_choices_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "optimizer").mkdir()
-    (tmp_path / "optimizer" / "my_lamb.yaml").write_text("defaults: [lamb]\n")
-    assert "lion, mars, muon, my_lamb, nadam" in said(capsys, "--config-dir", str(tmp_path))
+    for name in ("my_lamb", "lion"):
+        (tmp_path / "optimizer" / f"{name}.yaml").write_text(f"defaults: [{name.removeprefix('my_')}]\n")
+    assert "lazy_adam, lion, mars, muon, my_lamb, nadam" in said(capsys, "--config-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize("group", reference.CHOICES)

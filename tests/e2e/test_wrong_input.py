@@ -75,6 +75,7 @@ COMMAND_LINE = [
     (["trian"], ["trian", "key=value"]),
     (["evalute", "x"], ["evalute", "evaluate"]),
     (["--confg", "job"], ["--confg", "--cfg"]),
+    (["a" * 5000], ["expected key=value", "Commands: "]),
     (["--learning_rate", "1e-3"], ["--learning_rate", "written lr=VALUE"]),
     (["explain", "--optim=lamb"], ["explain --optim", "written optimizer=NAME"]),
     (["report", ".", "--out", "x"], ["report --out", "written out=VALUE"]),
