@@ -188,14 +188,14 @@ def _without_experiment(changes: list[str], run: RunDir) -> list[str]:
     """
     found = [token for token in changes if token.partition("=")[0] == store.EXPERIMENT]
     try:
-        begun = read_summary(run.summary).get("overrides", found)
+        begun = read_summary(run.summary).get("overrides", [])
     except (OSError, ValueError):
-        begun = found  # it did not get as far as its first step
+        begun = []
     for token in found:
         if token not in begun:
             raise ConfigError(
-                f"{token}: the run in {run.path} began without it and goes on with the configuration it has. Leave it "
-                "out, and give what should change as key=value."
+                f"{token}: the run in {run.path} goes on with the configuration it has, and its summary.json does not "
+                "say that it began with this. Leave it out, and give what should change as key=value."
             )
     return [token for token in changes if token not in found]
 

@@ -70,6 +70,9 @@ def test_the_same_line_goes_on_and_another_experiment_is_refused(capsys: pytest.
     assert chosen("a") == ("lamb", "linear", 0.1, 2e-3, 12345)
     assert optrun(*OWN, "experiment=second", "resume=a") == 2
     assert "goes on with the configuration it has" in capsys.readouterr().err
+    Path("a/summary.json").unlink()
+    assert optrun(*OWN, "experiment=second", "resume=a") == 2
+    assert "does not say that it began with this" in capsys.readouterr().err
 
 
 def test_a_sweep_over_experiments() -> None:
