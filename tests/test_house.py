@@ -17,7 +17,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "certify": (1022, 10680),
     "cli": (3025, 27836),
     "config": (4987, 41766),
-    "data": (4741, 48790),
+    "data": (4748, 48927),
     "distributed": (1214, 10631),
     "explain": (1021, 10690),
     "launch": (703, 6051),

@@ -265,6 +265,18 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         open_stream("data.train", [good, parquet(tmp_path / "g.parquet", ROWS)], 9, [])
 
 
+def test_a_shard_is_small_on_its_way_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its rows begin is mapped from the cache there, and found again where the cache is gone."""
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS * 100)], 9, [])
+    packed = pickle.dumps(rows.shards)
+    assert len(packed) < 2000
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "another"))
+    for _ in range(2):
+        (shard,) = pickle.loads(packed)
+        assert shard == rows.shards[0]
+        assert shard.read(5690, 5700, None) == (ROWS * 100)[5690:]
+
+
 def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ROWS)
     rows = open_stream("data.train", [path], 9, [])
