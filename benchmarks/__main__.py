@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "performance.md"
 PARTS = {
     "step": "optimizer_step.py --rounds {rounds}",
     "drift": "optimizer_step.py --drift 10000",
+    "vocabulary": "chunked_loss.py",
     "start": "start.py --repeats {rounds}",
     "text": "text.py --sizes 10,100",
     "loop": "loop.py --steps 150 --repeats 15",
