@@ -78,7 +78,8 @@ def default_values(group: str, choice: str) -> PlainDict:
     row = complete_choices(group).get(choice)
     if row is not None:
         return row.values()
-    values = yaml_mapping(config_dir() / group / f"{choice}.yaml")
+    values = registry.schema_defaults(CHOICES[group][choice])
+    values |= yaml_mapping(config_dir() / group / f"{choice}.yaml")
     return {str(key): outside_a_run(own_default(value)) for key, value in values.items() if key != "defaults"}
 
 

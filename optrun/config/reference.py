@@ -1,11 +1,15 @@
-"""What every key means: its default as its YAML writes it, its type, and the comment beside it."""
+"""What every key means: its default, its type and the comment beside it, from its YAML; else from its schema."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import inspect
+import itertools
+import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +19,7 @@ from optrun.base.reading import read_text
 from optrun.config.groups import CHOICES as CHOICES
 from optrun.config.groups import complete_choices
 from optrun.config.paths import config_dir
+from optrun.config.registry import schema_defaults
 from optrun.config.schema.run import RunConfig
 
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
@@ -58,15 +63,15 @@ def head(group: str, choice: str) -> str:
 
 
 def entries(group: str, choice: str) -> list[Entry]:
-    """List the keys of a choice; of one that a plugin registers, without a comment."""
-    hints = typing.get_type_hints(CHOICES[group][choice])
-    row = complete_choices(group).get(choice)
-    found = (
-        [(key, str(value), "") for key, value in row.values().items() if key != "name"]
-        if row is not None
-        else [row for row in _commented(_text(f"{group}/{choice}")) if row[0] != "defaults" and row[1] != choice]
-    )
-    return [_entry(f"{group.replace('/', '.')}.", each, hints) for each in found]
+    """List the keys of a choice: those of its YAML, then those that stand in its schema alone."""
+    schema = CHOICES[group][choice]
+    hints = typing.get_type_hints(schema)
+    text = "" if choice in complete_choices(group) else _text(f"{group}/{choice}")
+    found = {row[0]: row for row in _commented(text) if row[0] in hints}
+    for key, value in schema_defaults(schema).items():
+        if key not in found and key != "name":
+            found[key] = (key, _written(value), _docstring(schema, key))
+    return [_entry(f"{group.replace('/', '.')}.", row, hints) for row in found.values() if row[1] != choice]
 
 
 def type_name(hint: Any) -> str:
@@ -86,6 +91,21 @@ def type_name(hint: Any) -> str:
 def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) -> Entry:
     key, default, meaning = row
     return Entry(f"{prefix}{key}", _DIALECT.sub(r"\1", default), type_name(hints[key]), meaning)
+
+
+def _written(value: object) -> str:
+    """Write a default as its YAML would."""
+    return str(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _docstring(schema: type[object], key: str) -> str:
+    """Return the string below a field, from the class that has the field."""
+    for owner in (one for one in schema.__mro__ if key in vars(one).get("__annotations__", {})):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+        for field, below in itertools.pairwise(body):
+            if getattr(getattr(field, "target", None), "id", "") == key and isinstance(below, ast.Expr):
+                return " ".join(ast.literal_eval(below.value).split())
+    return ""
 
 
 def _text(name: str) -> str:

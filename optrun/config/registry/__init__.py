@@ -68,11 +68,14 @@ class Choice:
         return _imported(self.target) if isinstance(self.target, str) else self.target
 
     def values(self) -> PlainDict:
-        """Return the values of a choice without a YAML: its schema's defaults, null if allowed, else `???`."""
-        hints = get_type_hints(self.schema)
-        return {"name": self.name} | {
-            field.name: _default(field, hints[field.name]) for field in fields(self.schema) if field.name != "name"
-        }
+        """Return the values of a choice without a YAML."""
+        return {**schema_defaults(self.schema), "name": self.name}
+
+
+def schema_defaults(schema: type[Any]) -> PlainDict:
+    """Return the values that a schema gives itself: its defaults, null if allowed, else `???`."""
+    hints = get_type_hints(schema)
+    return {field.name: _default(field, hints[field.name]) for field in fields(schema)}
 
 
 def _default(field: Any, hint: Any) -> Any:
