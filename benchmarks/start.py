@@ -64,7 +64,7 @@ def cpu_seconds(words: list[str], folder: str) -> float:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONDONTWRITEBYTECODE": "",  # installed packages have their bytecode; a checkout gets its own in the first start
+        "PYTHONDONTWRITEBYTECODE": "",  # bytecode as installed packages have it
         "OPTRUN_CACHE": f"{folder}/cache",
         "COMP_LINE": "optrun optimizer=la",
     }
