@@ -257,10 +257,15 @@ def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
     return str(node._value()) if isinstance(node, Node) and not isinstance(node, Container) else str(found[0])
 
 
-def without_secrets(text: str, values: Mapping[str, object]) -> str:
-    """Put the references of a configuration in the place of what they stand for, where a message repeats that."""
+def references_in(values: Mapping[str, object]) -> dict[str, str]:
+    """Collect the references of a configuration to environment variables: name -> reference."""
     texts = "".join(text for _, text in interpolations(dict(values)))
-    secrets = {os.environ.get(found[1], ""): found[0] for found in REFERENCE.finditer(texts)}
+    return {found[1]: found[0] for found in REFERENCE.finditer(texts)}
+
+
+def without_secrets(text: str, references: Mapping[str, str]) -> str:
+    """Put references to variables in the place of what they stand for, where a message repeats that."""
+    secrets = {os.environ.get(name, ""): reference for name, reference in references.items()}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, secrets[secret]) if len(secret) >= _SHORTEST else text
     return text

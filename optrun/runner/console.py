@@ -22,7 +22,7 @@ from optrun.base.errors import StorageError, printable
 from optrun.base.formatting import duration, number, size
 from optrun.base.reading import kind_of
 from optrun.config.registry.plugins import options
-from optrun.config.saved import without_secrets
+from optrun.config.saved import references_in, without_secrets
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
@@ -44,11 +44,11 @@ class _Lines(logging.Formatter):
 
     def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__("%(asctime)s  %(message)s")
-        self._values = values
+        self._references = references_in(values)
 
     def format(self, record: logging.LogRecord) -> str:
         """Format as everywhere, without control characters."""
-        return printable(without_secrets(super().format(record), self._values))
+        return printable(without_secrets(super().format(record), self._references))
 
 
 class _LogFile(logging.FileHandler):

@@ -21,7 +21,7 @@ from optrun.base.errors import EXIT_DONE
 from optrun.config.registry.origins import ALLOW, records
 from optrun.config.registry.plugins import OPTION, options
 from optrun.config.request import Request
-from optrun.config.saved import without_secrets
+from optrun.config.saved import references_in, without_secrets
 from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
@@ -212,7 +212,7 @@ class Summary:
 
     def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
         """Record how the run ended."""
-        message = without_secrets(message, self.config_values)
+        message = without_secrets(message, references_in(self.config_values))
         self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
 

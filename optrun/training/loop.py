@@ -208,7 +208,7 @@ class Loop:
         state, config = self.state, self.setup.config
         evaluation_due, line_due = self.evaluator.due(), state.global_step % config.logging_steps == 0
         evaluate = evaluation_due or self._is_last()
-        before = state.before_evaluation(due=evaluation_due)
+        before = state.before_evaluation(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = self._is_last()  # a hook may have asked for it
         record: dict[str, float] = {}
@@ -220,9 +220,11 @@ class Loop:
         record.update(metrics)
         if metrics and not evaluation_due:
             unscheduled.append("eval/")
-        window = {name: getattr(state, name) for name in empty_window()}
+        window: PlainDict = {}
         if line_due or last:
-            vars(state).update(empty_window())
+            empty = empty_window()
+            window = {name: getattr(state, name) for name in empty}
+            vars(state).update(empty)
             self.progress.reset()
         self._log(record, unscheduled)
         if unscheduled:

@@ -140,7 +140,7 @@ class TrainState:
 
 def empty_window() -> PlainDict:
     """Return what a state knows of the steps since the last log line where there was none."""
-    return {name: value for name, value in TrainState().to_dict().items() if name.startswith("window_")}
+    return {name: value for name, value in vars(TrainState()).items() if name.startswith("window_")}
 
 
 _DIGESTED = 32 * 2**10
