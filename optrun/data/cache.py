@@ -51,7 +51,7 @@ def digest(*pieces: str | bytes) -> str:
     return digest_of(pieces)
 
 
-def key_of(*pieces: str | None) -> str | None:
+def key_of(*pieces: str | bytes | None) -> str | None:
     """Compute the digest of pieces; None: one of them is None, so that nobody knows what they decide."""
     known = [piece for piece in pieces if piece is not None]
     return digest(*known) if len(known) == len(pieces) else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from optrun.data.cache import cached, digest, digest_of, known_by, versions
+from optrun.data.cache import cached, digest, digest_of, key_of, known_by, versions
 from optrun.data.encoded import MAKERS, Encoder, mapped, size_of, write_ids
 from optrun.data.kept import mapped_arrays
 from optrun.data.permutation import LARGE, KeyedPermutation
@@ -20,36 +21,23 @@ _FEW = 1 << 16
 """Ids below which two bytes hold one."""
 
 
+@dataclass(eq=False)
 class Examples:
-    """Rows of token ids and numbers.
+    """Rows of token ids and numbers."""
 
-    Args:
-        offsets: Where each example begins in the flat arrays; shape (n + 1,), int64.
-        ragged: Name to flat array, such as `input_ids`; shape (offsets[-1],).
-        scalars: Name to one value per example, such as `labels`; shape (n,).
-        lost: Tokens that each example lost to its greatest length; shape (n,), int64. None: none was cut.
-        hashes: Of the texts that the examples were made of, by which equal ones are found; shape (texts,), uint64. One
-            an example, but where examples are blocks of joined texts.
-        origin: Digest of what decides offsets and flat arrays; their fingerprint is remembered by it. None: it is made
-            anew.
-    """
-
-    def __init__(
-        self,
-        offsets: np.ndarray,
-        ragged: Mapping[str, np.ndarray],
-        scalars: Mapping[str, np.ndarray] | None = None,
-        *,
-        lost: np.ndarray | None = None,
-        hashes: np.ndarray | None = None,
-        origin: str | None = None,
-    ) -> None:
-        self.offsets = offsets
-        self.ragged = dict(ragged)
-        self.scalars = dict(scalars or {})
-        self.lost = lost
-        self.hashes = hashes
-        self.origin = origin
+    offsets: np.ndarray
+    """Where each example begins in the flat arrays; shape (n + 1,), int64."""
+    ragged: Mapping[str, np.ndarray]
+    """Name to flat array, such as `input_ids`; shape (offsets[-1],)."""
+    scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name to one value per example, such as `labels`; shape (n,)."""
+    lost: np.ndarray | None = field(default=None, kw_only=True)
+    """Tokens that each example lost to its greatest length; shape (n,), int64. None: none was cut."""
+    hashes: np.ndarray | None = field(default=None, kw_only=True)
+    """Of the texts that the examples were made of, by which equal ones are found; shape (texts,), uint64. One an
+    example, but where examples are blocks of joined texts."""
+    origin: str | None = field(default=None, kw_only=True)
+    """Digest of what decides offsets and flat arrays; their fingerprint is remembered by it. None: it is made anew."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -66,14 +54,12 @@ class Examples:
 
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
         """Return the same examples with more values each."""
-        both = {**self.scalars, **scalars}
-        return Examples(self.offsets, self.ragged, both, lost=self.lost, hashes=self.hashes, origin=self.origin)
+        return replace(self, scalars={**self.scalars, **scalars})
 
     def renamed(self, names: Mapping[str, str]) -> Examples:
         """Return the same examples with other names for their flat arrays; one that is not named is left out."""
         ragged = {new: self.flat(old) for old, new in names.items()}
-        origin = None if self.origin is None else digest(self.origin, *map(str, sorted(names.items())))
-        return Examples(self.offsets, ragged, self.scalars, lost=self.lost, hashes=self.hashes, origin=origin)
+        return replace(self, ragged=ragged, origin=key_of(self.origin, *map(str, sorted(names.items()))))
 
     @property
     def lengths(self) -> np.ndarray:
@@ -82,10 +68,7 @@ class Examples:
 
     def fingerprint(self) -> str:
         """Digest everything the examples hold: the same data, wherever it lies, gives the same digest."""
-        if self.origin is None:
-            return self._fingerprint()
-        scalars = (piece for name in sorted(self.scalars) for piece in (name, self.scalars[name].tobytes()))
-        return known_by(digest("examples-1", self.origin, *scalars), self._fingerprint)
+        return known_by(key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint)
 
     def _fingerprint(self) -> str:
         total = hashlib.sha256()
@@ -102,17 +85,24 @@ class Examples:
         return total.hexdigest()
 
 
+def scalar_pieces(scalars: Mapping[str, np.ndarray]) -> Iterator[str | bytes]:
+    """Yield what a digest takes of values by name."""
+    for name in sorted(scalars):
+        yield name
+        yield scalars[name].tobytes()
+
+
 def _cuts(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in pieces, of which only one is in memory."""
     return (values[at : at + _PIECE] for at in range(0, len(values), _PIECE))
 
 
+@dataclass(eq=False)
 class Selected:
     """Some of the examples, in a given order."""
 
-    def __init__(self, examples: Any, indices: np.ndarray) -> None:
-        self.examples = examples
-        self.indices = indices
+    examples: Any
+    indices: np.ndarray
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -141,23 +131,19 @@ class Selected:
     @property
     def origin(self) -> str | None:
         """Digest of what decides the examples, and of which are taken; None where nobody knows it."""
-        found: str | None = getattr(self.examples, "origin", None)
-        return None if found is None else digest(found, "selected", np.ascontiguousarray(self.indices).tobytes())
+        return key_of(getattr(self.examples, "origin", None), "selected", self.indices.tobytes())
 
     def fingerprint(self) -> str:
         """Digest of the examples and of which are taken."""
-        return digest(self.examples.fingerprint(), np.ascontiguousarray(self.indices).tobytes())
+        return digest(self.examples.fingerprint(), self.indices.tobytes())
 
 
+@dataclass(eq=False)
 class InMemory:
-    """Examples held in memory, for a task whose examples are not rows of ids; such as several texts each.
+    """Examples held in memory, for a task whose examples are not rows of ids; such as several texts each."""
 
-    Args:
-        examples: Name to number, array, or list of arrays.
-    """
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
+    examples: Sequence[Example]
+    """Name to number, array, or list of arrays."""
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -180,17 +166,13 @@ def _pieces(name: str, value: object) -> Iterator[str | bytes]:
         yield array.tobytes()
 
 
+@dataclass(eq=False)
 class Joined:
-    """Two sequences of examples side by side: each example has the values of both.
+    """Two sequences of examples side by side: each example has the values of both."""
 
-    Args:
-        first: Examples.
-        second: As many, with other names.
-    """
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self.first = first
-        self.second = second
+    first: Any
+    second: Any
+    """As many, with other names."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -276,7 +258,7 @@ def encode(
 
         return digest_of(said()), characters
 
-    total, characters = known_by(None if content is None else digest("texts-1", content), look_through)
+    total, characters = known_by(key_of("texts-1", content), look_through)
     small = ids_below is not None and ids_below <= _FEW
     dtype = "uint16" if small else "int32"
     name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
@@ -305,5 +287,5 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     rest = len(ids) - blocks * length
     if rest > 1 and (keep_rest or blocks == 0):
         borders = np.append(borders, len(ids))
-    origin = None if examples.origin is None else digest(examples.origin, "packed", str(length), str(keep_rest))
+    origin = key_of(examples.origin, "packed", str(length), str(keep_rest))
     return Examples(borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes, origin=origin)

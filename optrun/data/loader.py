@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +25,7 @@ from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
 Batch = dict[str, torch.Tensor]
+Transform = Callable[[Example, np.random.Generator], Example]
 Key = tuple[int, int]
 """Epoch and example index: all that the randomness of an example depends on, besides the seed."""
 
@@ -120,18 +123,17 @@ class EpochPlan:
 
     def steps(self, start: int) -> Iterator[list[list[Key]]]:
         """Yield the micro-batches of each step from number `start` on, without end."""
-        step = start
-        while True:
-            epoch, position = self.locate(step)
+        first_epoch, position = self.locate(start)
+        size = self.accumulation * self.batch_size
+        for epoch in count(first_epoch):
             order = self.order(epoch)
-            for number in range(position, self.steps_per_epoch):
-                first = number * self.accumulation * self.batch_size
-                last = min(first + self.accumulation * self.batch_size, self.examples)
+            for first in range(position * size, self.examples, size):
+                last = min(first + size, self.examples)
                 yield [
-                    [(epoch, int(index)) for index in order[begin : min(begin + self.batch_size, last)]]
-                    for begin in range(first, last, self.batch_size)
+                    [(epoch, int(index)) for index in order[at : min(at + self.batch_size, last)]]
+                    for at in range(first, last, self.batch_size)
                 ]
-            step = (epoch + 1) * self.steps_per_epoch
+            position = 0
 
     def micro_batches(self, step: int) -> int:
         """Count the micro-batches of a step; the last step of an epoch may have fewer than others."""
@@ -176,21 +178,16 @@ def inputs_of(batch: Batch) -> Batch:
     return {name: values for name, values in batch.items() if name not in ASIDE}
 
 
-@dataclass
-class _Collated:
-    """`collate` of what is not left out, but where an example was refused; with the source of each of several."""
-
-    collate: Callable[[list[Example]], Batch]
-
-    def __call__(self, examples: list[Example]) -> Batch:
-        refused = next((example for example in examples if _REFUSED in example), None)
-        if refused is not None:
-            return refused
-        examples = [example for example in examples if LEFT_OUT not in example] or examples[:1]
-        batch = self.collate(examples)
-        if SOURCE in examples[0]:
-            batch[SOURCE] = torch.tensor([example[SOURCE] for example in examples])
-        return batch
+def _collated(collate: Callable[[list[Example]], Batch], examples: list[Example]) -> Batch:
+    """Collate what is not left out, but where an example was refused; with the source of each of several."""
+    refused = next((example for example in examples if _REFUSED in example), None)
+    if refused is not None:
+        return refused
+    examples = [example for example in examples if LEFT_OUT not in example] or examples[:1]
+    batch = collate(examples)
+    if SOURCE in examples[0]:
+        batch[SOURCE] = torch.tensor([example[SOURCE] for example in examples])
+    return batch
 
 
 def _good(batch: Batch) -> Batch:
@@ -205,20 +202,14 @@ def _good(batch: Batch) -> Batch:
     return batch
 
 
+@dataclass(eq=False)
 class _Keyed(Dataset[Example]):
     """Examples by epoch and index, each transformed with randomness of its own."""
 
-    def __init__(
-        self,
-        examples: ExampleSource,
-        transform: Callable[[Example, np.random.Generator], Example] | None,
-        seed: int,
-        stream: str,
-    ) -> None:
-        self.examples = examples
-        self.transform = transform
-        self.seed = seed
-        self.stream = stream
+    examples: ExampleSource
+    transform: Transform | None
+    seed: int
+    stream: str
 
     def __getitem__(self, key: Key) -> Example:
         epoch, index = key
@@ -237,7 +228,7 @@ class BatchLoader:
     """Everything that turns examples into batches."""
 
     examples: ExampleSource
-    transform: Callable[[Example, np.random.Generator], Example] | None
+    transform: Transform | None
     """Changes an example with randomness of its own; None: nothing does, and no generator is made for each."""
     collate: Callable[[list[Example]], Batch]
     seed: int
@@ -249,7 +240,7 @@ class BatchLoader:
             _Keyed(self.examples, self.transform, self.seed, stream),
             batch_sampler=batches,
             num_workers=self.workers,
-            collate_fn=_Collated(self.collate),
+            collate_fn=partial(_collated, self.collate),
             pin_memory=self.pin_memory,
             worker_init_fn=_begin_worker,
             # By inheritance, for a stream's rows are made by closures; Python 3.14 no longer forks unasked.
@@ -271,11 +262,9 @@ class BatchLoader:
             keys[number % len(keys)] for keys in plan.steps(start) for number in share_of(len(keys), rank, ranks)
         )
         batches = iter(self._loader(micro_batches, "example"))
-        step = start
         try:
-            while True:
+            for step in count(start):
                 yield [_good(next(batches)) for _ in share_of(plan.micro_batches(step), rank, ranks)]
-                step += 1
         finally:
             del batches
 
@@ -287,11 +276,8 @@ class BatchLoader:
             rank: Whose share of the batches, as `share_of` divides it; where it has none, another one stands in.
             ranks: How many ranks there are.
         """
-        count = len(self.examples)
-        keys = [
-            [(0, index) for index in range(begin, min(begin + batch_size, count))]
-            for begin in range(0, count, batch_size)
-        ]
+        indices = range(len(self.examples))
+        keys = [[(0, index) for index in indices[at : at + batch_size]] for at in indices[::batch_size]]
         own = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
         yield from map(_good, self._loader(own, "evaluation"))
 

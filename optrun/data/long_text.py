@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +20,11 @@ _KEPT = 4
 _NEAR = 1 << 16
 
 
+@dataclass(eq=False, repr=False)
 class LongText:
     """A part of a text file, read as Python reads one: UTF-8 without the mark of its order, with one kind of line end.
 
-    Args:
+    Attributes:
         path: The file.
         content: A digest of its bytes, by which the text is known.
         places: Byte and character at which each chunk begins, and at which the last one ends.
@@ -30,13 +32,15 @@ class LongText:
         end: One past the last.
     """
 
-    def __init__(self, path: Path, content: str, places: Sequence[Sequence[int]], begin: int, end: int) -> None:
-        self.path = path
-        self.content = content
-        self.places = places
-        self.begin = begin
-        self.end = end
-        self._ends = [character for _, character in places[1:]]
+    path: Path
+    content: str
+    places: Sequence[Sequence[int]]
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        """Note where chunks end."""
+        self._ends = [character for _, character in self.places[1:]]
         self._recent: Recent[int, str] = Recent(_KEPT)
 
     def __len__(self) -> int:
@@ -75,10 +79,7 @@ class LongText:
     def cut(self, at: int) -> tuple[LongText, LongText]:
         """Cut into the part before a character, and the part from there on."""
         middle = self.begin + at
-        return (
-            LongText(self.path, self.content, self.places, self.begin, middle),
-            LongText(self.path, self.content, self.places, middle, self.end),
-        )
+        return replace(self, end=middle), replace(self, begin=middle)
 
 
 def long_text(path: Path, content: str) -> LongText:

@@ -14,7 +14,7 @@ import numpy as np
 
 from optrun.data.cache import digest
 from optrun.data.examples import Example
-from optrun.data.loader import SOURCE, Arrangement, EpochPlan, ExampleSource, Order
+from optrun.data.loader import SOURCE, EpochPlan, ExampleSource, Order
 from optrun.data.parts import spans
 from optrun.data.randomness import generator
 from optrun.data.source import Source
@@ -149,8 +149,8 @@ class MixedExamples:
         self.begins = np.concatenate([[0], np.cumsum([len(part) for part in parts.values()])])
         self.draws = Draws([len(part) for part in parts.values()], probabilities, strategy, seed=seed)
         self._how = f"{probabilities} {strategy}"
-        self.arrangement = Mixing(list(parts.values()), self.draws, self.begins)
         self._parts = list(parts.values())
+        self.arrangement = Mixing(self._parts, self.draws, self.begins)
 
     def __len__(self) -> int:
         return len(self.draws)
@@ -178,63 +178,65 @@ class MixedExamples:
         return found
 
 
+@dataclass(eq=False)
 class Mixing:
-    """How a mixture is ordered, for an `EpochPlan`: by the draws, and of each source in its own order.
+    """How a mixture is ordered, for an `EpochPlan`: by the draws, and of each source in its own order."""
 
-    Args:
-        parts: Examples of each source.
-        draws: Which source is drawn.
-        begins: Where the examples of each source begin.
-    """
+    parts: Sequence[ExampleSource]
+    """Examples of each source."""
+    draws: Draws
+    """Which source is drawn."""
+    begins: np.ndarray
+    """Where the examples of each source begin."""
 
-    def __init__(self, parts: Sequence[ExampleSource], draws: Draws, begins: np.ndarray) -> None:
-        own: list[Arrangement | None] = [getattr(part, "arrangement", None) for part in parts]
-        self.plans = [
-            EpochPlan(len(part), 1, 1, 0, arrangement=arrangement) for part, arrangement in zip(parts, own, strict=True)
-        ]
-        self.name = f"mixture of {', '.join(plan.ordering for plan in self.plans)}"
-        self.draws = draws
-        self.begins = begins
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"mixture of {', '.join(plan.ordering for plan in self.plans(0))}"
+
+    def plans(self, seed: int) -> list[EpochPlan]:
+        """Plan the examples of each source."""
+        return [EpochPlan(len(part), 1, 1, seed, arrangement=getattr(part, "arrangement", None)) for part in self.parts]
 
     def __call__(self, seed: int, epoch: int) -> Order:
         """The order of an epoch."""
-        return MixedOrder(self, seed, epoch)
+        return MixedOrder(self.draws, self.begins, self.plans(seed), epoch)
 
 
+@dataclass(eq=False)
 class MixedOrder:
-    """The order of one epoch of a mixture.
+    """The order of one epoch of a mixture."""
 
-    Args:
-        mixing: Of which mixture.
-        seed: The run's seed.
-        epoch: Which epoch.
-    """
+    draws: Draws
+    """Which source is drawn."""
+    begins: np.ndarray
+    """Where the examples of each source begin."""
+    plans: Sequence[EpochPlan]
+    """Of each source alone."""
+    epoch: int
 
-    def __init__(self, mixing: Mixing, seed: int, epoch: int) -> None:
-        self._mixing = mixing
-        self._seed = seed
-        self._first_pass = epoch * mixing.draws.passes()
+    def __post_init__(self) -> None:
+        """Count the passes before."""
+        self._first_pass = self.epoch * self.draws.passes()
         self._orders: dict[tuple[int, int], Order] = {}
 
     def __len__(self) -> int:
-        return len(self._mixing.draws)
+        return len(self.draws)
 
     def __getitem__(self, places: slice) -> np.ndarray:
         """Which example stands at each place; shape (places,), int64."""
-        sources, numbers = self._mixing.draws[places]
+        sources, numbers = self.draws[places]
         found = np.empty(len(sources), dtype=np.int64)
         for source in np.unique(sources).tolist():
             own = np.flatnonzero(sources == source)
-            size, begin, end = int(self._mixing.draws.sizes[source]), int(numbers[own[0]]), int(numbers[own[-1]]) + 1
+            size, begin, end = int(self.draws.sizes[source]), int(numbers[own[0]]), int(numbers[own[-1]]) + 1
             passes = spans(range(size, end + size, size), begin, end)  # numbers of a source follow one another
             taken = [self._order(source, turn)[first:last] for turn, first, last in passes]
-            found[own] = self._mixing.begins[source] + np.concatenate(taken)
+            found[own] = self.begins[source] + np.concatenate(taken)
         return found
 
     def _order(self, source: int, turn: int) -> Order:
         if (source, turn) not in self._orders:
-            plan = self._mixing.plans[source]
-            seeded = EpochPlan(plan.examples, 1, 1, self._seed, arrangement=plan.arrangement)
             self._orders = {place: order for place, order in self._orders.items() if place[0] != source}
-            self._orders[source, turn] = seeded.order(int(self._first_pass[source]) + turn)
+            self._orders[source, turn] = self.plans[source].order(int(self._first_pass[source]) + turn)
         return self._orders[source, turn]

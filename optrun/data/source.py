@@ -11,7 +11,7 @@ import xxhash
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
-from optrun.data.cache import digest
+from optrun.data.cache import key_of
 from optrun.data.kept import kept
 from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
@@ -48,7 +48,7 @@ class Split:
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
-        content = None if self.content is None else digest(self.content, np.ascontiguousarray(indices).tobytes())
+        content = key_of(self.content, indices.tobytes())
         return Split(self.rows.select(indices), self.key, positions, content, self.folder)
 
     def number(self, row: int) -> int:
@@ -150,7 +150,7 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
         repeating = np.flatnonzero(first != np.arange(len(first)))
         return {"repeating": repeating, "first": first[repeating]}
 
-    found = kept("repeats", None if split.content is None else digest("repeats-1", split.content, *columns), find)
+    found = kept("repeats", key_of("repeats-1", split.content, *columns), find)
     return found["repeating"], found["first"]
 
 
@@ -185,7 +185,7 @@ def _held_together(order: np.ndarray, wanted: int, repeating: np.ndarray, first:
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     heads, tails = [], []
-    known = None if split.content is None else digest(split.content, repr(fraction))
+    known = key_of(split.content, repr(fraction))
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)

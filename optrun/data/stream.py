@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by, versions
 from optrun.data.encoded import MAKERS
-from optrun.data.examples import Example
+from optrun.data.examples import Example, scalar_pieces
 from optrun.data.formats import one_format, refuse_other_content, streamed_format
 from optrun.data.heads import HEAD, table, unread, widened
 from optrun.data.hub_file import HubFile
@@ -43,34 +44,28 @@ _PARTS = 2
 """Parts of files, each read as a whole, whose windows are shuffled together."""
 
 
+@dataclass(eq=False)
 class StreamRows:
-    """Rows with named columns, as a task asks for them; only what is looked at is in memory.
+    """Rows with named columns, as a task asks for them; only what is looked at is in memory."""
 
-    Args:
-        key: The configuration key the files came by.
-        shards: The files, in order.
-        window: Rows of a window, which ends with its file at the latest.
-        columns: Those that are read; None: all.
-        whole: The same rows with all columns; None: these are.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        shards: Sequence[Shard],
-        window: int,
-        columns: Sequence[str] | None = None,
-        whole: StreamRows | None = None,
-    ) -> None:
-        self.key = key
-        self.shards = shards
-        self.window = window
-        self.columns = columns
-        self._whole = whole
-        self._ends: list[int] = np.cumsum([shard.rows for shard in shards]).tolist()
+    key: str
+    """The configuration key the files came by."""
+    shards: Sequence[Shard]
+    """The files, in order."""
+    window: int
+    """Rows of a window, which ends with its file at the latest."""
+    columns: Sequence[str] | None = None
+    """Those that are read; None: all."""
+    whole: StreamRows | None = None
+    """The same rows with all columns; None: these are."""
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where the rows of each file end."""
+        return list(accumulate(shard.rows for shard in self.shards))
 
     @cached_property
     def head(self) -> Dataset:
@@ -87,8 +82,8 @@ class StreamRows:
     @cached_property
     def _first_with(self) -> dict[str, int]:
         """Each column to the number of the first file that is known to have it."""
-        if self._whole is not None:
-            return self._whole._first_with
+        if self.whole is not None:
+            return self.whole._first_with
         found: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
             for name in shard.names():
@@ -114,7 +109,7 @@ class StreamRows:
 
     def select_columns(self, names: Sequence[str]) -> StreamRows:
         """Return the same rows, of which only these columns are read."""
-        return StreamRows(self.key, self.shards, self.window, list(names), self._whole or self)
+        return replace(self, columns=list(names), whole=self.whole or self)
 
     def select(self, indices: Iterable[int]) -> Dataset:
         """Return some rows, in memory."""
@@ -133,14 +128,16 @@ class StreamRows:
         return self.row(int(key))
 
     def __iter__(self) -> Iterator[Row]:
-        for begin in range(0, len(self), _BATCH):
-            yield from self.read(begin, min(begin + _BATCH, len(self)))
+        for rows in self._batches(_BATCH):
+            yield from rows
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
         """Yield rows in batches."""
-        for begin in range(0, len(self), batch_size):
-            rows = self.read(begin, min(begin + batch_size, len(self)))
+        for rows in self._batches(batch_size):
             yield {name: [row.get(name) for row in rows] for name in self.columns or self.column_names}
+
+    def _batches(self, size: int) -> Iterator[list[Row]]:
+        return (self.read(begin, min(begin + size, len(self))) for begin in range(0, len(self), size))
 
     def row(self, index: int) -> Row:
         """Return one row."""
@@ -283,46 +280,41 @@ class WindowOrder:
         return generator(self._seed, "window", self._epoch, number).permutation(found)
 
 
+@dataclass(eq=False)
 class Windows:
-    """How the examples of a stream are ordered, for an `EpochPlan`.
+    """How the examples of a stream are ordered, for an `EpochPlan`."""
 
-    Args:
-        rows: The stream.
-        borders: Where the examples of each window begin, and where the last ones end; shape (windows + 1,), int64.
-    """
+    rows: StreamRows
+    borders: np.ndarray
+    """Where the examples of each window begin, and where the last ones end; shape (windows + 1,), int64."""
 
-    def __init__(self, rows: StreamRows, borders: np.ndarray) -> None:
-        self.name = f"{_TOGETHER} far windows of {rows.window}"
-        self._parts = rows.parts_of_windows
-        self._borders = borders
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{_TOGETHER} far windows of {self.rows.window}"
 
     def __call__(self, seed: int, epoch: int) -> WindowOrder:
         """Make the order of an epoch."""
-        return WindowOrder(self._borders, self._parts, seed=seed, epoch=epoch)
+        return WindowOrder(self.borders, self.rows.parts_of_windows, seed=seed, epoch=epoch)
 
 
+@dataclass(eq=False)
 class StreamedRows:
-    """An example for each row of a stream, made when it is asked for.
+    """An example for each row of a stream, made when it is asked for."""
 
-    Args:
-        rows: The stream.
-        make: A row to its example; a pure function. What it refuses is told with the row's place.
-        key: Digest of everything `make` depends on, besides the row.
-        scalars: Name to one value a row, such as `labels`; shape (rows,).
-    """
+    rows: StreamRows
+    make: Callable[[Row], Example]
+    """A row to its example; a pure function. What it refuses is told with the row's place."""
+    key: str
+    """Digest of everything `make` depends on, besides the row."""
+    scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name to one value a row, such as `labels`; shape (rows,)."""
 
-    def __init__(
-        self,
-        rows: StreamRows,
-        make: Callable[[Row], Example],
-        key: str,
-        scalars: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        self.rows = rows
-        self.make = make
-        self.key = key
-        self.scalars = dict(scalars or {})
-        self.arrangement = Windows(rows, rows.borders)
+    def __post_init__(self) -> None:
+        """Take the order and the digests of the stream."""
+        self.arrangement = Windows(self.rows, self.rows.borders)
+        self.parts = self.rows.parts
+        self.labels = self.scalars.get("labels")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -335,19 +327,9 @@ class StreamedRows:
             raise ConfigError(f"{self.rows.where(index)}: {error}") from error
         return {**example, **{name: values[index] for name, values in self.scalars.items()}}
 
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The label of each row, where they are known beforehand."""
-        return self.scalars.get("labels")
-
     def fingerprint(self) -> str:
         """Digest of the files and of how rows become examples."""
-        scalars = (piece for name in sorted(self.scalars) for piece in (name, self.scalars[name].tobytes()))
-        return digest("streamed rows", self.rows.fingerprint(), self.key, *scalars)
-
-    def parts(self) -> dict[str, str]:
-        """Map each file to the digest of its bytes."""
-        return self.rows.parts()
+        return digest("streamed rows", self.rows.fingerprint(), self.key, *scalar_pieces(self.scalars))
 
 
 Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
@@ -378,8 +360,9 @@ class StreamedBlocks:
         self.encode = encode
         self.length = length
         self.key = digest("blocks-1", rows.fingerprint(), str(rows.columns), str(length), key)
-        self.empty = dict(empty)
+        self.empty = empty
         self.notes: list[str] = []
+        self.parts = rows.parts
         self._recent: Recent[int, dict[str, np.ndarray]] = Recent(_TOGETHER)
         self._borders = np.concatenate([[0], np.cumsum(self._planned())])
         self.arrangement = Windows(rows, self._borders)
@@ -440,7 +423,3 @@ class StreamedBlocks:
     def fingerprint(self) -> str:
         """Digest of the files and of how rows become blocks."""
         return self.key
-
-    def parts(self) -> dict[str, str]:
-        """Map each file to the digest of its bytes."""
-        return self.rows.parts()

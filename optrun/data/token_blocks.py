@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,29 +34,29 @@ class TokenFile:
     least: int
 
 
+@dataclass(eq=False)
 class TokenBlocks:
     """Blocks of a stream of tokens: the examples of `task=causal_lm`.
 
-    Args:
+    Attributes:
         files: In the order of the stream.
         length: Tokens of a block.
         begin: First token of the stream that is taken.
         end: One past the last.
-
-    Attributes:
         left_out: Tokens at the end that fill no block.
     """
 
-    lost: np.ndarray | None = None
-    hashes: np.ndarray | None = None
+    files: Sequence[TokenFile]
+    length: int
+    begin: int
+    end: int
+    lost: ClassVar[None] = None
+    hashes: ClassVar[None] = None
 
-    def __init__(self, files: Sequence[TokenFile], length: int, begin: int, end: int) -> None:
-        self.files = files
-        self.length = length
-        self.begin = begin
-        self._ends = np.cumsum([len(file.ids) for file in files])
-        self._count = max(0, end - begin) // length
-        self.left_out = max(0, end - begin) - self._count * length
+    def __post_init__(self) -> None:
+        """Count the blocks."""
+        self._ends = np.cumsum([len(file.ids) for file in self.files])
+        self._count, self.left_out = divmod(max(0, self.end - self.begin), self.length)
 
     def __len__(self) -> int:
         return self._count
@@ -87,8 +88,8 @@ class TokenBlocks:
             ConfigError: With the first file that has one.
         """
         for file in self.files:
-            if file.largest >= size or file.least < 0:
-                wrong = file.largest if file.largest >= size else file.least
+            wrong = file.largest if file.largest >= size else file.least
+            if not 0 <= wrong < size:
                 raise ConfigError(
                     f"{key}={file.path}: it holds the token id {wrong:,}, and the tokenizer has {size:,} entries, from "
                     "0. It was written with another vocabulary (name its tokenizer with model.tokenizer), or its ids "
