@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from optrun.data.source import Source, Split
 from optrun.data.text_rows import TextRows
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "config"}
 _TABLES = {"encodings", "pydoc_data"}  # thousands of lines of the same shape: a low loss, and nothing learnt
@@ -65,6 +65,37 @@ def stdlib_source(
     key = f"data={config.name}"
     train, evaluation = Split(rows(picked[held:]), key), Split(rows(picked[:held]), f"{key} (held back)")
     return Source(train, {"": evaluation}, columns, cut_from_train=True, notes=[f"{note} to evaluate on"])
+
+
+def stdlib_table(
+    config: DataConfig,
+    read: Callable[[Path], Iterable[Mapping[str, object]]],
+    features: Features,
+    what: str,
+    most: int,
+    columns: ColumnsConfig | None = None,
+    key: Callable[[Mapping[str, object]], object] = str,
+) -> Source:
+    """Make rows of what is read in files, as `stdlib_source`.
+
+    Args:
+        config: The data choice.
+        read: Yields the rows of a file.
+        features: Types of their columns.
+        what: As `stdlib_source`.
+        most: As `stdlib_source`.
+        columns: As `stdlib_source`.
+        key: What is alike in equal rows, each of which is there once: one that stands a hundred times would be learnt
+            by heart.
+    """
+
+    def rows(paths: list[Path]) -> Dataset:
+        from datasets import Dataset
+
+        found = {key(row): row for path in paths for row in read(path)}.values()
+        return Dataset.from_dict({name: [row[name] for row in found] for name in features}, features)
+
+    return stdlib_source(config, rows, what, most, columns)
 
 
 def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: ARG001

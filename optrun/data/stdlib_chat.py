@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError
 from optrun.config.schema.data import DataConfig, StdlibChatConfig, StdlibPreferencesConfig
 from optrun.data.source import Source
-from optrun.data.stdlib import Function, functions_of, stdlib_source
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from optrun.data.stdlib import Function, functions_of, stdlib_table
 
 _FILES = 120
 _LONGEST = 90
@@ -28,28 +23,22 @@ Turns = list[dict[str, str]]
 
 def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Read chats; as `stdlib_source`."""
-    return _load(config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)))
+    return _load(config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)), "messages")
 
 
 def load_stdlib_preferences(config: StdlibPreferencesConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Read pairs of answers, the right one chosen; as `stdlib_source`."""
-    return _load(config, "pairs of answers", pairs_of)
+    return _load(config, "pairs of answers", pairs_of, "prompt", "chosen", "rejected")
 
 
-def _load(config: DataConfig, what: str, rows_of: Callable[[Path], Iterable[Mapping[str, Turns]]]) -> Source:
-    import datasets
+def _load(
+    config: DataConfig, what: str, read: Callable[[Path], Iterable[Mapping[str, Turns]]], *columns: str
+) -> Source:
+    from datasets import Features, List, Value
 
-    turns = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
-
-    def rows(paths: list[Path]) -> Dataset:
-        found = {str(row): row for path in paths for row in rows_of(path)}  # each once
-        features = datasets.Features(dict.fromkeys(next(iter(found.values()), ()), turns))
-        return datasets.Dataset.from_list(list(found.values()), features)
-
-    source = stdlib_source(config, rows, f"{what} about functions of ", _FILES)
-    if not len(source.train.rows):
-        raise ConfigError(f"data={config.name}: no function of the standard library has a docstring here.")
-    return source
+    turns = List({"role": Value("string"), "content": Value("string")})
+    features = Features(dict.fromkeys(columns, turns))
+    return stdlib_table(config, read, features, f"{what} about functions of ", _FILES)
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:

@@ -8,16 +8,12 @@ from __future__ import annotations
 import io
 import keyword
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optrun.config.schema.data import ColumnsConfig, StdlibStatementsConfig, StdlibTokensConfig
 from optrun.data.source import Source
-from optrun.data.stdlib import source_text, stdlib_source
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from optrun.data.stdlib import source_text, stdlib_table
 
 _FILES = 60
 _LONGEST = 32
@@ -35,43 +31,31 @@ Line = list[tokenize.TokenInfo]
 
 def load_stdlib_tokens(config: StdlibTokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Read lines as tokens with their kinds; as `stdlib_source`."""
+    from datasets import Features, Sequence, Value
+
     columns = ColumnsConfig(name=config.name, text_column="tokens", label_column="labels")
-    return stdlib_source(config, _token_rows, "lines of ", _FILES, columns)
+    texts = Sequence(Value("string"))
+    return stdlib_table(config, _tokens_of, Features(tokens=texts, labels=texts), "lines of ", _FILES, columns)
+
+
+def _tokens_of(path: Path) -> Iterator[dict[str, list[str]]]:
+    for line in logical_lines(path):
+        yield {"tokens": [token.string for token in line], "labels": kinds(line)}
 
 
 def load_stdlib_statements(config: StdlibStatementsConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Read statements without their keyword; as `stdlib_source`."""
+    from datasets import Features, Value
+
     columns = ColumnsConfig(name=config.name, text_column="text", label_column="label")
-    return stdlib_source(config, _statement_rows, "lines of ", _FILES, columns)
+    features = Features(text=Value("string"), label=Value("string"))
+    return stdlib_table(config, _statements_of, features, "lines of ", _FILES, columns)
 
 
-def _lines(paths: Sequence[Path]) -> Iterable[Line]:
-    """List the lines of some files, each once: one that stands a hundred times would be learnt by heart."""
-    return {tuple(token.string for token in line): line for path in paths for line in logical_lines(path)}.values()
-
-
-def _token_rows(paths: Sequence[Path]) -> Dataset:
-    import datasets
-
-    texts = datasets.Sequence(datasets.Value("string"))
-    lines = _lines(paths)
-    columns = {
-        "tokens": [[token.string for token in line] for line in lines],
-        "labels": [kinds(line) for line in lines],
-    }
-    return datasets.Dataset.from_dict(columns, datasets.Features(tokens=texts, labels=texts))
-
-
-def _statement_rows(paths: Sequence[Path]) -> Dataset:
-    import datasets
-
-    text = datasets.Value("string")
-    found = [line for line in _lines(paths) if line[0].string in _STATEMENTS]
-    columns = {
-        "text": [" ".join(token.string for token in line[1:]) for line in found],
-        "label": [line[0].string for line in found],
-    }
-    return datasets.Dataset.from_dict(columns, datasets.Features(text=text, label=text))
+def _statements_of(path: Path) -> Iterator[dict[str, str]]:
+    for first, *rest in logical_lines(path):
+        if first.string in _STATEMENTS:
+            yield {"text": " ".join(token.string for token in rest), "label": first.string}
 
 
 def logical_lines(path: Path) -> Iterator[Line]:
