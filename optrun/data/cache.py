@@ -40,10 +40,8 @@ _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 def cache_dir() -> Path:
     """Return `$OPTRUN_CACHE`, else `optrun` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`)."""
-    chosen = os.environ.get("OPTRUN_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "optrun"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("OPTRUN_CACHE") or users / "optrun")
 
 
 def digest(*pieces: str | bytes) -> str:
@@ -117,21 +115,18 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         StorageError: The disk refused while `make` wrote.
     """
     folder = cache_dir() / kind / key
-    lasting = True
-    if folder.is_dir():
-        damage = _damage(folder, key)
-        if damage is None:
-            return folder
-        lasting = _discard(folder, damage)
     try:
-        if not lasting:
-            raise PermissionError
+        if folder.is_dir():
+            damage = _damage(folder, key)
+            if damage is None:
+                return folder
+            _discard(folder, damage)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder.parent)
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     except OSError:
-        lasting = False
         aside = _temporary()
+    lasting = aside.parent == folder.parent
     try:
         make(aside)
         if not lasting:
@@ -182,13 +177,10 @@ def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None)
         name, state = digest(str(of), key), file_state(of)
         seal = {"file": str(of), "state": state}
     memory = cache_dir() / "known" / f"{name[:32]}.json"
-    try:
-        known = read_json(memory)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known: dict[str, Found] = read_json(memory)
         if known == known | seal:
-            found: Found = known["found"]
-            return found
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+            return known["found"]
     begun = time.time()
     found = find()
     if of is None or (file_state(of) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS):
@@ -281,18 +273,17 @@ def _damage(folder: Path, key: str) -> str | None:
     return None
 
 
-def _discard(folder: Path, damage: str) -> bool:
-    """Take an entry away; who has it mapped keeps what was mapped. False where it cannot be removed."""
+def _discard(folder: Path, damage: str) -> None:
+    """Take an entry away; who has it mapped keeps what was mapped.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
     aside = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
     _discarded.append(f"{folder}: this part of the cache was damaged ({damage}); it is not used, and made anew")
-    try:
+    with contextlib.suppress(FileNotFoundError):  # another process did so
         folder.rename(aside)
-    except FileNotFoundError:
-        return True  # another process did so
-    except OSError:
-        return False
     shutil.rmtree(aside, ignore_errors=True)
-    return True
 
 
 def _temporary() -> Path:
@@ -304,8 +295,6 @@ def _temporary() -> Path:
 def _sweep(folder: Path) -> None:
     """Delete what killed processes left a day ago or earlier."""
     for left in folder.glob(".making-*"):
-        try:
+        with contextlib.suppress(OSError):  # gone meanwhile
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            continue  # gone meanwhile

@@ -193,10 +193,7 @@ def read_rows(split: Split, names: Sequence[str], read: Callable[[Cells, int], R
 
 def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
     """Yield the values of each row by column, of these columns alone."""
-    names = list(names)
-    for batch in split.rows.select_columns(names).iter(batch_size=1000):
-        for values in zip(*(batch[name] for name in names), strict=True):
-            yield dict(zip(names, values, strict=True))
+    return (dict(zip(names, values, strict=True)) for values in split.cells(names))
 
 
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:

@@ -346,8 +346,7 @@ def refuse_mixed(split: Split, column: str) -> None:
 
 def values(split: Split, name: str) -> Iterator[Any]:
     """Yield the values of a column, a few of them in memory at a time."""
-    for batch in split.rows.select_columns([name]).iter(batch_size=1000):
-        yield from batch[name]
+    return (value for (value,) in split.cells([name]))
 
 
 def texts(split: Split, column: str) -> Iterator[str]:

@@ -40,9 +40,8 @@ class NotDecodableError(UnreadableFileError):
 
 def wide(head: bytes) -> str | None:
     """Name the encoding of a text of two or four bytes a letter by its first bytes; None: it is none."""
-    for mark, name in _MARKS.items():
-        if head.startswith(mark):
-            return name
+    if marked := next((name for mark, name in _MARKS.items() if head.startswith(mark)), None):
+        return marked
     for at, name in ((0, "utf-16be"), (1, "utf-16le")):  # without a mark: Latin letters have a zero byte each
         zeros, letters = head[at:_HEAD:2], head[1 - at : _HEAD : 2]
         shown = sum(byte in _LATIN for byte in letters)  # other bytes are of a file that is no text

@@ -47,6 +47,9 @@ class HubFile:
         """Its address for `fsspec` and for people."""
         return f"hf://datasets/{self.repo}@{self.revision}/{self.path}"
 
+    def _refusal(self, why: str) -> OptrunError:
+        return OptrunError(f"data.path={self.repo}: {self.path} at revision {self.revision}: {why}")
+
     @property
     def content(self) -> str:
         """What another file has not: size and digest."""
@@ -90,14 +93,13 @@ class HubFile:
                 found: bytes = file.read(end - begin)
         except Exception as error:  # the hub's client and whichever HTTP library it is built on
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise OptrunError(
-                f"data.path={self.repo}: {self.path} at revision {self.revision}: the hub does not give its bytes: "
-                f"{why}. Where the run has saved, resume= goes on as soon as the hub answers."
+            raise self._refusal(
+                f"the hub does not give its bytes: {why}. Where the run has saved, resume= goes on as soon as the hub "
+                "answers."
             ) from error
         if len(found) != end - begin:
-            raise OptrunError(
-                f"data.path={self.repo}: {self.path} at revision {self.revision}: {len(found):,} bytes came where "
-                f"{end - begin:,} were asked for: this hub answers no range requests."
+            raise self._refusal(
+                f"{len(found):,} bytes came where {end - begin:,} were asked for: this hub answers no range requests."
             )
         return found
 
@@ -114,9 +116,9 @@ class HubFile:
             total.update(chunk)
             yield chunk
         if total.hexdigest() != expected:
-            raise OptrunError(
-                f"data.path={self.repo}: {self.path} at revision {self.revision}: the hub gives other bytes than it "
-                f"names: {kind} {total.hexdigest()}, and {expected} in its listing. Try again."
+            raise self._refusal(
+                f"the hub gives other bytes than it names: {kind} {total.hexdigest()}, and {expected} in its listing. "
+                "Try again."
             )
 
     def opened(self) -> io.RawIOBase:

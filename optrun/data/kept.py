@@ -49,8 +49,7 @@ def as_array(texts: Iterable[str]) -> np.ndarray:
 
 def as_texts(array: np.ndarray) -> list[str]:
     """Read the texts that `as_array` was given."""
-    found: list[str] = json.loads(array.tobytes())
-    return found
+    return list(json.loads(array.tobytes()))
 
 
 def nothing_marked(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:

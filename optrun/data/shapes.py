@@ -95,9 +95,7 @@ def _advice(name: str, value: object) -> str:
 
 def _labelled_lines(rows: Dataset) -> str:
     """Explain what to do with lines of text that begin with their label; empty if they do not."""
-    if rows.column_names != ["text"] or is_nested(rows.features["text"]):
-        return ""
-    lines = [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
+    lines = _lines(rows)
     if not lines:
         return ""
     if looks_tagged(rows):
@@ -117,10 +115,15 @@ def _labelled_lines(rows: Dataset) -> str:
 
 def looks_tagged(rows: Dataset) -> bool:
     """Tell whether lines of text are a word and its tag each."""
+    lines = _lines(rows)
+    return bool(lines) and all(map(_WORD_AND_TAG.match, lines))
+
+
+def _lines(rows: Dataset) -> list[str]:
+    """List the first texts that are not blank; none of a table with other columns."""
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
-        return False
-    lines = [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
-    return bool(lines) and all(_WORD_AND_TAG.match(line) for line in lines)
+        return []
+    return [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:

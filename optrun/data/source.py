@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,11 @@ class Split:
         positions = indices if self.positions is None else self.positions[indices]
         content = key_of(self.content, indices.tobytes())
         return Split(self.rows.select(indices), self.key, positions, content, self.folder)
+
+    def cells(self, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
+        """Yield the values of each row in some columns, a few rows in memory at a time."""
+        for batch in self.rows.select_columns(list(names)).iter(batch_size=1000):
+            yield from zip(*(batch[name] for name in names), strict=True)
 
     def number(self, row: int) -> int:
         """Number a row for a person who looks for it in the file: counted from 1, without a header line."""
@@ -141,9 +146,7 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     def find() -> dict[str, np.ndarray]:
-        batches = split.rows.select_columns(list(columns)).iter(batch_size=1000)
-        rows = (repr(row) for batch in batches for row in zip(*(batch[name] for name in columns), strict=True))
-        raw = (row.encode("utf-8", "surrogatepass") for row in rows)
+        raw = (repr(row).encode("utf-8", "surrogatepass") for row in split.cells(columns))
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(split.rows))
         _, index, group = np.unique(hashes, return_index=True, return_inverse=True)
         first = index[group]

@@ -109,9 +109,8 @@ def _rows(split: Split, names: Sequence[str]) -> Iterator[dict[str, object]]:
     if not names:
         yield from ({} for _ in range(len(split.rows)))
         return
-    for batch in split.rows.select_columns(list(names)).iter(batch_size=_BATCH):
-        for values in zip(*(batch[name] for name in names), strict=True):
-            yield {name: _plain(value) for name, value in zip(names, values, strict=True)}
+    for values in split.cells(names):
+        yield {name: _plain(value) for name, value in zip(names, values, strict=True)}
 
 
 def _plain(value: object) -> object:
