@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from optrun.artifacts.objective import loss_beside
 from optrun.base.formatting import number
+from optrun.base.plain import lookup
 
 LEAST = 0.01
 """The share of its value before training that eval/loss has to fall by: less than that is nothing learnt."""
@@ -103,12 +104,12 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
     Returns:
         None where nothing can be said: no evaluation, no loss in it, or no floor to compare with.
     """
-    metrics, main = summary.get("metrics"), summary.get("main_metric")
-    if not (isinstance(metrics, Mapping) and isinstance(main, Mapping) and isinstance(main.get("name"), str)):
+    metric, step = lookup(summary, "main_metric", "name"), summary.get("global_step")
+    if not isinstance(metric, str):
         return None
-    name, step = loss_beside(main["name"]), summary.get("global_step")
-    after, train = _value(metrics, "last", name), _value(metrics, "last", "train/loss")
-    before, majority = _value(metrics, "before_training", name), _majority(summary, name)
+    name = loss_beside(metric)
+    after, train = _value(summary, "last", name), _value(summary, "last", "train/loss")
+    before, majority = _value(summary, "before_training", name), _majority(summary, name)
     if after is None or not isinstance(step, int) or (majority is None and before is None):
         return None
     (seen, texts), verdict = _seen(summary, name), _verdict(after, before, train, majority)
@@ -119,8 +120,7 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
 
 def sentence_of(summary: Mapping[str, object]) -> str:
     """Say it of a run that has ended, if its judgement is of the weights that the summary is of; else empty."""
-    held = summary.get("generalisation")
-    fits = isinstance(held, Mapping) and held.get("step") == summary.get("global_step")
+    fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
     found = generalisation_of(summary) if fits else None
     return "" if found is None else str(found)
 
@@ -139,9 +139,7 @@ def _verdict(after: float, before: float | None, train: float | None, majority: 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
     """Count texts of the evaluation set that stand in the training data, too, and of how many; 0 if unknown."""
-    data = summary.get("data")
-    seen = data.get("eval_seen") if isinstance(data, Mapping) else None
-    found = seen.get(_set_of(loss)) if isinstance(seen, Mapping) else None
+    found = lookup(summary, "data", "eval_seen", _set_of(loss))
     if not (isinstance(found, list) and len(found) == 2 and all(isinstance(number, int) for number in found)):
         return 0, 0
     return found[0], found[1]
@@ -159,12 +157,9 @@ def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions.
     """
-    held = summary.get("classes")
-    if not isinstance(held, Mapping) or held.get("step") != summary.get("global_step"):
+    if lookup(summary, "classes", "step") != summary.get("global_step"):
         return None
-    sets, name = held.get("sets"), _set_of(loss)
-    table = sets.get(name) if isinstance(sets, Mapping) else None
-    rows = table.get("classes") if isinstance(table, Mapping) else None
+    rows = lookup(summary, "classes", "sets", _set_of(loss), "classes")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) and "class" in row for row in rows):
         return None
     there = [int(row.get("support") or 0) for row in rows]
@@ -177,10 +172,9 @@ def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
     return Majority(str(rows[most]["class"]), there[most] / examples, sum(right) / examples, examples, beaten)
 
 
-def _value(metrics: Mapping[str, object], section: str, name: str) -> float | None:
+def _value(summary: Mapping[str, object], section: str, name: str) -> float | None:
     """Look up a number; None where there is none, or where the value before training is no finite one."""
-    found = metrics.get(section)
-    value = found.get(name) if isinstance(found, Mapping) else None
+    value = lookup(summary, "metrics", section, name)
     if not isinstance(value, int | float) or (section == "before_training" and not math.isfinite(value)):
         return None
     return float(value)

@@ -122,15 +122,8 @@ def refuse_held(path: Path) -> None:
     Raises:
         LockedError: Another process does; the message names process, host and since when.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        with contextlib.suppress(StorageError):
-            _take(path, descriptor)
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError, StorageError), _opened(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
+        _take(path, descriptor)
 
 
 def is_held(path: Path) -> bool:
@@ -140,18 +133,20 @@ def is_held(path: Path) -> bool:
         path: A lock file, or the directory of a run that `starting` holds.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
+        with _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:  # a file system without locks tells nothing
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks tells nothing
-        return False
+        yield descriptor
     finally:
         os.close(descriptor)
-    return False
 
 
 def holder_of(path: Path) -> tuple[int, str] | None:
@@ -176,14 +171,11 @@ def starting(path: Path) -> Iterator[None]:
         LockedError: Another process writes this run, or is starting one there.
     """
     refuse_held(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         with contextlib.suppress(OSError):  # a file system without locks: who takes the lock itself tells it
             if not _takes(descriptor):
                 raise _locked(path, "")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _locked(path: Path, holder: str) -> LockedError:

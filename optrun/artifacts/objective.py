@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from optrun.artifacts.metrics import MetricsLog
+from optrun.base.plain import lookup
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,19 @@ class Objective:
     def sign(self) -> float:
         """1 where less is better, -1 where more is."""
         return 1.0 if self.mode == "min" else -1.0
+
+
+def is_better(value: float, other: float, mode: str) -> bool:
+    """Tell whether a value beats another; NaN beats nothing, and is beaten by all.
+
+    Args:
+        value: Of a metric.
+        other: Another one.
+        mode: `min` or `max`.
+    """
+    if other != other:
+        return value == value
+    return value < other if mode == "min" else value > other
 
 
 def loss_beside(metric: str) -> str:
@@ -107,16 +121,12 @@ def known_objectives(log: MetricsLog, summary: Mapping[str, object]) -> list[str
 
 def _best_step(log: MetricsLog, summary: Mapping[str, object]) -> int | None:
     """Find the step of the evaluation that the main metric is best at; None: nothing says so."""
-    main = summary.get("main_metric")
-    if not isinstance(main, Mapping) or not isinstance(main.get("name"), str):
-        return None
-    return best_evaluation(log, main["name"], "max" if main.get("mode") == "max" else "min")
+    name, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
+    return best_evaluation(log, name, "max" if mode == "max" else "min") if isinstance(name, str) else None
 
 
 def _of_summary(name: str, summary: Mapping[str, object]) -> float | None:
-    value: object = summary
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = lookup(summary, *name.split("."))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optrun.artifacts import manifest, run_manifest
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checksum import file_problem
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.lock import RunLock
+from optrun.artifacts.manifest import problems, read_manifest
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import (
@@ -27,6 +27,8 @@ from optrun.artifacts.run_manifest import (
     files_of,
     matches,
     read_run_manifest,
+    refuse_other_manifest,
+    set_aside,
 )
 from optrun.base.errors import CheckpointError, ConfigError, did_you_mean
 from optrun.base.reading import kind_of
@@ -100,7 +102,7 @@ def _had_manifest(run: RunDir) -> bool:
             return True
     for folder in checkpoint_folders(run):
         with contextlib.suppress(OSError, CheckpointError):
-            if manifest.read_manifest(folder).run_id:
+            if read_manifest(folder).run_id:
                 return True
     return False
 
@@ -127,15 +129,11 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
         more = path.stat().st_size - entry.size
         if more:
             checked.open[name] = f"its last {more:,} bytes are not covered yet"
-    elif sealed.is_open and matches(name, (CHECKPOINT,)) and _replaced(run, path):
+    elif sealed.is_open and matches(name, (CHECKPOINT,)) and (set_aside(run, name) or not problems(path.parent)):
+        # The process that died before sealing it replaced a checkpoint, or put it aside.
         checked.open[name] = "not covered yet: replaced after the last seal"
     else:
         checked.wrong[name] = problem
-
-
-def _replaced(run: RunDir, path: Path) -> bool:
-    """Tell whether the process that died before sealing it replaced a checkpoint, or put it aside."""
-    return run_manifest.set_aside(run, path.relative_to(run.path).as_posix()) or not manifest.problems(path.parent)
 
 
 def problems_of(run: RunDir, patterns: Sequence[str] = ("*",)) -> list[str]:
@@ -155,7 +153,7 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
         OtherFormatError: A newer optrun wrote the manifest.
         CheckpointError: One of them is not as it was sealed; with the way out.
     """
-    run_manifest.refuse_other_manifest(run)
+    refuse_other_manifest(run)
     found = check_run(run, patterns).wrong
     wrong = list(found.values())
     if wrong and run.manifest.exists():
@@ -223,7 +221,7 @@ def _inside(run: RunDir, given: str) -> str:
 
 
 def _accept_all(run: RunDir, command: str) -> Accepted:
-    run_manifest.refuse_other_manifest(run)
+    refuse_other_manifest(run)
     with contextlib.suppress(CheckpointError):
         if read_run_manifest(run) is not None:
             raise ConfigError(f"{run.manifest}: whole; there is nothing to accept.")

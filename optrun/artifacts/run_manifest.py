@@ -16,10 +16,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypedDict
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import replace_bytes, sync_folder
@@ -57,7 +56,8 @@ WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *UNREAD, *A
 _Signature = tuple[int, int, int]
 
 
-class Accepted(TypedDict):
+@dataclass(frozen=True)
+class Accepted:
     """A change that a person accepted."""
 
     name: str
@@ -112,16 +112,7 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
             (*map(str, values["writing"]), *replaced),
             values["run"],
             dict(values["whole"]),
-            [
-                {
-                    "name": str(one["name"]),
-                    "at": str(one["at"]),
-                    "by": str(one["by"]),
-                    "was": one["was"],
-                    "now": one["now"],
-                }
-                for one in values.get("accepted", ())
-            ],
+            [Accepted(**one) for one in values.get("accepted", ())],
         )
 
 
@@ -271,14 +262,8 @@ class RunManifest:
                 path = self.run.path / name
                 if path.is_symlink() or path.exists():
                     self._entries[name], self._seen[name] = self._hashed(path), _signature(path)
-            now = self._entries.get(noted)
-            record: Accepted = {
-                "name": noted,
-                "at": _now(),
-                "by": by,
-                "was": None if before is None else before.hexdigest,
-                "now": None if now is None else now.hexdigest,
-            }
+            was, now = (None if entry is None else entry.hexdigest for entry in (before, self._entries.get(noted)))
+            record = Accepted(noted, _now(), by, was, now)
             self.accepted.append(record)
             self._write()
         return record
@@ -335,7 +320,7 @@ class RunManifest:
             "run": self.run_id,
             "sealed_at": _now(),
             "writing": sorted({*(_IN_USE if self._open else ()), *self._rewritten}),
-            **({"accepted": self.accepted} if self.accepted else {}),
+            **({"accepted": list(map(asdict, self.accepted))} if self.accepted else {}),
             "whole": {name: held for name, held in self.whole.items() if (self.run.checkpoints / name).is_dir()},
         }
         replace_bytes(self.run.manifest, sealed_text(FORMAT, facts, files))

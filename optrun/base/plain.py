@@ -1,4 +1,4 @@
-"""Names of the dictionaries that JSON and YAML hold."""
+"""Dictionaries that JSON and YAML hold."""
 
 from __future__ import annotations
 
@@ -10,3 +10,15 @@ PlainDict = dict[str, Any]
 
 PlainMapping = Mapping[str, Any]
 """The same, only read."""
+
+
+def lookup(values: object, *keys: str) -> Any:
+    """Find the value below some keys; None if there is none.
+
+    Example:
+        >>> lookup({"metrics": {"last": 1.5}}, "metrics", "last"), lookup({"metrics": None}, "metrics", "last")
+        (1.5, None)
+    """
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values

@@ -114,10 +114,10 @@ def _verify(path: str) -> int:
         listed = ", ".join(name for name, why in of_run.open.items() if why == reason)
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for record in of_run.accepted:
-        was, now = (str(side or "none")[:12] for side in (record["was"], record["now"]))
-        every = record["name"] == MANIFEST
+        was, now = (str(side or "none")[:12] for side in (record.was, record.now))
+        every = record.name == MANIFEST
         sealed = "every file as it was then" if every else f"sha256 was {was}, is {now}"
-        line = f"{record['name']}: accepted at {record['at']}: {sealed}"
+        line = f"{record.name}: accepted at {record.at}: {sealed}"
         console.print(Text(printable(line)), soft_wrap=True)
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")

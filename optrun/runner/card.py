@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
 from optrun.artifacts.generalisation import sentence_of
 from optrun.base.formatting import count, duration, plain
+from optrun.base.plain import lookup
 from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 from optrun.runner.class_tables import tables_of
@@ -65,10 +65,10 @@ def model_card(
         Markdown with YAML metadata on top: library, tags, pipeline, metrics, and base model and dataset where these are
         names of the hub.
     """
-    task = str(_get(config, "task", "kind") or _get(config, "task", "name") or "")
+    task = str(lookup(config, "task", "kind") or lookup(config, "task", "name") or "")
     facts = task_card or TaskCard()
     heading = plain(name) or _heading(config)
-    parameters = _get(summary, "model", "parameters")
+    parameters = lookup(summary, "model", "parameters")
     weights, stopped = _completeness(summary)
     return fill_markdown(
         "card.md",
@@ -98,7 +98,7 @@ def _metadata(
     summary: Mapping[str, object], config: Mapping[str, object], heading: str, task: str, facts: TaskCard
 ) -> str:
     """Make the YAML that the hub reads."""
-    optimizer = str(_get(config, "optimizer", "name") or "")
+    optimizer = str(lookup(config, "optimizer", "name") or "")
     tag = facts.pipeline_tag
     metadata: dict[str, object] = {"library_name": "peft" if facts.base else "transformers"}
     if tag:
@@ -116,7 +116,7 @@ def _metadata(
     known = list(dict.fromkeys(metric for found in sets.values() for metric in found))
     if known:
         metadata["metrics"] = [key for key in known if key != "loss"] or known
-    data = str(_get(config, "data", "name") or "")
+    data = str(lookup(config, "data", "name") or "")
     if known and tag and data:
         metadata["model-index"] = [
             {
@@ -136,7 +136,7 @@ def _metadata(
 
 def _examples(summary: Mapping[str, object]) -> str:
     """Say how many examples were trained and evaluated on."""
-    train, evaluated = _get(summary, "data", "train_examples"), _get(summary, "data", "eval_examples")
+    train, evaluated = lookup(summary, "data", "train_examples"), lookup(summary, "data", "eval_examples")
     if not (isinstance(train, int) and isinstance(evaluated, int)):
         return ""
     return f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for evaluation."
@@ -155,11 +155,11 @@ def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
 
 def _results(summary: Mapping[str, object]) -> Table:
     """Tabulate last and best value of every evaluation metric, as far as these weights were trained."""
-    best = _get(summary, "metrics", "best")
+    best = lookup(summary, "metrics", "best")
     table = Table(["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True])
     for key, number in _evaluation(summary, finite=False).items():
         top = best.get(key) if isinstance(best, Mapping) else None
-        top_value, top_step = _get(top, "value"), _get(top, "step")
+        top_value, top_step = lookup(top, "value"), lookup(top, "step")
         table.rows.append(
             [
                 key.removeprefix("eval/"),
@@ -196,7 +196,7 @@ def _usage(task: TaskCard) -> str:
 def _commands(summary: Mapping[str, object]) -> list[str]:
     """List the command that began the run, then those that went on with it in another way."""
     resumes = summary.get("resumes")
-    changed = [resume for resume in resumes if _get(resume, "changes")] if isinstance(resumes, list) else []
+    changed = [resume for resume in resumes if lookup(resume, "changes")] if isinstance(resumes, list) else []
     found = [_text(summary, "command"), *(_text(resume, "command") for resume in changed)]
     return [" ".join(command.splitlines()) for command in found if command]
 
@@ -240,23 +240,23 @@ def _facts(summary: Mapping[str, object]) -> list[str]:
 
 
 def _heading(config: Mapping[str, object]) -> str:
-    model = _origin(config).rpartition("/")[2] or str(_get(config, "model", "name") or "model")
-    data, optimizer = _get(config, "data", "name"), _get(config, "optimizer", "name")
+    model = _origin(config).rpartition("/")[2] or str(lookup(config, "model", "name") or "model")
+    data, optimizer = lookup(config, "data", "name"), lookup(config, "optimizer", "name")
     return plain(model + (f" on {data}" if data else "") + (f" with {optimizer}" if optimizer else ""))
 
 
 def _origin(config: Mapping[str, object]) -> str:
     """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
-    path = _get(config, "model", "path")
-    if _get(config, "model", "name") != "pretrained" or not isinstance(path, str):
+    path = lookup(config, "model", "path")
+    if lookup(config, "model", "name") != "pretrained" or not isinstance(path, str):
         return ""
     return path if _HUB_NAME.fullmatch(path) else path.rstrip("/").rpartition("/")[2]
 
 
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
     """Find the hub name that a choice was given; nothing for a local folder, whose name means nothing to others."""
-    path = _get(config, section, "path")
-    is_chosen = _get(config, section, "name") == choice and isinstance(path, str)
+    path = lookup(config, section, "path")
+    is_chosen = lookup(config, section, "name") == choice and isinstance(path, str)
     return str(path) if is_chosen and _HUB_NAME.fullmatch(path) else ""
 
 
@@ -272,11 +272,11 @@ def relative_names(command: str) -> str:
 
 def _dataset(config: Mapping[str, object]) -> str:
     """Name the data."""
-    data = str(_get(config, "data", "name") or "unknown data")
+    data = str(lookup(config, "data", "name") or "unknown data")
     if data == "stdlib":
         return "the source text of Python's standard library"
     for key in ("path", "train"):
-        source = _get(config, "data", key)
+        source = lookup(config, "data", key)
         if isinstance(source, (list, tuple)) and source:
             source = f"{source[0]} and {len(source) - 1} more" if len(source) > 1 else source[0]
         if isinstance(source, str) and source:
@@ -286,7 +286,7 @@ def _dataset(config: Mapping[str, object]) -> str:
 
 def _evaluation(summary: Mapping[str, object], *, finite: bool = True) -> dict[str, float]:
     """Return the last evaluation metrics, bookkeeping left out."""
-    last = _get(summary, "metrics", "last")
+    last = lookup(summary, "metrics", "last")
     found: dict[str, float] = {}
     for key, number in last.items() if isinstance(last, Mapping) else ():
         number = math.nan if number == "NaN" else number
@@ -301,10 +301,4 @@ def _evaluation(summary: Mapping[str, object], *, finite: bool = True) -> dict[s
 
 def _text(section: Mapping[str, object], *keys: str) -> str:
     """Look up a nested value as text; empty where there is none."""
-    return str(_get(section, *keys) or "")
-
-
-def _get(value: object, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+    return str(lookup(section, *keys) or "")

@@ -12,6 +12,7 @@ from pathlib import Path
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import MetricsLog, from_json, read_metrics, read_summary, to_json
+from optrun.artifacts.objective import is_better
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.base.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
 from optrun.base.plain import PlainDict
@@ -63,10 +64,8 @@ class JobState:
         return self.status in ("finished", "failed")
 
     def better(self, value: float, other: float) -> bool:
-        """Tell whether a value of its metric beats another; NaN beats nothing and is beaten by all."""
-        if other != other:
-            return value == value
-        return value < other if self.mode == "min" else value > other
+        """Tell whether a value of its metric beats another."""
+        return is_better(value, other, self.mode)
 
 
 class SweepDir:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optrun.artifacts.objective import loss_beside, rank_steps
+from optrun.artifacts.objective import is_better, loss_beside, rank_steps
 from optrun.config.schema.metric import metric_mode
 from optrun.training.state import Best, TrainState
 
@@ -21,10 +21,8 @@ class Ranking:
     """`min` or `max`."""
 
     def better(self, value: float, other: float) -> bool:
-        """Tell whether `value` beats `other`; a NaN beats nothing."""
-        if other != other:
-            return value == value
-        return value < other if self.mode == "min" else value > other
+        """Tell whether a value of the metric beats another."""
+        return is_better(value, other, self.mode)
 
     def best(self, state: TrainState) -> list[int]:
         """List all evaluated steps, best first, as `rank_steps` orders them."""

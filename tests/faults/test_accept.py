@@ -36,8 +36,8 @@ def test_a_changed_file_is_sealed_anew_with_a_record(run: RunDir, go: Go) -> Non
     sealed = read_run_manifest(run)
     assert sealed is not None
     (record,) = sealed.accepted
-    assert record["by"] == "optrun verify run --accept summary.json"
-    assert record["was"] != record["now"] == sealed.entries["summary.json"].hexdigest
+    assert record.by == "optrun verify run --accept summary.json"
+    assert record.was != record.now == sealed.entries["summary.json"].hexdigest
     assert go("export", "run", "exported")[0] == 0
     assert go("resume=run", "training.max_steps=7")[0] == 0
     code, said = go("verify", "run")
