@@ -82,7 +82,7 @@ def _lines(run: RunDir) -> dict[str, object]:
 
 def _tensors(name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> Section:
     difference = None
-    for key in dict.fromkeys([*one, *two]):
+    for key in {**one, **two}:
         if key not in one or key not in two:
             difference = f"{file}: tensor {key} is only in {'the undisturbed' if key in one else 'the resumed'} run"
         elif one[key].dtype != two[key].dtype or one[key].shape != two[key].shape:
@@ -112,7 +112,7 @@ def first_difference(one: object, two: object, where: str) -> str | None:
         'counters.a[1]: 2 against 3'
     """
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        for key in dict.fromkeys([*one, *two]):
+        for key in {**one, **two}:
             if key not in one or key not in two:
                 return f"{where}.{key}: only in {'the undisturbed' if key in one else 'the resumed'} run"
             found = first_difference(one[key], two[key], f"{where}.{key}")

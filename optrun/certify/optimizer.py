@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Options
 from optrun.base.plain import PlainDict
 from optrun.certify.formulas import FORMULAS, FormulaReference, Numbers
-from optrun.certify.packages import PACKAGES, ClassReference
+from optrun.certify.packages import PACKAGES, ClassReference, ParamsSide
 from optrun.certify.problem import Problem, make_problem
 from optrun.config.dialects import DIALECTS, dialect_options
 from optrun.optimizer.build import build_optimizer
@@ -133,7 +134,7 @@ class Verdict:
         return {**asdict(self), "equal": self.equal}
 
 
-class Ours:
+class Ours(ParamsSide):
     """What `build_optimizer` makes, over the problem's weights.
 
     Args:
@@ -145,16 +146,11 @@ class Ours:
     """
 
     def __init__(self, config: Any, groups: Groups, problem: Problem, lr: float, **options: Any) -> None:
-        self.params = {name: torch.nn.Parameter(weight.clone()) for name, weight in problem.weights.items()}
+        super().__init__(problem.weights)
         own = [{**group, "params": [(name, self.params[name]) for name, _ in group["params"]]} for group in groups]
         self.optimizer = build_optimizer(config, own, lr=lr, **options)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """As they are now, by name."""
-        return {name: param.detach() for name, param in self.params.items()}
 
     def numbers(self, multiplier: float, step: int, eps: float, betas: tuple[float, float]) -> dict[str, Numbers]:
         """Return the hyper-parameters of each tensor for the other side; `eps` and `betas` if a group has none."""
@@ -176,14 +172,11 @@ class Ours:
                 )
         return found
 
-    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
-        """Take one step."""
+    def schedule(self, numbers: Mapping[str, Numbers]) -> None:
+        """Give each group its learning rate of a step."""
         multiplier = next((of_one.lr / of_one.peak for of_one in numbers.values() if of_one.peak), 1.0)
-        for name, grad in grads.items():
-            self.params[name].grad = None if grad is None else grad.clone()
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
-        self.optimizer.step()
 
 
 def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
@@ -212,15 +205,18 @@ class Trial:
     reference: list[dict[str, Tensor]]
     """Weights of the other side after each step."""
 
+    @property
+    def whole(self) -> int:
+        """The `agreement` of equal sides."""
+        return len(self.problem.weights) * len(self.problem.grads)
+
     def parts(self, side: Stepper) -> tuple[Parting | None, float]:
         """Step one side along the other; where they part, and the largest relative difference until then."""
         largest = 0.0
-        for number, (grads, numbers, theirs) in enumerate(
-            zip(self.problem.grads, self.numbers, self.reference, strict=True), start=1
-        ):
-            side.step(grads, numbers)
+        path = zip(path_of(side, self.problem, self.numbers), self.reference, strict=True)
+        for number, (ours, theirs) in enumerate(path, start=1):
             worst, parting = 0.0, None
-            for name, weight in side.weights.items():
+            for name, weight in ours.items():
                 off, at = apart(weight, theirs[name])
                 largest = max(largest, off)
                 if off > max(worst, RELATIVE):
@@ -230,30 +226,19 @@ class Trial:
                 return parting, largest
         return None, largest
 
-    def equal_with(self, choice: str, options: Mapping[str, object]) -> bool:
-        """Tell whether a choice with these options takes the other side's steps."""
-        side = self._side(choice, options)
-        return side is not None and self.parts(side)[0] is None
-
     def agreement(self, choice: str, options: Mapping[str, object]) -> int:
         """Add up over tensors the steps that agree from the first on; -1 for options that are refused."""
-        side = self._side(choice, options)
-        if side is None:
+        try:
+            side = Ours(choice, self.groups, self.problem, self.lr, **options)
+        except (ConfigError, TypeError, ValueError):
             return -1
         agreed, found = set(self.problem.weights), 0
-        for grads, numbers, theirs in zip(self.problem.grads, self.numbers, self.reference, strict=True):
-            side.step(grads, numbers)
-            agreed = {name for name in agreed if apart(side.weights[name], theirs[name])[0] <= RELATIVE}
+        for ours, theirs in zip(path_of(side, self.problem, self.numbers), self.reference, strict=True):
+            agreed = {name for name in agreed if apart(ours[name], theirs[name])[0] <= RELATIVE}
             found += len(agreed)
             if not agreed:
                 break
         return found
-
-    def _side(self, choice: str, options: Mapping[str, object]) -> Ours | None:
-        try:
-            return Ours(choice, self.groups, self.problem, self.lr, **options)
-        except (ConfigError, TypeError, ValueError):
-            return None
 
 
 def certify(
@@ -292,7 +277,7 @@ def certify(
     numbers = [ours.numbers(factor, step, eps, betas) for step, factor in enumerate(problem.multipliers, start=1)]
     title, reference = referee(family, dialect, problem, numbers[0])
     try:
-        theirs = _path_of(reference, problem, numbers)
+        theirs = list(path_of(reference, problem, numbers))
     except Exception as error:  # whatever a class of others raises
         raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
     trial = Trial(groups, lr, problem, numbers, theirs)
@@ -309,13 +294,11 @@ def certify(
     return verdict
 
 
-def _path_of(side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Numbers]]) -> list[dict[str, Tensor]]:
-    """Step one side through the problem, and keep its weights after each step."""
-    found = []
+def path_of(side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Numbers]]) -> Iterator[dict[str, Tensor]]:
+    """Step one side through the problem, and yield its weights after each step."""
     for grads, of_step in zip(problem.grads, numbers, strict=True):
         side.step(grads, of_step)
-        found.append({name: weight.clone() for name, weight in side.weights.items()})
-    return found
+        yield {name: weight.clone() for name, weight in side.weights.items()}
 
 
 def _fit(
@@ -323,7 +306,7 @@ def _fit(
 ) -> dict[str, object] | None:
     """Find the options with which a choice of ours takes the steps of a user's class; None: none that was tried."""
     own = Ours(config, groups, trial.problem, trial.lr)
-    fitted = replace(trial, reference=_path_of(own, trial.problem, trial.numbers))
+    fitted = replace(trial, reference=list(path_of(own, trial.problem, trial.numbers)))
     shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
     begin = [{**defaults_of(family), **dialect_options(family, name, **shared)} for name in (None, *DIALECTS[family])]
     nearest = max(begin, key=lambda candidate: fitted.agreement(family, candidate))
@@ -391,10 +374,10 @@ def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, objec
     for name in dict.fromkeys([*([dialect] if dialect in DIALECTS[choice] else []), None, *DIALECTS[choice]]):
         wanted = {**defaults, **dialect_options(choice, name, **shared)}
         changes = {key: value for key, value in wanted.items() if options.get(key) != value}
-        if trial.equal_with(choice, {**options, **changes}):
+        if trial.agreement(choice, {**options, **changes}) == trial.whole:
             for key in list(changes):
                 fewer = {other: value for other, value in changes.items() if other != key}
-                if trial.equal_with(choice, {**options, **fewer}):
+                if trial.agreement(choice, {**options, **fewer}) == trial.whole:
                     changes = fewer
             return changes
     return _climb(trial, choice, options)
@@ -404,8 +387,7 @@ def _climb(trial: Trial, choice: str, options: Mapping[str, object]) -> dict[str
     """Change one option after another, each time the one after which most tensors agree for most steps."""
     changes: dict[str, object] = {}
     best = trial.agreement(choice, options)
-    whole = len(trial.problem.weights) * len(trial.problem.grads)
-    while best < whole:
+    while best < trial.whole:
         tried = [
             (trial.agreement(choice, {**options, **changes, key: value}), key, value)
             for key, values in ALTERNATIVES[choice].items()
@@ -420,6 +402,4 @@ def _climb(trial: Trial, choice: str, options: Mapping[str, object]) -> dict[str
 
 
 def _written(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -40,11 +40,9 @@ class Package:
         return f"{self.distribution} {importlib.metadata.version(self.distribution)} {self.name}"
 
 
-_TIMM = Package("timm", "timm.optim.lamb", "Lamb", {"max_grad_norm": None})
-
 PACKAGES: Mapping[str, Mapping[str, Package]] = {
     "lamb": {
-        "timm": _TIMM,
+        "timm": Package("timm", "timm.optim.lamb", "Lamb", {"max_grad_norm": None}),
         "nvlamb": Package("timm", "timm.optim.lamb", "Lamb", {"max_grad_norm": None, "always_adapt": True}),
         "pytorch_optimizer": Package("pytorch_optimizer", "pytorch_optimizer", "Lamb", {}),
         "torch_optimizer": Package("torch_optimizer", "torch_optimizer", "Lamb", {}),
@@ -55,7 +53,37 @@ PACKAGES: Mapping[str, Mapping[str, Package]] = {
 """timm's clip is off: a clip of gradients is a matter of `clip` here."""
 
 
-class ClassReference:
+class ParamsSide:
+    """One side that is a torch optimizer.
+
+    Args:
+        weights: At the start.
+    """
+
+    optimizer: Optimizer
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.params = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """As they are now, by name."""
+        return {name: param.detach() for name, param in self.params.items()}
+
+    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
+        """Step every tensor that has a gradient."""
+        for name, grad in grads.items():
+            self.params[name].grad = None if grad is None else grad.clone()
+        self.schedule(numbers)
+        self.optimizer.step()
+
+    def schedule(self, numbers: Mapping[str, Numbers]) -> None:
+        """Give each group its learning rate of a step."""
+        for name, group in zip(self.params, self.optimizer.param_groups, strict=True):
+            group["lr"] = numbers[name].lr
+
+
+class ClassReference(ParamsSide):
     """A torch optimizer with a group for each tensor.
 
     Args:
@@ -72,7 +100,7 @@ class ClassReference:
         weights: Mapping[str, Tensor],
         numbers: Mapping[str, Numbers],
     ) -> None:
-        self.params = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
+        super().__init__(weights)
         known = inspect.signature(cls).parameters
         first = next(iter(numbers.values()))
         shared = {key: getattr(first, key) for key in ("betas", "eps") if key in known}
@@ -84,16 +112,3 @@ class ClassReference:
             ],
             **{"lr": first.lr, **shared, **options},
         )
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """As they are now."""
-        return {name: param.detach() for name, param in self.params.items()}
-
-    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
-        """Step every tensor that has a gradient."""
-        for name, group in zip(self.params, self.optimizer.param_groups, strict=True):
-            grad = grads[name]
-            self.params[name].grad = None if grad is None else grad.clone()
-            group["lr"] = numbers[name].lr
-        self.optimizer.step()
