@@ -70,22 +70,20 @@ class Generalisation:
     """Of how many."""
 
     def __str__(self) -> str:
-        if self.verdict is Verdict.no_better and self.majority is not None:
-            higher = self.majority.model_accuracy > self.majority.accuracy
-            words = f"{'not clearly' if higher else 'no'} better than always answering {self.majority.label!r}"
+        floor, words = self.majority, str(self.verdict)
+        other = "before training" if floor is None else f"always answering {floor.label!r}"
+        if self.verdict is Verdict.better:
+            words = f"better than {other}"
         elif self.verdict is Verdict.no_better:
-            lower = self.before_training is not None and self.eval_loss < self.before_training
-            words = f"{'not clearly' if lower else 'no'} better than before training"
-        elif self.verdict is Verdict.better and self.majority is not None:
-            words = f"better than always answering {self.majority.label!r}"
-        else:
-            words = str(self.verdict)
+            ahead = self.before_training is not None and self.eval_loss < self.before_training
+            ahead = ahead if floor is None else floor.model_accuracy > floor.accuracy
+            words = f"{'not clearly' if ahead else 'no'} better than {other}"
         figures = f"{self.loss} {number(self.eval_loss)}"
         if self.before_training is not None:
             figures += f" (before training {number(self.before_training)})"
         if self.train_loss is not None:
             figures += f", train/loss {number(self.train_loss)} over the last logged steps"
-        if (floor := self.majority) is not None:
+        if floor is not None:
             figures = (
                 f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} labels, always {floor.label!r} "
                 f"{number(floor.accuracy)}; {figures}"

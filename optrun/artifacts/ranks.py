@@ -78,12 +78,8 @@ def together(group: ProcessGroup | None, act: Callable[[], T]) -> T:
 
 def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
     """Run an action on the first rank alone; all have its result, or fail with its error, as by `agree`."""
-    first: T | None = agree(group, act if rank_of(group) == 0 else _nothing)[0]
+    first: T | None = agree(group, act if rank_of(group) == 0 else lambda: None)[0]
     return cast(T, first)
-
-
-def _nothing() -> None:
-    return None
 
 
 @contextmanager
@@ -100,19 +96,15 @@ def answering() -> Iterator[None]:
         raise RankLostError(f"another rank no longer answers: {lines[0]}") from error
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException, who: str = "") -> Exception:
     """Make an error that can be sent: of classes whose arguments make them again."""
     if isinstance(error, OSError):
-        return OSError(error.errno, error.strerror or str(error), error.filename)
+        return OSError(error.errno, f"{who}{error.strerror or error}", error.filename)
     if isinstance(error, OptrunError):
-        return type(error)(str(error))
-    return OptrunError(f"{type(error).__name__}: {error}")
+        return type(error)(f"{who}{error}")
+    return OptrunError(f"{who}{type(error).__name__}: {error}")
 
 
 def of_rank(rank: int, error: BaseException) -> Exception:
     """Make the error of one rank, as all of them raise it."""
-    if isinstance(error, OSError):
-        return OSError(error.errno, f"rank {rank}: {error.strerror or error}", error.filename)
-    if isinstance(error, OptrunError):
-        return type(error)(f"rank {rank}: {error}")
-    return OptrunError(f"rank {rank}: {type(error).__name__}: {error}")
+    return _portable(error, f"rank {rank}: ")

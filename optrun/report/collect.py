@@ -24,6 +24,7 @@ from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, fi
 from optrun.base.bounded_yaml import unresolved_key, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, OtherFormatError, printable
 from optrun.base.formatting import plain
+from optrun.base.plain import lookup
 from optrun.base.reading import read_text
 from optrun.report.sweep_folder import find_waiting, in_sweep
 
@@ -79,10 +80,7 @@ class Run:
 
     def at(self, *path: str) -> object:
         """Look up a value of the summary, such as `at("data", "fingerprint")`; None where there is none."""
-        value: object = self.summary
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
+        return lookup(self.summary, *path)
 
     @property
     def seed(self) -> int | None:

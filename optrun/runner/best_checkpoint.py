@@ -6,13 +6,13 @@ import math
 
 from optrun.artifacts.objective import loss_beside
 from optrun.base.formatting import number
-from optrun.base.plain import PlainMapping
+from optrun.base.plain import PlainMapping, lookup
 
 
 def best_told(summary: PlainMapping) -> str:
     """Say by which metric a checkpoint is the best, and what decided where several are equal; empty: none is."""
     main = summary.get("main_metric") or {}
-    held = ((summary.get("metrics") or {}).get("best") or {}).get(main.get("name"))
+    held = lookup(summary, "metrics", "best", str(main.get("name")))
     if not held:
         return ""
     if math.isnan(held["value"]):

@@ -155,11 +155,9 @@ def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
 
 def _results(summary: Mapping[str, object]) -> Table:
     """Tabulate last and best value of every evaluation metric, as far as these weights were trained."""
-    best = lookup(summary, "metrics", "best")
     table = Table(["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True])
     for key, number in _evaluation(summary, finite=False).items():
-        top = best.get(key) if isinstance(best, Mapping) else None
-        top_value, top_step = lookup(top, "value"), lookup(top, "step")
+        top_value, top_step = (lookup(summary, "metrics", "best", key, field) for field in ("value", "step"))
         table.rows.append(
             [
                 key.removeprefix("eval/"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.base.formatting import count, csv_cell, number
+from optrun.base.plain import lookup
 from optrun.report.table import NONE, Table
 from optrun.runner.folders import written_aside
 
@@ -34,10 +35,10 @@ def tables_of(summary: Mapping[str, object], *, most: int = _MOST_ROWS) -> Itera
     Yields:
         Name of the set, empty for a single one, and its table.
     """
-    held = summary.get("classes")
-    sets = held.get("sets") if isinstance(held, Mapping) and held.get("step") == summary.get("global_step") else None
-    for name, values in sets.items() if isinstance(sets, Mapping) else ():
-        rows = values.get("classes") if isinstance(values, Mapping) else None
+    step, sets = (lookup(summary, "classes", key) for key in ("step", "sets"))
+    fits = step == summary.get("global_step") and isinstance(sets, Mapping)
+    for name, values in sets.items() if fits else ():
+        rows = lookup(values, "classes")
         if isinstance(rows, list) and 0 < len(rows) <= most and all(isinstance(row, Mapping) and row for row in rows):
             means = values.get("means")
             yield str(name), _tabulated(str(next(iter(rows[0]))), rows, means if isinstance(means, list) else [])

@@ -15,7 +15,7 @@ from optrun.artifacts.metrics import MetricsLog, from_json, read_metrics, read_s
 from optrun.artifacts.objective import is_better
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.base.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
-from optrun.base.plain import PlainDict
+from optrun.base.plain import PlainDict, lookup
 from optrun.base.reading import read_json
 
 _A_DAY = 86_400
@@ -145,10 +145,8 @@ class SweepDir:
             return JobState("new")
         except (OSError, ValueError):
             return JobState("interrupted", message="summary.json cannot be read")
-        main = summary.get("main_metric") or {}
-        metric = main.get("name")
-        held = (summary.get("metrics") or {}).get("best", {}).get(metric) or {}
-        best = held.get("value")
+        metric, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
+        best = lookup(summary, "metrics", "best", metric, "value")
         status, code, message = str(summary.get("status")), summary.get("exit_code"), str(summary.get("message") or "")
         if status == "failed" and code == EXIT_STORAGE and is_refused_by_disk(StorageError(message)):
             status = "interrupted"  # cut by a disk that was full then: the same line goes on with it
@@ -157,7 +155,7 @@ class SweepDir:
             step=int(summary.get("global_step") or 0),
             total=summary.get("max_steps"),
             metric=metric,
-            mode=str(main.get("mode") or "min"),
+            mode=str(mode or "min"),
             best=float(best) if isinstance(best, int | float) else None,
             message=message,
             seconds=float(summary.get("wall_seconds") or 0.0),

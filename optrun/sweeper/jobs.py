@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from optrun.artifacts.provenance import config_digest, identity
 from optrun.artifacts.run_dir import CONFIG
 from optrun.base.errors import ConfigError
-from optrun.base.plain import PlainDict, PlainMapping
+from optrun.base.plain import PlainDict, PlainMapping, lookup
 from optrun.config import keys, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
@@ -240,8 +240,6 @@ def job_name(values: Mapping[str, object], digest: str) -> str:
         'lamb-lr0.002-seed1-0123456789ab'
     """
     lr = values.get("lr")
-    optimizer = values.get("optimizer")
-    name = optimizer.get("name") if isinstance(optimizer, Mapping) else None
     shown = f"{lr:g}" if isinstance(lr, int | float) else str(lr)
-    text = f"{name}-lr{shown}-seed{values.get('seed')}-{digest[:12]}"
+    text = f"{lookup(values, 'optimizer', 'name')}-lr{shown}-seed{values.get('seed')}-{digest[:12]}"
     return re.sub(r"[^\w.+-]", "_", text)
