@@ -6,6 +6,7 @@ it was, and is not taken for one of that run.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 from optrun.artifacts.manifest import read_manifest
@@ -37,10 +38,8 @@ def run_id_of(run: RunDir) -> str | None:
         return told
     run_ids: dict[str, str] = {}
     for folder in checkpoint_folders(run):
-        try:
+        with contextlib.suppress(CheckpointError, OSError):
             run_ids |= {folder.name: run_id} if (run_id := read_manifest(folder).run_id) else {}
-        except (CheckpointError, OSError):
-            continue
     ids = set(run_ids.values())
     if not ids:
         return None

@@ -214,15 +214,12 @@ def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes
     Returns:
         How many lines were dropped, torn ones included.
     """
-    path = Path(path)
-    try:
-        lines, ended = _lines(path)
-    except FileNotFoundError:
-        return 0
-    kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= step]
-    if len(kept) < len(lines) or not ended:
-        replace(path, b"".join(line + b"\n" for line in kept))
-    return len(lines) - len(kept)
+
+    def until(line: bytes) -> bytes | None:
+        record = _parse(line)
+        return line if record is not None and record["step"] <= step else None
+
+    return _rewrite(Path(path), until, replace)
 
 
 def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> None:
@@ -236,20 +233,24 @@ def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> No
         step: Optimizer steps done in the checkpoint.
         replace: How.
     """
-    path = Path(path)
     truncate_after(path, step, replace)
-    if not path.exists():
-        return
-    lines, _ = _lines(path)
-    kept = [line for line in (_without_unscheduled(line) for line in lines) if line is not None]
+    _rewrite(Path(path), _without_unscheduled, replace)
+
+
+def _rewrite(path: Path, keep: Callable[[bytes], bytes | None], replace: Replace) -> int:
+    """Replace the file by what is kept of each line that is not blank, if that is another text.
+
+    Returns:
+        How many lines are gone.
+    """
+    try:
+        lines = [line for line in read_lines(path) if line.strip()]
+    except FileNotFoundError:
+        return 0
+    kept = [left + b"\n" for line in lines if (left := keep(line.rstrip(b"\n"))) is not None]
     if kept != lines:
-        replace(path, b"".join(line + b"\n" for line in kept))
-
-
-def _lines(path: Path) -> tuple[list[bytes], bool]:
-    """Split into lines that are not blank, without their ends; tell whether the last one has an end."""
-    lines = list(read_lines(path))
-    return [line.rstrip(b"\n") for line in lines if line.strip()], bool(lines) and lines[-1].endswith(b"\n")
+        replace(path, b"".join(kept))
+    return len(lines) - len(kept)
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:

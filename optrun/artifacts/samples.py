@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -41,17 +42,8 @@ def read_samples(path: Path) -> list[SampleLine]:
     except (OSError, UnreadableFileError):
         return []
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             values = parse_json(line, path)
-            reference = values["reference"]
-            found.append(
-                SampleLine(
-                    int(values["step"]),
-                    str(values["prompt"]),
-                    None if reference is None else str(reference),
-                    str(values["generated"]),
-                )
-            )
-        except (ValueError, KeyError, TypeError):
-            continue
+            reference = None if values["reference"] is None else str(values["reference"])
+            found.append(SampleLine(int(values["step"]), str(values["prompt"]), reference, str(values["generated"])))
     return found

@@ -18,13 +18,7 @@ from optrun.data.cache import digest
 from optrun.data.encoding import UTF8, NotDecodableError, of_one_byte, recoded, wide
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
-_COMPRESSED_BY_MAGIC = (
-    (b"\x1f\x8b", "gzip"),
-    (b"BZh", "bz2"),
-    (b"\xfd7zXZ", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"PK\x03\x04", "zip"),
-)
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
@@ -134,7 +128,7 @@ def compression_of(path: Path) -> str | None:
     """Name how a file is compressed by its first bytes; None: it is not."""
     with open_file(path, follow=True) as file:
         raw = file.read(8)
-    return next((name for magic, name in _COMPRESSED_BY_MAGIC if raw.startswith(magic)), None)
+    return next((name for magic, name in _MAGIC.items() if raw.startswith(magic)), None)
 
 
 def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001

@@ -90,15 +90,16 @@ def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, show
     """
     sizes = np.zeros(len(rows), dtype=np.int64)
     item = np.dtype(dtype).itemsize
-    short: list[np.ndarray] = []
+    none = np.zeros(0, dtype=dtype)
+    short = [none]  # ids of texts that are in memory and not in the file yet
     before = 0  # characters of the long texts that are done
     for number, row in enumerate(rows):
         if isinstance(row, Sequence | np.ndarray):  # a test for the protocol takes as long as a short row's ids
             short.append(np.asarray(row, dtype=dtype))
             sizes[number] = len(short[-1])
             continue
-        _join(short, dtype).tofile(file)
-        short = []
+        np.concatenate(short).tofile(file)
+        short = [none]
         file.flush()
         begin = file.seek(0, os.SEEK_END)
         for piece, characters in row.pieces():
@@ -109,15 +110,11 @@ def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, show
         file.flush()
         before += row.characters
         sizes[number] = (file.seek(0, os.SEEK_END) - begin) // item
-    joined = _join(short, dtype)
+    joined = np.concatenate(short)
     joined.tofile(file)
     if shown is not None:
         shown.tokens(len(joined))
     return sizes
-
-
-def _join(rows: list[np.ndarray], dtype: str) -> np.ndarray:
-    return np.concatenate(rows) if rows else np.zeros(0, dtype=dtype)
 
 
 def _lost(batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:

@@ -69,10 +69,22 @@ def _refuse_idle(config: FilesConfig, options: ReadOptions, files: Mapping[str, 
 
 def _split(key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool) -> Split:
     """Read rows of files, with a digest of what decides them, by which later findings are remembered."""
-    rows, asked = _read(key, files, options, notes, documents=documents)
-    contents = (f"{path.suffixes} {content}" for path, content in zip(files, asked.contents, strict=True))
+    kind = one_format(key, (format_of(key, path, options.format) for path in files))
+    encodings = []
+    for path in files:
+        if path.is_file() and path.stat().st_size == 0:
+            raise ConfigError(f"{key}={path}: the file is empty.")
+        encoding, shown = check(key, path, kind, options.encoding)
+        encodings.append(encoding)
+        if encoding != UTF8 and options.encoding is None:
+            notes.append(f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)")
+    contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
+    rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
+    if len(rows) == 0:
+        raise ConfigError(f"{key}={files[0]}: no rows in it.")
+    found = (f"{path.suffixes} {content}" for path, content in zip(files, contents, strict=True))
     said = () if options == ReadOptions() else (repr(options),)
-    content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents, *said)
+    content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *found, *said)
     return Split(rows, key, content=content, folder=files[0].parent)
 
 
@@ -107,28 +119,7 @@ def read_files(
     Raises:
         ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be read.
     """
-    told = [] if notes is None else notes
-    return _read(key, resolve(key, paths), options, told, documents=documents)[0]
-
-
-def _read(
-    key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool
-) -> tuple[Dataset | TextRows, Reading]:
-    kind = one_format(key, (format_of(key, path, options.format) for path in files))
-    encodings = []
-    for path in files:
-        if path.is_file() and path.stat().st_size == 0:
-            raise ConfigError(f"{key}={path}: the file is empty.")
-        encoding, shown = check(key, path, kind, options.encoding)
-        encodings.append(encoding)
-        if encoding != UTF8 and options.encoding is None:
-            notes.append(f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)")
-    contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
-    asked = Reading(key, files, encodings, contents, documents, options, notes)
-    rows = kind.read(asked)
-    if len(rows) == 0:
-        raise ConfigError(f"{key}={files[0]}: no rows in it.")
-    return rows, asked
+    return _split(key, resolve(key, paths), options, [] if notes is None else notes, documents=documents).rows
 
 
 def resolve(key: str, paths: Paths) -> list[Path]:

@@ -37,28 +37,26 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     if config.streaming:
         return _load_stream(config)
     loaded = _load(config)
-    train_split, name = _picked(config, list(loaded))
-    for split in (train_split, name):
-        if split is not None and len(loaded[split]) == 0:
-            raise ConfigError(f"data.path={config.path}: split {split} has no rows.")
-    train = Split(loaded[train_split], f"split {train_split}")
+    name = _held(config, list(loaded))
+    train = Split(loaded[config.train_split], f"split {config.train_split}")
     held = {} if name is None else {"": Split(loaded[name], f"split {name}")}
+    for split in (train, *held.values()):
+        if len(split.rows) == 0:
+            raise ConfigError(f"data.path={config.path}: {split.key} has no rows.")
     return Source(train, held, config)
 
 
-def _picked(config: HubConfig, splits: list[str]) -> tuple[str, str | None]:
-    """Pick the names of the training and of the evaluation split; None: there is no such."""
-    if config.train_split not in splits:
-        raise ConfigError(
-            f"data.train_split={config.train_split}: no such split in {config.path}. "
-            f"{did_you_mean(config.train_split, splits)}"
-        )
-    name = config.eval_split
-    if name is not None and name not in splits:
-        raise ConfigError(f"data.eval_split={name}: no such split in {config.path}. {did_you_mean(name, splits)}")
-    if name is None:
-        name = next((usual for usual in USUAL_EVAL_SPLITS if usual in splits and usual != config.train_split), None)
-    return config.train_split, name
+def _held(config: HubConfig, splits: list[str]) -> str | None:
+    """Pick the evaluation split; None: there is none.
+
+    Raises:
+        ConfigError: There is no split of a name that was given.
+    """
+    for key, name in (("train_split", config.train_split), ("eval_split", config.eval_split)):
+        if name is not None and name not in splits:
+            raise ConfigError(f"data.{key}={name}: no such split in {config.path}. {did_you_mean(name, splits)}")
+    usual = (name for name in USUAL_EVAL_SPLITS if name in splits and name != config.train_split)
+    return config.eval_split or next(usual, None)
 
 
 def _named(config: HubConfig) -> str:
@@ -91,8 +89,9 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
             loaded = datasets.load_from_disk(str(local))
             found = loaded if isinstance(loaded, datasets.DatasetDict) else {config.train_split: loaded}
             return found
+        load = partial(datasets.load_dataset, name=config.subset, revision=config.revision)
         if not local.is_dir():
-            found = datasets.load_dataset(config.path, name=config.subset, revision=config.revision)
+            found = load(config.path)
             return found
 
         # A folder's files are part of the address: `datasets` alone would trust their times.
@@ -102,14 +101,8 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
             # Rows may name images that were taken out of an archive: these stay.
             extracted = datasets.DownloadConfig(cache_dir=str(folder_for("extracted", key)))
             # resolved: `datasets` makes a name of the folder's, and "." has none
-            return datasets.load_dataset(
-                str(local.resolve()),
-                name=config.subset,
-                revision=config.revision,
-                cache_dir=cache_dir,
-                download_config=extracted,
-                keep_in_memory=False,
-            )
+            address = str(local.resolve())
+            return load(address, cache_dir=cache_dir, download_config=extracted, keep_in_memory=False)
 
         return kept_rows("folders", key, read)
 
@@ -151,7 +144,7 @@ def _load_stream(config: HubConfig) -> Source:
     """Load the training split as a stream, and the evaluation split whole; of other splits nothing is fetched."""
     commit = commit_of(config)
     files = _files(config, commit)
-    train, held = _picked(config, list(files))
+    train, held = config.train_split, _held(config, list(files))
     if held is None and config.eval_fraction:
         raise ConfigError(
             f"data.streaming=true: {config.path} has no split to evaluate on (it has {', '.join(files)}), and none is "

@@ -69,6 +69,7 @@ class Packed:
 
     Attributes:
         documents: As given.
+        lengths: Tokens of each block; shape (blocks,), int64.
         lost: None: what was cut, was cut from the documents.
     """
 
@@ -79,7 +80,8 @@ class Packed:
         self.room = room
         self._key = digest("best-fit-1", documents.fingerprint(), str(room))
         plan = kept("packing", self._key, self._plan)
-        self._order, self._borders, self._lengths = (plan[name] for name in ("order", "borders", "lengths"))
+        self._order, self._borders = plan["order"], plan["borders"]
+        self.lengths = plan["lengths"]
 
     def _plan(self) -> dict[str, np.ndarray]:
         """Plan which documents stand in which block, and how many tokens each block has."""
@@ -97,11 +99,6 @@ class Packed:
         example: Example = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         sizes = [len(next(iter(part.values()))) for part in parts]
         return {**example, SIZES: np.array(sizes, dtype=np.int64)}
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each block; shape (blocks,), int64."""
-        return self._lengths
 
     @property
     def hashes(self) -> np.ndarray | None:

@@ -63,8 +63,7 @@ class Split:
     def where(self, row: int) -> str:
         """Name a row in a message; of a stream also its file."""
         streamed = getattr(self.rows, "where", None)
-        found: str = f"{self.key}: row {self.number(row)}" if streamed is None else streamed(row)
-        return found
+        return f"{self.key}: row {self.number(row)}" if streamed is None else str(streamed(row))
 
 
 @dataclass

@@ -90,8 +90,7 @@ def _key(token: str) -> str:
 
 def parse(hydra: Hydra, tokens: Sequence[str]) -> list[Override]:
     """Parse overrides of a sweep, `glob()` among them."""
-    parsed: list[Override] = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(tokens))
-    return parsed
+    return list(OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(tokens)))
 
 
 def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
