@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from optrun.base.errors import ConfigError
-from optrun.param_groups.order import Watch, example_batches, run_on_shapes
+from optrun.param_groups.order import Watch, first_watch
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution"}
 _SAME = {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "clone", "detach", "alias"}
@@ -34,28 +34,20 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
             the stream itself, which undoes any factor on the branch.
     """
     key, kind = "parametrization.base", type(model).__name__
-    why = "it is no model of transformers"
-    for batch in example_batches(model):
-        try:
-            watch = run_on_shapes(model, batch, _Branches)
-        except Exception as error:  # whatever a model's own code raises
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            continue
-        ends = {name for name in watch.ends if name in blocks}
-        owners = {name.rpartition(".")[0] for name in ends}
-        if watch.normed is not None or not ends:
-            between = (
-                f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
-            )
-            raise ConfigError(
-                f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its "
-                "blocks cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."
-            )
-        return {name for name in blocks if name in ends or name in {f"{owner}.bias" for owner in owners}}
-    raise ConfigError(
-        f"{key}: the residual branches of {kind} are not found, since no forward pass over shapes can be made ({why}). "
-        "Keep the base's number of layers."
-    )
+    watch, why = first_watch(model, None, _Branches, "it is no model of transformers")
+    if watch is None:
+        raise ConfigError(
+            f"{key}: the residual branches of {kind} are not found, since no forward pass over shapes can be made "
+            f"({why}). Keep the base's number of layers."
+        )
+    ends = watch.ends & blocks.keys()
+    if watch.normed is not None or not ends:
+        between = f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
+        raise ConfigError(
+            f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its "
+            "blocks cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."
+        )
+    return ends | {bias for name in ends if (bias := f"{name.rpartition('.')[0]}.bias") in blocks}
 
 
 class _Branches(Watch):

@@ -14,7 +14,7 @@ from optrun.base.options import Group, ParamGroup
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
-from optrun.param_groups.layer_map import STARTED, Place, as_begun, heads_of, places_of_tree, scale_of, with_final_norm
+from optrun.param_groups.layer_map import STARTED, Layers, Place, as_begun, scale_of, with_final_norm
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names
 from optrun.param_groups.order import Uses, look_at_uses
@@ -93,10 +93,14 @@ def build_param_groups(
     if model is not None and isinstance(config, LayerwiseConfig) and config.name_dict is None:
         uses, looked = look_at_uses(model, batch)
         told.append(looked)
-    places, scales = _layers(config, params, roles, model, set_param_lr_fun, uses, began)
+    layers = Layers(params, roles, model, uses)
+    places, scales = _places_and_scales(config, layers, set_param_lr_fun, began)
     told += _kept_layers(places)
-    roles |= dict.fromkeys(heads_of(params, roles, model, uses), HEAD)
+    roles |= dict.fromkeys(layers.heads(), HEAD)
     roles |= {name: group["role"] for name, group in began.items()}
+    undecayed: tuple[str, ...] = ()
+    if isinstance(config, StandardConfig):
+        undecayed = UNDECAYED if config.decay_embeddings else (*UNDECAYED, EMBEDDING)
     taken = claims(config.rules, params, tied)
     groups: dict[tuple[Any, ...], PlainDict] = {}
     for name, param in params.items():
@@ -111,7 +115,7 @@ def build_param_groups(
             continue
         key = (None if place is None else place.label, role, rule_index, scale)
         if key not in groups:
-            decay = 0.0 if _undecayed(role, config) else weight_decay
+            decay = 0.0 if role in undecayed else weight_decay
             groups[key] = {
                 **_hyper_parameters(scale, lr, decay, rule),
                 "layer_id": None if place is None else place.layer_id,
@@ -146,16 +150,13 @@ def _read(
     source: ModelOrParameters,
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
     """Read parameters by first name, their roles, and the further names of tied ones."""
-    if isinstance(source, nn.Module):
-        params: dict[str, Tensor] = dict(source.named_parameters())
-        first = {id(param): name for name, param in params.items()}
-        every = source.named_parameters(remove_duplicate=False)
-        tied = {name: first[id(param)] for name, param in every if name not in params}
-        return params, roles_of(source), tied
-    if not isinstance(source, Iterable):
+    pairs = source.named_parameters(remove_duplicate=False) if isinstance(source, nn.Module) else source
+    if not isinstance(pairs, Iterable):
         raise TypeError(_no_parameters(source))
-    params, tied, first = {}, {}, {}
-    for entry in source:
+    params: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for entry in pairs:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
             raise TypeError(_no_parameters(entry))
         name, param = entry
@@ -165,7 +166,7 @@ def _read(
             tied[name] = first[id(param)]
         else:
             params[name], first[id(param)] = param, name
-    return params, roles_of_names(params.items()), tied
+    return params, roles_of(source) if isinstance(source, nn.Module) else roles_of_names(params.items()), tied
 
 
 def _no_parameters(got: object) -> str:
@@ -175,24 +176,19 @@ def _no_parameters(got: object) -> str:
     )
 
 
-def _layers(
-    config: ParamGroupsConfig,
-    params: Mapping[str, Tensor],
-    roles: Mapping[str, str],
-    model: nn.Module | None,
-    function: SetParamLrFun | None,
-    uses: Uses,
-    began: Mapping[str, PlainMapping],
+def _places_and_scales(
+    config: ParamGroupsConfig, layers: Layers, function: SetParamLrFun | None, began: Mapping[str, PlainMapping]
 ) -> tuple[dict[str, Place], dict[str, float]]:
     """Place and scale of every parameter under `layerwise`; nothing under the others."""
     if not isinstance(config, LayerwiseConfig):
         if function is not None:
             raise TypeError(f"param_groups={config.name} has no layers for set_param_lr_fun; take layerwise.")
         return {}, {}
+    params = layers.params
     if config.name_dict is None:
-        places = places_of_tree(params, roles, model, n_layers=config.n_layers, uses=uses)
+        places = layers.places(config.n_layers)
         if config.dialect is Dialect.timm:
-            places = with_final_norm(places, roles)
+            places = with_final_norm(places, layers.roles)
         places |= {name: as_begun(places[name], group["layer_id"], group["layer"]) for name, group in began.items()}
     else:
         places = places_of_names(params, config.name_dict, n_layers=config.n_layers)
@@ -224,12 +220,6 @@ def _structured(name: str, place: Place, deepest: int) -> str:
     if place.layer_id == 0:
         return "embeddings"
     return f"encoder.layers.{place.layer_id - 1 + deepest - place.n_layers}.{name}"
-
-
-def _undecayed(role: str, config: ParamGroupsConfig) -> bool:
-    if not isinstance(config, StandardConfig):
-        return False
-    return role in UNDECAYED or (role == EMBEDDING and not config.decay_embeddings)
 
 
 def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Group) -> dict[str, object]:

@@ -14,8 +14,7 @@ from torch import nn
 from optrun.base.errors import ConfigError
 from optrun.param_groups.branches import branch_ends
 from optrun.param_groups.roles import BIAS, EMBEDDING, NORM, VECTOR, roles_of
-from optrun.param_groups.stacks import find_stacks
-from optrun.param_groups.tree import tree_of
+from optrun.param_groups.stacks import stacks_of
 
 KEY = "parametrization.base"
 
@@ -116,9 +115,8 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
     params, of_base = dict(model.named_parameters()), dict(base.named_parameters())
     names: dict[str, str] = {name: name for name in params if name in of_base}
     depth: dict[str, float] = {}
-    deep, shallow = (find_stacks(tree_of(dict(net.named_parameters()), roles_of(net), net)) for net in (model, base))
-    there = {stack.path: stack for stack in shallow}
-    for stack in deep:
+    there = {stack.path: stack for stack in stacks_of(base)}
+    for stack in stacks_of(model):
         beside = there.get(stack.path)
         if beside is None or beside.depth == stack.depth:
             continue

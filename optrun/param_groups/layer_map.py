@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from itertools import takewhile
 
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Uses
-from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, NORM, roles_of
-from optrun.param_groups.stacks import Stack, find_stacks
-from optrun.param_groups.tree import Node, tree_of
+from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, NORM
+from optrun.param_groups.stacks import Stack, find_stacks, stacks_of
+from optrun.param_groups.tree import inside, pieces_of, tree_of, upwards
 
 EMBEDDINGS = "embeddings"
 ABOVE, BELOW = "above the blocks", "below the blocks"
@@ -82,53 +82,6 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
     return f"{tower}/{name}" if tower else name
 
 
-def places_of_tree(
-    params: Mapping[str, Tensor],
-    roles: Mapping[str, str],
-    model: nn.Module | None,
-    *,
-    n_layers: int | None = None,
-    uses: Uses = MappingProxyType({}),
-) -> dict[str, Place]:
-    """Map every parameter to its place: blocks are read from the module tree, their sides from the order of use.
-
-    Args:
-        params: Every parameter by name.
-        roles: Role of each.
-        model: The model, or None where only names are known.
-        n_layers: Depth to count from; None: as found.
-        uses: Of a forward pass, see `uses_of`. What they do not hold has its side by name and registration.
-
-    Returns:
-        Parameter name -> place.
-
-    Raises:
-        ConfigError: No stack of blocks; or `n_layers` is below what was found, or given for several towers.
-    """
-    root = tree_of(params, roles, model)
-    stacks = find_stacks(root)
-    if not stacks:
-        raise ConfigError(
-            f"param_groups=layerwise: {root.kind or 'this model'} has no stack of blocks (a list of modules built "
-            "alike), so its layers cannot be told from the module tree. Say which parameter belongs to which block "
-            'with param_groups.name_dict, such as {"^trunk\\\\.(\\\\d+)\\\\.": "\\\\1", "^stem": embeddings}, or take '
-            "param_groups=standard."
-        )
-    if n_layers is not None:
-        found = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
-        if len(stacks) > 1:
-            raise ConfigError(
-                f"param_groups.n_layers={n_layers}: this model has several stacks ({found}), each with its own depth; "
-                "leave it null."
-            )
-        if n_layers < stacks[0].depth:
-            raise ConfigError(
-                f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the depth found ({found})."
-            )
-        stacks[0].depth = n_layers
-    return _places(params, roles, model, root, stacks, uses)
-
-
 def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
     """Put the norm that follows the blocks into the top one, as timm's `group_matcher` of its transformers does.
 
@@ -166,67 +119,154 @@ def as_begun(place: Place, layer_id: int, label: str) -> Place:
     return Place(layer_id, layer_id - 1 if label == HEAD else place.n_layers, label, STARTED)
 
 
-def heads_of(
-    params: Mapping[str, Tensor],
-    roles: Mapping[str, str],
-    model: nn.Module | None,
-    uses: Uses = MappingProxyType({}),
-) -> set[str]:
-    """Name the matrices above the blocks; without blocks, those of the output layer that the model names itself."""
-    root = tree_of(params, roles, model)
-    stacks = find_stacks(root)
-    matrices = [name for name in params if roles[name] == MATRIX]
-    if not stacks:
-        outputs, _ = _ends(model)
-        return {name for name in matrices if id(params[name]) in outputs}
-    places = _places(params, roles, model, root, stacks, uses)
-    return {name for name in matrices if places[name].label == HEAD}
+class Layers:
+    """The layers of a model: blocks are read from the module tree, their sides from the order of use.
 
-
-def _places(
-    params: Mapping[str, Tensor],
-    roles: Mapping[str, str],
-    model: nn.Module | None,
-    root: Node,
-    stacks: list[Stack],
-    uses: Uses,
-) -> dict[str, Place]:
-    towers = _towers(stacks)
-    outputs, inputs = _ends(model)
-    places = {
-        name: _place(name, root, towers, roles[name], id(param) in outputs, id(param) in inputs)
-        for name, param in params.items()
-    }
-    return places | _sides_by_use(places, roles, towers, uses)
-
-
-def _sides_by_use(
-    places: Mapping[str, Place], roles: Mapping[str, str], towers: list[_Tower], uses: Uses
-) -> dict[str, Place]:
-    """Correct places by a forward pass: used before the first block, or after all have begun.
-
-    What is used in between, such as a projection from one tower into the next, keeps its place; and so does what is
-    used on both sides, unless it is a table, which embeds.
+    Args:
+        params: Every parameter by name.
+        roles: Role of each.
+        model: The model, or None where only names are known.
+        uses: Of a forward pass, see `uses_of`. What they do not hold has its side by name and registration.
     """
-    spans = []
-    for tower in towers:
-        inside = [name for name in uses if tower.stack.block_of(name) is not None]
-        begun = [uses[name][0] for name in inside if not any(_inside(name, edge) for edge in tower.stack.edges)]
-        spans += [(tower, min(begun), max(begun))] if begun else []
-    out = {}
-    for name, (first, last) in uses.items():
-        if any(tower.stack.block_of(name) is not None for tower in towers):
-            continue
-        near = _own_tower(name.rpartition(".")[0], towers) or _towers_near(name, towers)
-        known = [(begin, end) for tower, begin, end in spans if tower in near]
-        if not known:
-            continue
-        begin, end = min(begin for begin, _ in known), max(end for _, end in known)
-        if first < begin and (last <= end or roles[name] == EMBEDDING):
-            out[name] = replace(_embedding_place(near), why="used before the blocks")
-        elif first > end:
-            out[name] = replace(_head_place(near), why="used after the blocks")
-    return {name: place for name, place in out.items() if place.label != places[name].label}
+
+    def __init__(
+        self, params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None, uses: Uses
+    ) -> None:
+        self.params = params
+        self.roles = roles
+        self.uses = uses
+        self.root = tree_of(params, roles, model)
+        self.towers = _towers(find_stacks(self.root))
+        self.outputs, self.inputs = _ends(model)
+
+    def heads(self) -> set[str]:
+        """Name the matrices above the blocks; without blocks, those of the output layer that the model names itself."""
+        matrices = [name for name in self.params if self.roles[name] == MATRIX]
+        if not self.towers:
+            return {name for name in matrices if id(self.params[name]) in self.outputs}
+        places = self._places()
+        return {name for name in matrices if places[name].label == HEAD}
+
+    def places(self, n_layers: int | None) -> dict[str, Place]:
+        """Map every parameter to its place.
+
+        Args:
+            n_layers: Depth to count from; None: as found.
+
+        Raises:
+            ConfigError: No stack of blocks; or `n_layers` is below what was found, or given for several towers.
+        """
+        if not self.towers:
+            raise ConfigError(
+                f"param_groups=layerwise: {self.root.kind or 'this model'} has no stack of blocks (a list of modules "
+                "built alike), so its layers cannot be told from the module tree. Say which parameter belongs to which "
+                'block with param_groups.name_dict, such as {"^trunk\\.(\\d+)\\.": "\\1", "^stem": embeddings}, or '
+                "take param_groups=standard."
+            )
+        if n_layers is not None:
+            stacks = [tower.stack for tower in self.towers]
+            found = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
+            if len(stacks) > 1:
+                raise ConfigError(
+                    f"param_groups.n_layers={n_layers}: this model has several stacks ({found}), each with its own "
+                    "depth; leave it null."
+                )
+            if n_layers < stacks[0].depth:
+                raise ConfigError(
+                    f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the depth found ({found})."
+                )
+            stacks[0].depth = n_layers
+        return self._places()
+
+    def _places(self) -> dict[str, Place]:
+        places = {name: self._by_name(name) for name in self.params}
+        by_use = self._by_use().items()
+        return places | {name: place for name, place in by_use if place.label != places[name].label}
+
+    def _by_use(self) -> dict[str, Place]:
+        """Place what a forward pass uses before the first block, or after all have begun.
+
+        What is used in between, such as a projection from one tower into the next, keeps its place; and so does what is
+        used on both sides, unless it is a table, which embeds.
+        """
+        spans = []
+        for tower in self.towers:
+            names = [name for name in self.uses if tower.stack.block_of(name) is not None]
+            begun = [self.uses[name][0] for name in names if not tower.stack.on_edge(name)]
+            spans += [(tower, min(begun), max(begun))] if begun else []
+        out = {}
+        for name, (first, last) in self.uses.items():
+            if any(tower.stack.block_of(name) is not None for tower in self.towers):
+                continue
+            near = self._towers_near(name)
+            known = [(begin, end) for tower, begin, end in spans if tower in near]
+            if not known:
+                continue
+            begin, end = min(begin for begin, _ in known), max(end for _, end in known)
+            if first < begin and (last <= end or self.roles[name] == EMBEDDING):
+                out[name] = replace(_embedding_place(near), why="used before the blocks")
+            elif first > end:
+                out[name] = replace(_head_place(near), why="used after the blocks")
+        return out
+
+    def _by_name(self, name: str) -> Place:
+        path = name.rpartition(".")[0]
+        for tower in self.towers:
+            stack, block = tower.stack, tower.stack.block_of(name)
+            if block is not None:
+                holder = stack.path.rpartition(".")[0]
+                if block == 0 and stack.on_edge(path) and self._embeds(path, below=holder):
+                    return _embedding_place([tower])
+                label = label_of(block + 1, stack.depth, tower.name)
+                return Place(block + 1, stack.depth, label, f"{stack.path} {block}")
+        near, own = self._towers_near(path), self._own_tower(path)
+        if id(self.params[name]) in self.outputs:
+            return _head_place(own or self.towers)
+        if id(self.params[name]) in self.inputs:
+            return _embedding_place(own or self.towers)
+        return _embedding_place(near) if self._lies_below(name, own) else _head_place(near)
+
+    def _lies_below(self, name: str, own: list[_Tower]) -> bool:
+        """Tell whether a parameter that lies beside the blocks, in a tower or outside of all, lies below them."""
+        path, _, leaf = name.rpartition(".")
+        role, embeds = self.roles[name], _EMBEDDING_DIRECT.search(leaf) is not None
+        if role == EMBEDDING:
+            return True
+        if not own:
+            return self._embeds(path) or (embeds and role != "vector")
+        trunk = own[0].stack.path
+        fork = next(above for above in upwards(path) if inside(trunk, above))
+        if fork == path:
+            return embeds
+        shared = len(pieces_of(fork))
+        branch, *rest = pieces_of(path)[shared:]
+        if any(_HEAD_NAME.search(piece) for piece in (branch, *rest)):
+            return False
+        siblings = list(self.root.at(fork).children)
+        before = siblings.index(branch) < siblings.index(pieces_of(trunk)[shared])
+        return (before and not _FINAL_CHILD.search(branch)) or self._embeds(path, below=fork)
+
+    def _embeds(self, path: str, *, below: str = "") -> bool:
+        """Tell whether a module on the way down to `path`, below another one, embeds.
+
+        Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known of its class.
+        """
+        for above in takewhile(lambda above: above != below, upwards(path)):
+            node, name = self.root.at(above), above.rpartition(".")[2]
+            if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
+                return True
+            if (node.kind in ("", "Embedding") or "norm" in node.kind.lower()) and _EMBEDDING_CHILD.search(name):
+                return True
+        return False
+
+    def _own_tower(self, path: str) -> list[_Tower]:
+        """Find the tower that a module lies in; empty if it lies beside several."""
+        return [tower for tower in self.towers if inside(path, tower.root)][:1]
+
+    def _towers_near(self, path: str) -> list[_Tower]:
+        """Find the tower that lies around `path`, else those below the closest module that holds both them and it."""
+        around = ([tower for tower in self.towers if inside(tower.root, above)] for above in upwards(path))
+        return self._own_tower(path) or next(filter(None, around))
 
 
 @dataclass(frozen=True)
@@ -240,16 +280,11 @@ class _Tower:
 
 def _towers(stacks: list[Stack]) -> list[_Tower]:
     names = _tower_names([stack.path for stack in stacks])
-    out: list[_Tower] = []
+    out = []
     for stack, name in zip(stacks, names, strict=True):
-        pieces = stack.path.split(".")
-        top = stack.path
-        for end in range(len(pieces) - 1, -1, -1):
-            above = ".".join(pieces[:end])
-            if any(other is not stack and _inside(other.path, above) for other in stacks):
-                break
-            top = above
-        out.append(_Tower(stack, top, name))
+        others = [other.path for other in stacks if other is not stack]
+        alone = [above for above in upwards(stack.path) if not any(inside(path, above) for path in others)]
+        out.append(_Tower(stack, alone[-1], name))
     return out
 
 
@@ -262,20 +297,15 @@ def _tower_names(paths: list[str]) -> list[str]:
         >>> _tower_names(["model.encoder.layers", "model.decoder.layers"])
         ['encoder', 'decoder']
     """
-    if len(paths) == 1:
-        return [""]
+    if len(paths) < 2:
+        return [""] * len(paths)
     split = [path.split(".") for path in paths]
-    shared = 0
-    while all(len(pieces) > shared and pieces[shared] == split[0][shared] for pieces in split):
-        shared += 1
+    fork = next(above for above in upwards(paths[0]) if all(inside(path, above) for path in paths))
+    shared = len(pieces_of(fork))
     length = shared + 1
     while len({tuple(pieces[shared:length]) for pieces in split}) < len(paths):
         length += 1
     return [".".join(pieces[shared:length]) or pieces[-1] for pieces in split]
-
-
-def _inside(path: str, above: str) -> bool:
-    return not above or path == above or path.startswith(f"{above}.")
 
 
 def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
@@ -292,84 +322,6 @@ def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
     return outputs - inputs, inputs
 
 
-def _place(name: str, root: Node, towers: list[_Tower], role: str, is_output: bool, is_input: bool) -> Place:
-    path, _, leaf = name.rpartition(".")
-    for tower in towers:
-        block = tower.stack.block_of(name)
-        if block is not None:
-            edge = any(_inside(path, at) for at in tower.stack.edges)
-            if block == 0 and edge and _embeds(root, path, at_least=tower.stack.path.rpartition(".")[0]):
-                return _embedding_place([tower])
-            depth = tower.stack.depth
-            why = f"{tower.stack.path} {block}"
-            return Place(block + 1, depth, label_of(block + 1, depth, tower.name), why)
-    own = _own_tower(path, towers)
-    if is_output:
-        return _head_place(own or towers)
-    if is_input:
-        return _embedding_place(own or towers)
-    if own:
-        return _place_in_tower(path, leaf, root, own[0], role)
-    near = _towers_near(path, towers)
-    if role == EMBEDDING or _embeds(root, path, at_least="") or (_EMBEDDING_DIRECT.search(leaf) and role != "vector"):
-        return _embedding_place(near)
-    return _head_place(near)
-
-
-def _place_in_tower(path: str, leaf: str, root: Node, tower: _Tower, role: str) -> Place:
-    """Place a parameter of a tower that lies beside its blocks: below them or above them."""
-    trunk = tower.stack.path.split(".")
-    pieces = path.split(".") if path else []
-    shared = 0
-    while shared < min(len(trunk), len(pieces)) and trunk[shared] == pieces[shared]:
-        shared += 1
-    fork = ".".join(trunk[:shared])
-    if shared == len(pieces):
-        if role == EMBEDDING or _EMBEDDING_DIRECT.search(leaf):
-            return _embedding_place([tower])
-        return _head_place([tower])
-    branch = pieces[shared]
-    siblings = list(root.at(fork).children)
-    before = siblings.index(branch) < siblings.index(trunk[shared]) and not _FINAL_CHILD.search(branch)
-    if any(_HEAD_NAME.search(piece) for piece in pieces[shared:]) and role != EMBEDDING:
-        return _head_place([tower])
-    if role == EMBEDDING or before or _embeds(root, path, at_least=fork):
-        return _embedding_place([tower])
-    return _head_place([tower])
-
-
-def _own_tower(path: str, towers: list[_Tower]) -> list[_Tower]:
-    """Find the tower that a module lies in; empty if it lies beside several."""
-    return [tower for tower in towers if _inside(path, tower.root)][:1]
-
-
-def _embeds(root: Node, path: str, *, at_least: str) -> bool:
-    """Tell whether a module on the way down to `path`, below `at_least`, embeds.
-
-    Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known of its class.
-    """
-    pieces = path.split(".") if path else []
-    start = len(at_least.split(".")) if at_least else 0
-    for end in range(start + 1, len(pieces) + 1):
-        node = root.at(".".join(pieces[:end]))
-        if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
-            return True
-        if (node.kind in ("", "Embedding") or "norm" in node.kind.lower()) and _EMBEDDING_CHILD.search(pieces[end - 1]):
-            return True
-    return False
-
-
-def _towers_near(path: str, towers: list[_Tower]) -> list[_Tower]:
-    """Find the towers below the closest module that holds both them and `path`."""
-    pieces = path.split(".") if path else []
-    for end in range(len(pieces), -1, -1):
-        above = ".".join(pieces[:end])
-        near = [tower for tower in towers if _inside(tower.root, above)]
-        if near:
-            return near
-    return towers
-
-
 def _embedding_place(towers: list[_Tower]) -> Place:
     """Place an embedding below the deepest of the towers it feeds."""
     deepest = max(towers, key=lambda tower: tower.stack.depth)
@@ -384,5 +336,4 @@ def _head_place(towers: list[_Tower]) -> Place:
 
 def block_paths(model: nn.Module) -> list[str]:
     """List dotted names of the modules that are a model's blocks, in its order; none without a stack of them."""
-    stacks = find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
-    return [path for stack in stacks for path in stack.blocks]
+    return [path for stack in stacks_of(model) for path in stack.blocks]

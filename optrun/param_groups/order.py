@@ -14,7 +14,6 @@ from torch.fx.experimental import _config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from optrun.base.options import Group
 from optrun.base.plain import PlainDict
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
@@ -109,27 +108,48 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[
     Returns:
         The uses, none where the model cannot run on shapes; and a sentence.
     """
-    kind, why = type(model).__name__, "batch=: none given"
-    given: Sequence[Group] = []
+    kind, count = type(model).__name__, sum(1 for _ in model.parameters())
+    watch, why = first_watch(model, batch, Watch, "batch=: none given")
+    if watch is None:
+        return {}, (
+            f"param_groups=layerwise: the tensors of {kind} beside the blocks are placed by name, since no forward "
+            f"pass over shapes was made ({why}). param_groups.name_dict places them by hand."
+        )
+    return watch.found, (
+        f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(watch.found)} of {count} tensors; "
+        "those beside the blocks lie where they were used."
+    )
+
+
+def first_watch(
+    model: nn.Module, batch: Mapping[str, object] | None, make: Callable[[nn.Module], W], why: str
+) -> tuple[W | None, str]:
+    """Run a model on shapes under a watch, on a batch or on the first example that it runs on.
+
+    Args:
+        model: On any device.
+        batch: See `uses_of`; None: each of `example_batches` is tried.
+        make: As for `run_on_shapes`.
+        why: There is no watch if there is nothing to run on.
+
+    Returns:
+        The watch; None and the reason if the model cannot run on shapes.
+    """
+    given: Sequence[Mapping[str, object]]
     try:
         given = example_batches(model) if batch is None else [batch]
     except Exception as error:  # a configuration of another form than most
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        return None, _in_short(error)
     for one in given:
         try:
-            uses = uses_of(model, one)
+            return run_on_shapes(model, one, make), ""
         except Exception as error:  # whatever a model's own code raises
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            continue
-        count = sum(1 for _ in model.parameters())
-        return uses, (
-            f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(uses)} of {count} tensors; those "
-            "beside the blocks lie where they were used."
-        )
-    return {}, (
-        f"param_groups=layerwise: the tensors of {kind} beside the blocks are placed by name, since no forward pass "
-        f"over shapes was made ({why}). param_groups.name_dict places them by hand."
-    )
+            why = _in_short(error)
+    return None, why
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 class Watch(TorchDispatchMode):

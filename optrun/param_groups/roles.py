@@ -6,7 +6,7 @@ A matrix above the blocks of a model is a `head`; where a parameter lies is for 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,20 +46,20 @@ def roles_of(model: nn.Module) -> dict[str, str]:
         >>> roles_of(nn.Sequential(nn.Embedding(4, 2), nn.LayerNorm(2), nn.Linear(2, 1)))
         {'0.weight': 'embedding', '1.weight': 'norm', '1.bias': 'bias', '2.weight': 'matrix', '2.bias': 'bias'}
     """
-    modules = dict(model.named_modules())
-    out: dict[str, str] = {}
-    for name, param in model.named_parameters():
-        path, _, leaf = name.rpartition(".")
-        out[name] = LORA if is_lora(name) else role_of(leaf, param, modules[path])
-    return out
+    return _roles(model.named_parameters(), dict(model.named_modules()))
 
 
 def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Find roles by names and shapes alone: a table of two dimensions may then pass for a matrix."""
-    return {
-        name: LORA if is_lora(name) else role_of(name.rpartition(".")[2], param, None)
-        for name, param in named_parameters
-    }
+    return _roles(named_parameters, {})
+
+
+def _roles(named_parameters: Iterable[tuple[str, Tensor]], modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    out = {}
+    for name, param in named_parameters:
+        path, _, leaf = name.rpartition(".")
+        out[name] = LORA if is_lora(name) else role_of(leaf, param, modules.get(path))
+    return out
 
 
 def is_lora(name: str) -> bool:
@@ -110,17 +110,11 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
     weighted = isinstance(module, _WEIGHTED_TYPES) or leaf == "weight"
     if not weighted and sum(size > 1 for size in param.shape) <= 1:
         return VECTOR
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return EMBEDDING
-    if (
-        module is not None
-        and _EMBEDDING_CLASS.search(type(module).__name__)
-        and not isinstance(module, _WEIGHTED_TYPES)
-    ):
-        return EMBEDDING
-    if leaf != "weight" and _EMBEDDING_NAME.search(leaf):
-        return EMBEDDING
-    return MATRIX
+    if isinstance(module, _WEIGHTED_TYPES):
+        embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    else:
+        embeds = _EMBEDDING_CLASS.search(type(module).__name__) is not None
+    return EMBEDDING if embeds or (leaf != "weight" and _EMBEDDING_NAME.search(leaf)) else MATRIX
 
 
 def is_norm(module: nn.Module) -> bool:

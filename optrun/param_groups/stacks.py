@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from optrun.param_groups.tree import Node
+from torch import nn
+
+from optrun.param_groups.roles import roles_of
+from optrun.param_groups.tree import Node, inside, tree_of, upwards
 
 LARGE = 0.15
 """Share of the largest stack's elements from which another one, in the same model, counts as a tower."""
@@ -43,11 +46,16 @@ class Stack:
 
     def block_of(self, path: str) -> int | None:
         """Block number of what lies at a dotted name; None outside of the stack."""
-        while path:
-            if path in self.blocks:
-                return self.blocks[path]
-            path = path.rpartition(".")[0]
-        return None
+        return next((self.blocks[above] for above in upwards(path) if above in self.blocks), None)
+
+    def on_edge(self, path: str) -> bool:
+        """Tell whether a dotted name lies in an edge."""
+        return any(inside(path, edge) for edge in self.edges)
+
+
+def stacks_of(model: nn.Module) -> list[Stack]:
+    """Find the towers of a model, as `find_stacks`."""
+    return find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
 
 
 def find_stacks(root: Node) -> list[Stack]:
@@ -183,9 +191,9 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
             continue
         for number in child.children:
             here = f"{stack.path}.{number}"
-            inside = [block for path, block in stack.blocks.items() if path == here or path.startswith(f"{here}.")]
-            if inside:
-                stack.blocks[f"{child.path}.{number}"] = min(inside) if before else max(inside)
+            numbers = [block for path, block in stack.blocks.items() if inside(path, here)]
+            if numbers:
+                stack.blocks[f"{child.path}.{number}"] = min(numbers) if before else max(numbers)
                 if before:
                     stack.edges.add(f"{child.path}.{number}")
 
@@ -208,13 +216,4 @@ def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
     """Tell whether a stack is a tower beside the largest: a model of its own, or large, or deep."""
     if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
         return True
-    mine, other = stack.path.split("."), largest.path.split(".")
-    shared = 0
-    while shared < min(len(mine), len(other)) and mine[shared] == other[shared]:
-        shared += 1
-    branch = root.at(".".join(mine[:shared]))
-    for piece in mine[shared:]:
-        branch = branch.children[piece]
-        if branch.whole_model:
-            return True
-    return False
+    return any(root.at(above).whole_model for above in upwards(stack.path) if not inside(largest.path, above))

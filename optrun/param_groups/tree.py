@@ -10,6 +10,29 @@ from torch import Tensor, nn
 from optrun.param_groups.roles import BIAS, EMBEDDING, LORA, MATRIX, NORM, VECTOR
 
 
+def pieces_of(path: str) -> list[str]:
+    """Split a dotted name; nothing for the model itself."""
+    return path.split(".") if path else []
+
+
+def upwards(path: str) -> Iterator[str]:
+    """Yield a dotted name, and those of the modules around it, up to the model itself.
+
+    Example:
+        >>> list(upwards("encoder.layer"))
+        ['encoder.layer', 'encoder', '']
+    """
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield path
+
+
+def inside(path: str, above: str) -> bool:
+    """Tell whether a dotted name is that of a module, or of something in it."""
+    return not above or path == above or path.startswith(f"{above}.")
+
+
 @dataclass
 class Node:
     """One module.
@@ -50,7 +73,7 @@ class Node:
     def at(self, path: str) -> Node:
         """Return the node at a dotted name below this one."""
         node = self
-        for piece in path.split(".") if path else ():
+        for piece in pieces_of(path):
             node = node.children[piece]
         return node
 
@@ -81,24 +104,19 @@ def tree_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Mo
                 node.kind, node.whole_model = type(module).__name__, _is_whole_model(module)
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
-        shape = tuple(param.shape)
-        holder = _grow(root, path)
-        holder.own[leaf] = shape
-        node, rest = root, path.split(".") if path else []
-        for step in range(len(rest) + 1):
+        _grow(root, path).own[leaf] = tuple(param.shape)
+        for node in map(root.at, upwards(path)):
             node.numel += param.numel()
             node.matrices += roles[name] in (MATRIX, EMBEDDING, LORA)
             node.vectors += roles[name] in (NORM, VECTOR)
             node.biases += roles[name] == BIAS
-            if step < len(rest):
-                node = node.children[rest[step]]
     _prune(root)
     return root
 
 
 def _grow(root: Node, path: str) -> Node:
     node = root
-    for piece in path.split(".") if path else ():
+    for piece in pieces_of(path):
         if piece not in node.children:
             node.children[piece] = Node(f"{node.path}.{piece}" if node.path else piece)
         node = node.children[piece]
@@ -107,13 +125,9 @@ def _grow(root: Node, path: str) -> Node:
 
 def _prune(node: Node) -> None:
     """Remove modules that hold nothing, or only what an earlier one holds (tied tensors)."""
-    node.children = {name: child for name, child in node.children.items() if child.numel or _has_params(child)}
+    node.children = {name: child for name, child in node.children.items() if any(below.own for below in child.walk())}
     for child in node.children.values():
         _prune(child)
-
-
-def _has_params(node: Node) -> bool:
-    return any(below.own for below in node.walk())
 
 
 def _is_whole_model(module: nn.Module) -> bool:
