@@ -121,7 +121,9 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
     """
     row = registry.choices("scheduler")[kind_of("scheduler", SCHEMAS, config)]
     builder = row.load() if row.origin is None else partial(builders.registered, row.load())
-    curve: Curve = builder(config, num_training_steps, _final(config, lr))
+    climb = builders.num_warmup_steps_of(config, num_training_steps)
+    rest = max(num_training_steps - climb, 1)
+    curve: Curve = builder(config, builders.Span(num_training_steps, climb, rest, _final(config, lr)))
     return curve
 
 

@@ -1,6 +1,6 @@
 """The curve of each choice from its configuration: body, warm-up and floor put together.
 
-Every builder takes the configuration, the optimizer steps of the whole run, and `min_lr` as a multiplier of the peak.
+Every builder takes the configuration, and what the curve is fitted to.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema import scheduler as configs
@@ -18,6 +18,19 @@ from optrun.scheduler.curves import Curve
 
 DEFAULT_RATIO = 0.1
 """Share of the run where a curve needs a stretch (the climb of inverse_sqrt, the way down of wsd) and none is given."""
+
+
+class Span(NamedTuple):
+    """What a curve is fitted to."""
+
+    total: int
+    """Optimizer steps of the whole run."""
+    climb: int
+    """Those of the warm-up."""
+    rest: int
+    """Those behind it; 1 in a run that ends within it, so that the climb has its peak."""
+    final: float
+    """`min_lr` as a multiplier of the peak."""
 
 
 def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
@@ -30,142 +43,124 @@ def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int
     """
     if config.num_warmup_steps is not None:
         return config.num_warmup_steps
-    ratio = config.warmup_ratio
-    if ratio is None:
-        if not isinstance(config, configs.InverseSqrtConfig):
-            return 0
-        ratio = DEFAULT_RATIO
-    return math.ceil(ratio * num_training_steps)
+    default = DEFAULT_RATIO if isinstance(config, configs.InverseSqrtConfig) else 0.0
+    return math.ceil((default if config.warmup_ratio is None else config.warmup_ratio) * num_training_steps)
 
 
 _TRIED = 100
 """Steps at which a registered function is tried."""
 
 
-def constant(config: SchedulerConfig, total: int, _unused: float) -> Curve:
+def constant(_config: SchedulerConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=constant`."""
-    return curves.after_warmup(curves.constant, num_warmup_steps_of(config, total))
+    return curves.after_warmup(curves.constant, span.climb)
 
 
-def linear(config: configs.LinearConfig, total: int, final: float) -> Curve:
+def linear(_config: configs.LinearConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=linear`."""
-    climb = num_warmup_steps_of(config, total)
-    return curves.after_warmup(partial(curves.linear, decay_steps=_rest(total, climb), final=final), climb)
+    return curves.after_warmup(partial(curves.linear, decay_steps=span.rest, final=span.final), span.climb)
 
 
-def cosine(config: configs.CosineConfig, total: int, final: float) -> Curve:
+def cosine(config: configs.CosineConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=cosine`."""
-    climb = num_warmup_steps_of(config, total)
     body = partial(
         curves.cosine,
-        decay_steps=config.decay_steps or _rest(total, climb),
-        final=final,
+        decay_steps=config.decay_steps or span.rest,
+        final=span.final,
         num_cycles=config.num_cycles,
         restarts=config.restarts,
         cycle_mult=config.cycle_mult,
         cycle_decay=config.cycle_decay,
     )
-    return curves.after_warmup(body, climb)
+    return curves.after_warmup(body, span.climb)
 
 
-def polynomial(config: configs.PolynomialConfig, total: int, final: float) -> Curve:
+def polynomial(config: configs.PolynomialConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=polynomial`."""
-    climb = num_warmup_steps_of(config, total)
     body = partial(
         curves.polynomial,
-        decay_steps=config.decay_steps or _rest(total, climb),
-        final=final,
+        decay_steps=config.decay_steps or span.rest,
+        final=span.final,
         power=config.power,
         cycle=config.cycle,
     )
-    return curves.after_warmup(body, climb)
+    return curves.after_warmup(body, span.climb)
 
 
-def inverse_sqrt(config: configs.InverseSqrtConfig, total: int, final: float) -> Curve:
+def inverse_sqrt(_config: configs.InverseSqrtConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=inverse_sqrt`."""
-    climb = num_warmup_steps_of(config, total)
-    return curves.floored(partial(curves.inverse_sqrt, num_warmup_steps=climb), final, since=climb)
+    return curves.floored(partial(curves.inverse_sqrt, num_warmup_steps=span.climb), span.final, since=span.climb)
 
 
-def noam(config: configs.NoamConfig, total: int, final: float) -> Curve:
+def noam(config: configs.NoamConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=noam`."""
-    climb = num_warmup_steps_of(config, total)
-    return curves.floored(partial(curves.noam, num_warmup_steps=climb, d_model=config.d_model), final, since=climb)
+    return curves.floored(
+        partial(curves.noam, num_warmup_steps=span.climb, d_model=config.d_model), span.final, since=span.climb
+    )
 
 
-def wsd(config: configs.WsdConfig, total: int, final: float) -> Curve:
+def wsd(config: configs.WsdConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=wsd`."""
-    climb = num_warmup_steps_of(config, total)
     decay = config.num_decay_steps
     if decay is None:
-        decay = math.ceil((config.decay_ratio if config.decay_ratio is not None else DEFAULT_RATIO) * total)
+        decay = math.ceil((DEFAULT_RATIO if config.decay_ratio is None else config.decay_ratio) * span.total)
     body = partial(
         curves.wsd,
-        num_stable_steps=max(total - climb - decay, 0),
-        num_decay_steps=min(decay, _rest(total, climb)),
-        final=final,
+        num_stable_steps=max(span.total - span.climb - decay, 0),
+        num_decay_steps=min(decay, span.rest),
+        final=span.final,
         shape=config.decay_shape.value,
     )
-    return curves.after_warmup(body, climb)
+    return curves.after_warmup(body, span.climb)
 
 
-def step(config: configs.StepConfig, total: int, final: float) -> Curve:
+def step(config: configs.StepConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=step`."""
     body = partial(curves.step, step_size=config.step_size, gamma=config.gamma)
-    return curves.after_warmup(curves.floored(body, final), num_warmup_steps_of(config, total))
+    return curves.after_warmup(curves.floored(body, span.final), span.climb)
 
 
-def multistep(config: configs.MultistepConfig, total: int, final: float) -> Curve:
+def multistep(config: configs.MultistepConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=multistep`."""
-    climb = num_warmup_steps_of(config, total)
     milestones = config.milestones
     if milestones is None:
-        milestones = [climb + math.ceil(share * _rest(total, climb)) for share in (0.5, 0.75)]
-    _not_in_warmup("scheduler.milestones", milestones, climb)
+        milestones = [span.climb + math.ceil(share * span.rest) for share in (0.5, 0.75)]
+    _not_in_warmup("scheduler.milestones", milestones, span.climb)
     body = partial(curves.multistep, milestones=milestones, gamma=config.gamma, boundary=config.boundary.value)
-    return curves.during_warmup(curves.floored(body, final), climb)
+    return curves.during_warmup(curves.floored(body, span.final), span.climb)
 
 
-def piecewise(config: configs.PiecewiseConfig, total: int, _unused: float) -> Curve:
+def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=piecewise`."""
-    climb = num_warmup_steps_of(config, total)
     if config.boundaries is not None:
-        _not_in_warmup("scheduler.boundaries", config.boundaries, climb)
-    elif len(config.values) < total:
+        _not_in_warmup("scheduler.boundaries", config.boundaries, span.climb)
+    elif len(config.values) < span.total:
         raise ConfigError(
-            f"scheduler.values: {len(config.values)} values for a run of {total} steps. "
+            f"scheduler.values: {len(config.values)} values for a run of {span.total} steps. "
             "Give one per step, or scheduler.boundaries."
         )
     body = partial(curves.piecewise, values=config.values, boundaries=config.boundaries, boundary=config.boundary.value)
-    return curves.during_warmup(body, climb)
+    return curves.during_warmup(body, span.climb)
 
 
-def exponential(config: configs.ExponentialConfig, total: int, final: float) -> Curve:
+def exponential(config: configs.ExponentialConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=exponential`."""
-    return _over_decay_steps(curves.exponential, config, total, final)
+    return _over_decay_steps(curves.exponential, config, span)
 
 
-def inverse_time(config: configs.InverseTimeConfig, total: int, final: float) -> Curve:
+def inverse_time(config: configs.InverseTimeConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=inverse_time`."""
-    return _over_decay_steps(curves.inverse_time, config, total, final)
+    return _over_decay_steps(curves.inverse_time, config, span)
 
 
-def _over_decay_steps(
-    function: Callable[..., float], config: configs.ExponentialConfig, total: int, final: float
-) -> Curve:
-    climb = num_warmup_steps_of(config, total)
+def _over_decay_steps(function: Callable[..., float], config: configs.ExponentialConfig, span: Span) -> Curve:
     body = partial(
         function,
         decay_rate=config.decay_rate,
-        decay_steps=config.decay_steps or _rest(total, climb),
+        decay_steps=config.decay_steps or span.rest,
         staircase=config.staircase,
     )
-    return curves.after_warmup(curves.floored(body, final), climb)
-
-
-def _rest(total: int, climb: int) -> int:
-    """Count the steps behind the warm-up; 1 in a run that ends within it, so that the climb has its peak."""
-    return max(total - climb, 1)
+    return curves.after_warmup(curves.floored(body, span.final), span.climb)
 
 
 def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
@@ -174,22 +169,19 @@ def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
         raise ConfigError(f"{key}={steps}: {early[0]} lies in the warm-up, which lasts until step {climb}.")
 
 
-def registered(function: Callable[..., float], config: SchedulerConfig, total: int, final: float) -> Curve:
+def registered(function: Callable[..., float], config: SchedulerConfig, span: Span) -> Curve:
     """Build the curve of a function that was registered, between the warm-up and `min_lr`.
 
     Args:
         function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps from the end of the warm-up.
         config: With the fields of its schema.
-        total: As for every builder.
-        final: As for every builder.
+        span: As for every builder.
 
     Raises:
         ConfigError: It fails, or returns what is no finite number of 0 or more.
     """
-    climb = num_warmup_steps_of(config, total)
-    rest = _rest(total, climb)
-    body = partial(function, config=config, decay_steps=rest)
-    for at in sorted({round(index * (rest - 1) / _TRIED) for index in range(_TRIED + 1)}):
+    body = partial(function, config=config, decay_steps=span.rest)
+    for at in sorted({round(index * (span.rest - 1) / _TRIED) for index in range(_TRIED + 1)}):
         said = f"scheduler={config.name}: {getattr(function, '__qualname__', function)} at step {at}"
         try:
             value: Any = body(at)
@@ -198,4 +190,4 @@ def registered(function: Callable[..., float], config: SchedulerConfig, total: i
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 <= value < math.inf:
             raise ConfigError(f"{said} returned {value!r}: expected a finite number of 0 or more.")
-    return curves.after_warmup(curves.floored(body, final), climb)
+    return curves.after_warmup(curves.floored(body, span.final), span.climb)
