@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from optrun.task.label_doubts import label_doubts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Span = tuple[float, float, float]
+"""Lowest, mean and highest value."""
 MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
 _LOOKED_AT = 1 << 24
@@ -67,7 +69,7 @@ class SplitFacts:
     cuts: list[CutFacts]
     unknown: float | None
     labels: dict[str, int]
-    span: tuple[float, float, float] | None
+    span: Span | None
     known: int | None = None
 
 
@@ -110,7 +112,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             for name, part in mixed.sources.items()
         }
         labels = {label: sum(part.labels.get(label, 0) for part in sources.values()) for label in task.labels}
-        span = next(iter(sources.values())).span
+        span = _joined([(part.span, part.examples) for part in sources.values() if part.span is not None])
         train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
     held = {
         name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
@@ -126,6 +128,15 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
                 "with model.tokenizer, or take a model that does."
             )
     return DataFacts(train, held, sources, label_doubts(task, train_source, train.labels))
+
+
+def _joined(spans: Sequence[tuple[Span, int]]) -> Span | None:
+    """Join spans, each of a number of examples; None if there is none."""
+    if not spans:
+        return None
+    total = sum(count for _, count in spans)
+    mean = sum(mean * count for (_, mean, _), count in spans) / total
+    return min(low for (low, _, _), _ in spans), mean, max(high for (_, _, high), _ in spans)
 
 
 def _split_facts(
@@ -201,7 +212,7 @@ def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
     return int((looked_at == unknown).sum()) / ordinary if ordinary else 0.0
 
 
-def _labels(task: Task, examples: object) -> tuple[dict[str, int], tuple[float, float, float] | None]:
+def _labels(task: Task, examples: object) -> tuple[dict[str, int], Span | None]:
     """Count how often each label occurs, or return the span of labels that are numbers."""
     classes = task.labels
     values = getattr(examples, "labels", None)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from optrun.base.errors import ConfigError
+from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.task.data_check import data_check
 from optrun.task.facts import DataFacts, data_facts
 
@@ -186,3 +187,14 @@ def test_a_label_in_every_row_is_told(facts_of: Make) -> None:
     (told,) = facts_of("sequence_classification", rows, rows, label_column="id").doubts
     for fact in ("data.label_column=id", "30 labels", "30 training rows", "'row-0'"):
         assert fact in told
+
+
+def test_numbers_of_a_mixture_are_those_of_all_its_sources(make_source: Make, make_task: Make, words: Any) -> None:
+    low = make_source({"text": ["a", "b"], "label": [1.0, 2.0]})
+    high = make_source({"text": ["a", "b", "c", "d"], "label": [9.0, 6.0, 7.0, 8.0]})
+    tasks = [make_task("sequence_classification", one, words, problem_type="regression") for one in (low, high)]
+    tasks[0].train = MixedExamples({"low": tasks[0].train, "high": tasks[1].train}, None, "first_exhausted", seed=0)
+    source = MixedSource(low.train, low.eval_sets, low.columns, parts={"low": low, "high": high})
+    facts = data_facts(tasks[0], source, words)
+    assert facts.train.span == (1.0, (1 + 2 + 9 + 6 + 7 + 8) / 6, 9.0)
+    assert [split.span for split in facts.sources.values()] == [(1.0, 1.5, 2.0), (6.0, 7.5, 9.0)]
