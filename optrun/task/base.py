@@ -263,30 +263,22 @@ class Task(ABC):
         if self.chunked:
             smoothed: torch.Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
             return smoothed
+        weights = None if self.class_weights is None else self.class_weights.to(outputs.logits.device)
+        return self._cross_entropy(outputs, batch, weight=weights, label_smoothing=self.label_smoothing)
+
+    def _cross_entropy(self, outputs: ModelOutput, batch: Batch, **options: Any) -> torch.Tensor:
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
-        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
-        return functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(),
-            self.targets(batch).reshape(-1),
-            weight=weights,
-            ignore_index=IGNORED,
-            label_smoothing=self.label_smoothing,
-        )
+        flat = logits.reshape(-1, logits.shape[-1]).float()
+        return functional.cross_entropy(flat, self.targets(batch).reshape(-1), ignore_index=IGNORED, **options)
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the losses over each example's targets, and count these; shape (batch,) each.
 
         Plain cross-entropy, whatever the training loss is made of.
         """
-        targets = self.targets(batch)
-        rows = len(targets)
-        if self.chunked:
-            return outputs.losses.sum(1), (targets != IGNORED).sum(1)
-        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
-        each = functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none"
-        )
-        return each.reshape(rows, -1).sum(1), (targets != IGNORED).reshape(rows, -1).sum(1)
+        known = self.targets(batch) != IGNORED
+        each = outputs.losses if self.chunked else self._cross_entropy(outputs, batch, reduction="none")
+        return each.reshape(len(known), -1).sum(1), known.reshape(len(known), -1).sum(1)
 
     # Evaluation ---------------------------------------------------------------------------------------------------
 
@@ -302,10 +294,8 @@ class Task(ABC):
 
     def evaluation(self) -> MetricAccumulator:
         """Make empty metrics: those counted batch by batch, then the registered ones over the whole set."""
-        classes = len(self.labels)
-        return EvaluationMetrics(
-            self.running_metrics(), self.metrics, self.predictions, classes, self.labels, self.loss
-        )
+        running = self.running_metrics()
+        return EvaluationMetrics(running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss)
 
     def metric_names(self) -> list[str]:
         """List what `evaluation().compute()` will report."""

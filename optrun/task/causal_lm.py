@@ -13,7 +13,7 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.task.base import TextKind, in_one_row, pad
-from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.evaluation import IGNORED
 from optrun.task.generation import continued
 from optrun.task.language_model import LanguageModel, around
 
@@ -102,10 +102,6 @@ class CausalLm(LanguageModel):
         """Count tokens and blocks; of blocks in one row all but the last of the data are full."""
         tokens, rows = super().sizes(batch)
         return tokens, -(-tokens // self.max_length) if self.one_row and "position_ids" in batch else rows
-
-    def running_metrics(self) -> MetricAccumulator:
-        """Make loss, perplexity and accuracy over tokens that have a token before them."""
-        return TokenMetrics(shift=True)
 
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int

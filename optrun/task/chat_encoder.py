@@ -14,7 +14,7 @@ from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
 from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, shared, writers
-from optrun.task.tokens import tokenizer_key
+from optrun.task.tokens import encoded, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,10 +95,7 @@ class ChatEncoder:
         return whole, targets
 
     def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
-        found: list[list[int]] = self.tokenizer(
-            texts, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False, verbose=False
-        )["input_ids"]
-        return found
+        return encoded(self.tokenizer, texts, None, add_special_tokens=special)["input_ids"]
 
     def _told_apart(self, texts: list[str], spans: list[list[Span]]) -> tuple[list[list[int]], list[np.ndarray]]:
         """Return ids, and 1 for each token that has a character of a span."""
@@ -107,22 +104,15 @@ class ChatEncoder:
                 f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where in a text its "
                 "tokens stand. Take a fast tokenizer, or rows of prompt and completion."
             )
-        encoded = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        made = tokenized(self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True)
         targets = []
-        for offsets, found in zip(encoded["offset_mapping"], spans, strict=True):
+        for offsets, found in zip(made["offset_mapping"], spans, strict=True):
             places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
             mask = np.zeros(len(places), dtype=np.int64)
             for begin, end in found:
                 mask[(places[:, 0] < end) & (places[:, 1] > begin)] = 1
             targets.append(mask)
-        return encoded["input_ids"], targets
+        return made["input_ids"], targets
 
 
 def unwritten(template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed) -> ConfigError:

@@ -170,22 +170,29 @@ class ChatTask(Task):
         whole = np.max([side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None], axis=0)
         if self.config.overlong_rows is OverlongRows.refuse:
             longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
-            raise ConfigError(
-                f"data.max_length={self.max_length}: row {number(row)} of {split.key} has {int(whole[0]):,} "
-                "tokens, and all that carry loss are cut off: its prompt is longer."
-                f"{_more(len(empty), rows)}{longest} Raise data.max_length, or leave such rows out: "
-                "task.overlong_rows=drop."
-            )
+            who = f"row {number(row)} of {split.key}"
+            raise self.overlong(who, int(whole[0]), f"{_more(len(empty), rows)}{longest}")
         if len(empty) == rows:
-            raise ConfigError(
-                f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. "
-                f"Raise data.max_length; the longest row has {int(whole.max()):,} tokens."
-            )
+            raise self.all_overlong(split, f"; the longest row has {int(whole.max()):,} tokens.")
         self.notes.append(
             f"{len(empty):,} of {rows:,} rows of {split.key} left out: data.max_length={self.max_length} cuts "
             "off all that carries loss (task.overlong_rows=drop)"
         )
         return [Selected(side, np.delete(np.arange(rows), empty)) for side in sides]
+
+    def overlong(self, who: str, tokens: int, more: str = "") -> ConfigError:
+        """Make the refusal of a row whose prompt is as long as a row may be."""
+        return ConfigError(
+            f"data.max_length={self.max_length}: {who} has {tokens:,} tokens, and all that carry loss are cut off: its "
+            f"prompt is longer.{more} Raise data.max_length, or leave such rows out: task.overlong_rows=drop."
+        )
+
+    def all_overlong(self, split: Split, more: str) -> ConfigError:
+        """Make the refusal of a split without a row that is short enough."""
+        return ConfigError(
+            f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. Raise "
+            f"data.max_length{more}"
+        )
 
 
 def _without_targets(examples: Examples) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +11,7 @@ import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import EmbeddingLoss
-from optrun.data.cache import key_of
-from optrun.data.columns import texts
-from optrun.data.examples import Example, chosen, encode
+from optrun.data.examples import Example, chosen
 from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
 from optrun.data.source import Source, Split
 from optrun.task import contrastive
@@ -24,7 +22,7 @@ from optrun.task.labels import numbers
 from optrun.task.multiple_choice import Choices, pad_choices
 from optrun.task.pooling import folder_pooling
 from optrun.task.retrieval import RetrievalMetrics
-from optrun.task.tokens import NO_TOKEN, ids_below, rows_key, text_encoder
+from optrun.task.tokens import NO_TOKEN, encode_rows, interleaved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,7 +51,7 @@ class Embedding(Task):
             for name, feature in split.rows.features.items()
             if getattr(feature, "dtype", None) in ("string", "large_string")
         ]
-        return chain.from_iterable(zip(*(texts(split, name) for name in listed), strict=True))
+        return interleaved(split, listed)
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
@@ -115,16 +113,11 @@ class Embedding(Task):
         seed: int | None,
     ) -> ExampleSource:
         """Read one example a row."""
-        columns, longest = self.names[split], self.max_length
+        columns = self.names[split]
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-
-        def rows() -> Iterator[str]:
-            return chain.from_iterable(zip(*(texts(part, name) for name in columns), strict=True))
-
-        encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, "embedding", longest)
-        known, size = key_of(part.content, "embedding", *columns), ids_below(tokenizer)
-        examples = encode(rows, encoder, key, longest=longest, content=known, ids_below=size)
+        texts = partial(interleaved, part, columns)
+        examples = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
         if len(bare := np.flatnonzero(examples.lengths == 0)):
             row, column = divmod(int(bare[0]), len(columns))
             raise ConfigError(f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}")

@@ -19,6 +19,7 @@ from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
+from optrun.task.evaluation import MetricAccumulator, TokenMetrics
 from optrun.task.tokens import ids_below, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ class LanguageModel(Task):
         if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         return limited(examples, limit, seed=seed)
+
+    def running_metrics(self) -> MetricAccumulator:
+        """Make loss, perplexity and accuracy over target tokens: chosen ones, or all that have one before them."""
+        return TokenMetrics(shift=self.shift)
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase, notes: list[str]) -> tuple[Encoder, str]:
         """Return what makes ids of texts, and a digest of what they depend on besides the texts."""

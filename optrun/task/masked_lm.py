@@ -9,7 +9,7 @@ import numpy as np
 from optrun.base.errors import ConfigError
 from optrun.data.examples import Example
 from optrun.data.source import Source
-from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.evaluation import IGNORED
 from optrun.task.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -58,7 +58,3 @@ class MaskedLm(LanguageModel):
             other = chosen[(fate >= 0.8) & (fate < 0.9)]
             ids[other] = self.ordinary[randomness.integers(len(self.ordinary), size=len(other))]
         return {"input_ids": ids, "labels": labels}
-
-    def running_metrics(self) -> MetricAccumulator:
-        """Make loss, perplexity and accuracy over chosen tokens."""
-        return TokenMetrics(shift=False)

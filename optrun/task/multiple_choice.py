@@ -19,9 +19,9 @@ from optrun.data.kept import kept
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.task.base import ModelNeeds, Task, pad
+from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.evaluation import MeanLoss, MetricAccumulator
-from optrun.task.tokens import rows_key, text_encoder
+from optrun.task.tokens import interleaved, rows_key, text_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,14 +49,13 @@ class MultipleChoice(Task):
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield contexts, questions and choices."""
         split = source.train
-        text, pair, choices = _columns(source, split)
-        sides = [texts(split, text), *([] if pair is None else [texts(split, pair)])]
-        return chain(chain.from_iterable(zip(*sides, strict=True)), chain.from_iterable(_lists(split, choices)))
+        *sides, choices = filter(None, _columns(source, split))
+        return chain(interleaved(split, sides), chain.from_iterable(_lists(split, choices)))
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
         """List the columns of context, question and choices."""
-        return [name for name in _columns(source, source.train) if name is not None]
+        return list(filter(None, _columns(source, source.train)))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Look at the choices of each row, and find the number of the right one."""
@@ -241,16 +240,13 @@ def pad_choices(examples: list[Example], padding: int) -> Batch:
     A place without a choice is the padding token alone, which the model reads: nothing to read would be 0/0.
     """
     most = max(len(example["input_ids"]) for example in examples)
-
-    def rows(name: str, filler: int) -> list[np.ndarray]:
-        empty = np.array([filler], dtype=np.int64)
-        return [row for example in examples for row in (*example[name], *[empty] * (most - len(example[name])))]
-
-    ids = rows("input_ids", padding)
-    flat = {"input_ids": pad(ids, padding), "attention_mask": pad((np.ones_like(row) for row in ids), 0)}
-    if "token_type_ids" in examples[0]:
-        flat["token_type_ids"] = pad(rows("token_type_ids", 0), 0)
-    return {name: values.unflatten(0, (len(examples), -1)) for name, values in flat.items()}
+    empty = {"input_ids": np.array([padding]), "token_type_ids": np.array([0])}
+    rows: list[Example] = [
+        {name: example[name][at] if at < len(example[name]) else empty[name] for name in empty if name in example}
+        for example in examples
+        for at in range(most)
+    ]
+    return {name: values.unflatten(0, (len(examples), -1)) for name, values in pad_inputs(rows, padding).items()}
 
 
 def _filled(batch: Batch, padding: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Task, TextKind
 from optrun.task.evaluation import MetricAccumulator, TokenMetrics
-from optrun.task.tokens import rows_key
+from optrun.task.tokens import interleaved, rows_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,8 +39,7 @@ class Seq2SeqLm(Task):
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield texts and targets in turn."""
-        text, target = _columns(source, source.train)
-        return chain.from_iterable(zip(texts(source.train, text), texts(source.train, target), strict=True))
+        return interleaved(source.train, _columns(source, source.train))
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:

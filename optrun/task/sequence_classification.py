@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn import functional
 from optrun.base.errors import ConfigError
 from optrun.data.cache import key_of, known_by
 from optrun.data.columns import cell_text, label_column, named, text_column, texts
-from optrun.data.examples import Example, chosen, encode
+from optrun.data.examples import Example, chosen
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
@@ -22,7 +21,7 @@ from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
-from optrun.task.tokens import NO_TOKEN, as_example, ids_below, rows_key, text_encoder
+from optrun.task.tokens import NO_TOKEN, as_example, encode_rows, interleaved, rows_key, text_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,16 +42,12 @@ class SequenceClassification(Task):
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield both texts of each row."""
-        text, pair = _text_columns(source, source.train)
-        if pair is None:
-            return texts(source.train, text)
-        both = zip(texts(source.train, text), texts(source.train, pair), strict=True)
-        return chain.from_iterable(both)
+        return interleaved(source.train, list(filter(None, _text_columns(source, source.train))))
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
         """List the columns of the text, and of the second one if there is one."""
-        return [name for name in _text_columns(source, source.train) if name is not None]
+        return list(filter(None, _text_columns(source, source.train)))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
@@ -74,9 +69,9 @@ class SequenceClassification(Task):
         """Read one example a row; of a stream it is tokenised when it is read."""
         text, pair = _text_columns(source, split)
         names = [text] if pair is None else [text, pair]
-        encoder, key = text_encoder(tokenizer, self.max_length), rows_key(tokenizer, "sequence", self.max_length)
         labels = self.numbers.pop(split)
         if isinstance(split.rows, StreamRows):
+            encoder, key = text_encoder(tokenizer, self.max_length), rows_key(tokenizer, "sequence", self.max_length)
 
             def example(row: Row) -> Example:
                 found = tuple(cell_text(row, name) for name in names)
@@ -95,8 +90,7 @@ class SequenceClassification(Task):
         )
         if empty:
             self.notes.append(f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}")
-        known, size = key_of(part.content, "sequence", text, str(pair)), ids_below(tokenizer)
-        examples = encode(rows, encoder, key, longest=self.max_length, content=known, ids_below=size)
+        examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", text, str(pair))
         if len(bare := np.flatnonzero(examples.lengths == 0)):
             raise ConfigError(f"{part.where(int(bare[0]))} has no token: {NO_TOKEN}")
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
@@ -111,11 +105,8 @@ class SequenceClassification(Task):
 
         Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers' own loss takes them.
         """
-        if self.several:
-            sets = torch.from_numpy(np.stack([example["labels"] for example in examples]))
-            return {**pad_inputs(examples, self.padding), "labels": sets}
-        dtype = torch.float32 if self.regression else torch.int64
-        labels = torch.tensor([example["labels"].item() for example in examples], dtype=dtype)
+        labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
+        labels = labels if self.several else labels.to(torch.float32 if self.regression else torch.int64)
         return {**pad_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:

@@ -24,6 +24,7 @@ from optrun.task.chat_task import ChatTask, kind_of, marked_text, why_bare
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.generation import continued
+from optrun.task.tokens import encoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -190,10 +191,7 @@ class Sft(ChatTask):
             if tokens <= self.max_length:
                 raise ConfigError(f"it has no token to learn: {why_bare(tokens)}. Leave such rows out.")
             if self.config.overlong_rows is OverlongRows.refuse:
-                raise ConfigError(
-                    f"data.max_length={self.max_length}: it has {tokens:,} tokens, and all that carry loss are cut "
-                    "off: its prompt is longer. Raise data.max_length, or leave such rows out: task.overlong_rows=drop."
-                )
+                raise self.overlong("it", tokens)
             return found | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
         examples = StreamedRows(rows.select_columns([*places.names, *places.more]), example, encoder.key())
@@ -210,10 +208,7 @@ class Sft(ChatTask):
         first = min(len(examples), _LOOKED_AT)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
         if count == len(examples):
-            raise ConfigError(
-                f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. "
-                "Raise data.max_length."
-            )
+            raise self.all_overlong(split, ".")
         self.notes.append(
             f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that carries loss are left out "
             f"of their batches, {count:,} of the first {first:,} rows (task.overlong_rows=drop)"
@@ -260,7 +255,7 @@ class Sft(ChatTask):
         some = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
         for row in self._rows(some):
             if isinstance(row, Plain):
-                yield list(tokenizer(row.prompt, verbose=False)["input_ids"]), row.prompt, row.completion
+                yield encoded(tokenizer, [row.prompt], None)["input_ids"][0], row.prompt, row.completion
                 continue
             assert self.template is not None
             turns, answer = row.until_answer()
@@ -268,7 +263,8 @@ class Sft(ChatTask):
                 text = self.template.text(turns, row.tools, opening=True)
             except TemplateFailed as error:
                 raise unwritten(self.template, some, row, error) from error
-            yield list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), text, answer
+            (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
+            yield ids, text, answer
 
     def answers(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Answer]:
         """Yield the most probable continuation of the first `task.samples` rows that were chosen."""

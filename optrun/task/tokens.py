@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, PlainMapping
-from optrun.data.cache import digest
+from optrun.data.cache import digest, key_of
+from optrun.data.columns import texts
+from optrun.data.examples import encode
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
     from optrun.data.encoded import Encoder
-    from optrun.data.examples import Example
+    from optrun.data.examples import Example, Examples
+    from optrun.data.source import Split
 
 NO_TOKEN = "an empty text, and a tokenizer that adds none of its own. Leave such rows out."
 
@@ -63,14 +67,44 @@ def tokenized(
     )
 
 
-def encoded(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None) -> dict[str, list[list[int]]]:
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: object
+) -> dict[str, list[list[int]]]:
     """Encode rows as `tokenized`, to `input_ids` and, if the tokenizer makes them, `token_type_ids`."""
-    return inputs_in(tokenized(tokenizer, rows, longest))
+    return inputs_in(tokenized(tokenizer, rows, longest, **options))
 
 
 def inputs_in(made: PlainMapping) -> PlainDict:
     """Take what a model is given of what a tokenizer made."""
     return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+
+
+def interleaved(split: Split, columns: Sequence[str]) -> Iterator[str]:
+    """Yield the texts of several columns, row by row."""
+    return chain.from_iterable(zip(*(texts(split, name) for name in columns), strict=True))
+
+
+def encode_rows(
+    part: Split,
+    rows: Callable[[], Iterator[object]],
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int,
+    kind: str,
+    *columns: str,
+) -> Examples:
+    """Encode texts, or pairs of texts, once for the same rows, tokenizer and length.
+
+    Args:
+        part: The rows.
+        rows: Yields their texts anew at each call.
+        tokenizer: Of the model.
+        longest: Tokens after which it cuts.
+        kind: What is made of them.
+        columns: Where the texts stand.
+    """
+    encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, kind, longest)
+    known, size = key_of(part.content, kind, *columns), ids_below(tokenizer)
+    return encode(rows, encoder, key, longest=longest, content=known, ids_below=size)
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
