@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from optrun.data.loader import ASIDE, Batch
-from optrun.training.exchange import GlobalStep
+from optrun.training.exchange import GlobalStep, in_order
 from optrun.training.step import Numbered, TrainStep, zero_loss
 
 _VECTORS = "vectors"
@@ -77,11 +77,9 @@ class ContrastStep(TrainStep):
         Returns:
             The loss of the step, shape (), and its gradient by the vectors of each micro-batch.
         """
-        size = self.world.size
-        if size > 1:
+        if self.world.size > 1:
             held = [{name: values.cpu() for name, values in part.items()} for part in held]
-        ranks = self.world.gather_objects(held)
-        parts = [ranks[number % size][number // size] for number in range(count)]
+        parts = in_order(self.world.gather_objects(held), count)
         whole = {name: torch.cat([part[name] for part in parts]).to(self.device) for name in parts[0]}
         vectors = whole.pop(_VECTORS).requires_grad_()
         with self.autocast():

@@ -11,6 +11,7 @@ from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.training import nonfinite
 from optrun.training.checkpointing import CheckpointManager
+from optrun.training.exchange import in_order
 from optrun.training.nonfinite import NonfiniteStep
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
@@ -55,7 +56,9 @@ class Divergence:
         if result.overflow:
             state.skipped_steps += 1
             return None
-        micro_batches = self._of_all_ranks(micro_batches)
+        world = train_step.world
+        count = self.setup.plan.micro_batches(state.position)
+        micro_batches = in_order(world.gather_objects(micro_batches), count)
         found = nonfinite.describe(self.setup, result, micro_batches)
         policy = config.on_nonfinite
         if policy is OnNonfinite.skip and not found.bad_weights:  # with such weights every step is like this one
@@ -83,15 +86,6 @@ class Divergence:
             "Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
             "training.on_nonfinite=skip or rollback goes on."
         )
-
-    def _of_all_ranks(self, micro_batches: list[Batch]) -> list[Batch]:
-        """Gather the step's micro-batches in their order; under one process those that it was given."""
-        world = self.setup.train_step.world
-        if world.size == 1:
-            return micro_batches
-        ranks = world.gather_objects(micro_batches)
-        count = self.setup.plan.micro_batches(self.setup.state.position)
-        return [ranks[number % world.size][number // world.size] for number in range(count)]
 
     def _report(self, found: NonfiniteStep, micro_batches: list[Batch]) -> str:
         """Write it for whoever looks at the step later, and say where.

@@ -57,7 +57,8 @@ def evaluate_sets(
         OptrunError: Memory does not suffice, or a metric is no number.
     """
     rank, ranks = (world.rank, world.size) if getattr(metrics(), "mergeable", False) else (0, 1)
-    shares = {name: share_of(-(-len(loader.examples) // batch_size), rank, ranks) for name, loader in loaders.items()}
+    counts = {name: -(-len(loader.examples) // batch_size) for name, loader in loaders.items()}
+    shares = {name: share_of(count, rank, ranks) for name, count in counts.items()}
     total = sum(map(len, shares.values()))
     values: dict[str, float] = {}
     before = 0
@@ -65,8 +66,8 @@ def evaluate_sets(
     model.eval()
     try:
         for name, loader in loaders.items():
-            found, count = metrics(), -(-len(loader.examples) // batch_size)
-            counted = sum(number < count for number in shares[name])  # those after them run because other ranks do
+            found = metrics()
+            counted = sum(number < counts[name] for number in shares[name])  # those after them run as other ranks do
             batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
             with torch.no_grad():
                 for number, batch in enumerate(batches):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from optrun.data.loader import share_of
 from optrun.distributed.world import ALONE, World
 
+Item = TypeVar("Item")
 _DIGEST_PARTS = 8
 """Numbers of 32 bits that a digest is sent as."""
 
@@ -55,6 +57,20 @@ class GlobalStep:
         return self.facts[number].weight if number < len(self.facts) else 0.0
 
 
+def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
+    """Put what each rank has of its micro-batches into the order of these.
+
+    Args:
+        ranks: By rank.
+        count: Micro-batches of the step over all ranks.
+
+    Example:
+        >>> in_order([["first", "third"], ["second", "one of none"]], 3)
+        ['first', 'second', 'third']
+    """
+    return [ranks[number % len(ranks)][number // len(ranks)] for number in range(count)]
+
+
 def exchange(own: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int) -> GlobalStep:
     """Tell the others of this rank's micro-batches and requests, and hear of theirs: one all-gather.
 
@@ -80,11 +96,12 @@ def exchange(own: Sequence[MicroBatchFacts], requests: Requests, world: World, c
         save=any(save for _, save, *_ in rows),
         written=all(written for _, _, written, *_ in rows),
     )
-    facts = [_unpacked(rows[number % world.size], number // world.size) for number in range(count)]
+    facts = in_order([[*_unpacked(row[3:])] for row in rows], count)
     return GlobalStep(facts, share_of(count, world.rank, world.size), merged)
 
 
-def _unpacked(row: Sequence[float], index: int) -> MicroBatchFacts:
-    size = 3 + _DIGEST_PARTS
-    weight, tokens, samples, *parts = row[3 + index * size : 3 + (index + 1) * size]
-    return MicroBatchFacts(weight, int(tokens), int(samples), b"".join(int(part).to_bytes(4, "big") for part in parts))
+def _unpacked(row: Sequence[float]) -> Iterator[MicroBatchFacts]:
+    for at in range(0, len(row), 3 + _DIGEST_PARTS):
+        weight, tokens, samples, *parts = row[at : at + 3 + _DIGEST_PARTS]
+        digest = b"".join(int(part).to_bytes(4, "big") for part in parts)
+        yield MicroBatchFacts(weight, int(tokens), int(samples), digest)

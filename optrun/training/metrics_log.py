@@ -71,6 +71,11 @@ class MetricsLogger(Callback):
             return error
         return None
 
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
     def sync(self) -> None:
         """Put every line up to now on the disk, before the checkpoint that comes after them commits.
 
@@ -89,9 +94,7 @@ class MetricsLogger(Callback):
         """Drop every line after the step that training went back to: the later steps are taken anew."""
         step = training.global_step
         with self._lock:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            self._close()
             self._waiting = [record for record in self._waiting if record["step"] <= step]
             take_up(self.path, step, self.manifest.replace)
 
@@ -103,10 +106,8 @@ class MetricsLogger(Callback):
         """
         with self._lock:
             refused = self._write_waiting() if self._waiting else None
-            if self._writer is not None:
-                with contextlib.suppress(OSError):
-                    self._writer.close()
-                self._writer = None
+            with contextlib.suppress(OSError):
+                self._close()
         if refused is not None:
             raise StorageError(
                 f"{self.path}: {len(self._waiting)} lines could not be written: "

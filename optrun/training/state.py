@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import random
 from collections.abc import Iterable
@@ -107,14 +108,10 @@ class TrainState:
 
     def before_evaluation(self, *, due: bool) -> Ended:
         """Copy what an evaluation is about to change and would not have, had the run not ended here."""
-        if due:
-            return {"last": dict(self.last)}
-        return {
-            "last": dict(self.last),
-            "best": dict(self.best),
-            "ranking": dict(self.ranking),
-            "ranking_losses": dict(self.ranking_losses),
-        }
+        changed = Ended(last=self.last)
+        if not due:
+            changed |= Ended(best=self.best, ranking=self.ranking, ranking_losses=self.ranking_losses)
+        return copy.deepcopy(changed)
 
     def go_on(self) -> None:
         """Forget what only the end of the run asked for: it is prolonged, and goes on as if it had not ended there."""

@@ -14,7 +14,7 @@ from optrun.base.errors import OptrunError
 from optrun.base.options import StateDict
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
-from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
+from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange, in_order
 from optrun.training.noise_scale import NoiseScale, estimate
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
@@ -321,8 +321,7 @@ class TrainStep(Precision):
         shares = dict(zip(numbers, own, strict=True))
         if self.world.size > 1:
             ranks = self.world.all_gather([*own, norm])
-            size, norm = self.world.size, ranks[0][-1]
-            shares = {number: ranks[number % size][number // size] for number in range(len(step.facts))}
+            norm, shares = ranks[0][-1], dict(enumerate(in_order(ranks, len(step.facts))))
         counted = [(number, fact.weight) for number, fact in enumerate(step.facts) if fact.weight]
         total = step.total_weight
         return StepResult(
@@ -339,8 +338,7 @@ class TrainStep(Precision):
         """Estimate gradient noise and signal from the micro-batches of all ranks that had a target."""
         own = dict(zip(numbers, torch.stack(squares).tolist(), strict=True))
         if self.world.size > 1:
-            ranks, size = self.world.all_gather([*own.values()]), self.world.size
-            own = {number: ranks[number % size][number // size] for number in range(len(step.facts))}
+            own = dict(enumerate(in_order(self.world.all_gather([*own.values()]), len(step.facts))))
         counted = [number for number, fact in enumerate(step.facts) if fact.weight]
         return estimate([own[at] for at in counted], [step.facts[at].samples for at in counted], grad_norm**2)
 
