@@ -12,7 +12,7 @@ from optrun.data.examples import Example, limited
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
-from optrun.task.base import TextKind, in_one_row, pad
+from optrun.task.base import TextKind, in_one_row, pad, pad_inputs
 from optrun.task.evaluation import IGNORED
 from optrun.task.generation import continued
 from optrun.task.language_model import LanguageModel, around
@@ -79,9 +79,7 @@ class CausalLm(LanguageModel):
         if len({len(row) for row in rows}) == 1:  # blocks
             ids = torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
             return {"input_ids": ids, "labels": ids.clone()}
-        batch = {"input_ids": pad(rows, self.padding), "labels": pad(rows, IGNORED)}
-        batch["attention_mask"] = (batch["labels"] != IGNORED).long()
-        return batch
+        return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
 
     def _apart(self, rows: list[np.ndarray]) -> Batch:
         ids, labels = pad(rows, self.padding), pad(rows, IGNORED)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from optrun.data.examples import Example
 from optrun.data.loader import Batch
-from optrun.task.base import pad
+from optrun.task.base import pad, pad_inputs
 from optrun.task.chat_encoder import TARGETS
 from optrun.task.evaluation import IGNORED
 
@@ -71,14 +71,16 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     rows = [example[name] for name in ("input_ids", "rejected_ids") for example in examples]
     begins = [min(int(one[TARGETS].argmax()), int(one["rejected_targets"].argmax())) for one in examples] * 2
     labels = [np.where(np.arange(len(row)) < begin, IGNORED, row) for row, begin in zip(rows, begins, strict=True)]
-    batch = {
-        "input_ids": pad(rows, padding),
-        "attention_mask": pad((np.ones_like(row) for row in rows), 0),
-        "labels": pad(labels, IGNORED),
-    }
+    batch = {**pad_inputs([{"input_ids": row} for row in rows], padding), "labels": pad(labels, IGNORED)}
     if REFERENCE in examples[0]:
         batch[REFERENCE] = torch.from_numpy(np.stack([example[REFERENCE] for example in examples]).astype(np.float32))
     return batch
+
+
+def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
+    """Sum losses by target over answers, and average them over what is counted."""
+    answers = batch["labels"][:, 1:] != IGNORED
+    return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (counted != IGNORED).sum(1))
 
 
 def chunked_pair_outputs(model: Callable[..., ModelOutput], batch: Batch, *, whole: bool) -> PairOutputs:
@@ -92,8 +94,7 @@ def chunked_pair_outputs(model: Callable[..., ModelOutput], batch: Batch, *, who
     ids, there = batch["input_ids"], batch["attention_mask"]
     labels = ids.masked_fill(there == 0, IGNORED) if whole else batch["labels"]
     losses: Tensor = model(input_ids=ids, attention_mask=there, labels=labels).losses
-    answers = batch["labels"][:, 1:] != IGNORED
-    return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (labels[:, 1:] != IGNORED).sum(1))
+    return _by_answer(losses, labels[:, 1:], batch)
 
 
 def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs:
@@ -108,8 +109,7 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
     logits = logits if logits.dtype is torch.float64 else logits.float()
     targets = ids[:, 1:].masked_fill(there[:, 1:] == 0, IGNORED)
     losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-    answers = batch["labels"][:, 1:] != IGNORED
-    return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (targets != IGNORED).sum(1))
+    return _by_answer(losses, targets, batch)
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:

@@ -18,7 +18,7 @@ from optrun.data.packing import SIZES, Packed
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.task.base import Answer, in_one_row, pad
+from optrun.task.base import Answer, in_one_row, pad, pad_inputs
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
 from optrun.task.chat_task import ChatTask, kind_of, marked_text, why_bare
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
@@ -93,8 +93,9 @@ class Sft(ChatTask):
         return (row for (row,) in self.alike(split, rows))
 
     @property
-    def _tells_by_prefix(self) -> bool:
-        return self.config.assistant_only_loss and self.template is not None and not self.template.marked
+    def _by_prefix(self) -> ChatTemplate | None:
+        """The template if answers are told apart by the text before them; None: it has marks, or they need not be."""
+        return self.template if self.config.assistant_only_loss and self.template and not self.template.marked else None
 
     def _apart(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield what is one example each: a row, or each of its answers where later turns change how it is written.
@@ -102,7 +103,7 @@ class Sft(ChatTask):
         Raises:
             ConfigError: With the first row that cannot be written.
         """
-        template = self.template if self._tells_by_prefix else None
+        template = self._by_prefix
         for row in self._rows(split):
             if template is None or isinstance(row, Plain):
                 yield row
@@ -121,7 +122,7 @@ class Sft(ChatTask):
         Raises:
             ConfigError: It has several such answers.
         """
-        parts = template.apart(chat.turns, chat.tools, chat.given or 0) if self._tells_by_prefix else []
+        parts = template.apart(chat.turns, chat.tools, chat.given or 0) if self._by_prefix else []
         if len(parts) > 1:
             raise ConfigError(
                 f"it has {len(parts)} answers, and {template.origin}, without generation marks, writes the earlier "
@@ -132,8 +133,8 @@ class Sft(ChatTask):
 
     def _note_way(self, split: Split) -> None:
         """Say how answers are told apart, and what the template leaves out of some of them."""
-        template = self.template
-        if template is None or not self._tells_by_prefix:
+        template = self._by_prefix
+        if template is None:
             return
         way = f"{template.origin} has no generation marks: answers are told apart by prefix"
         some = self._apart(split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64)))
@@ -160,8 +161,7 @@ class Sft(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and not self.asked:
             self.asked = list(self._questions(part, tokenizer))
-        way = self.template.key() if self.template is not None and self._tells_by_prefix else ""
-        what = ("sft", str(self.places[split.key]), way)
+        what = ("sft", str(self.places[split.key]), self._by_prefix.key() if self._by_prefix else "")
         examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *what)
         if len(examples) > len(part.rows):
             self.notes.append(f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an answer")
@@ -224,13 +224,12 @@ class Sft(ChatTask):
         """
         rows = [example["input_ids"] for example in examples]
         marked = [np.where(example[TARGETS] != 0, row, IGNORED) for example, row in zip(examples, rows, strict=True)]
-        batch = {"input_ids": pad(rows, self.padding), "labels": pad(marked, IGNORED)}
+        labels = pad(marked, IGNORED)
         if SIZES not in examples[0]:
-            batch["attention_mask"] = pad((np.ones_like(row) for row in rows), 0)
-            return batch
-        places = [np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples]
-        batch["position_ids"] = pad(places, 0)
-        batch["labels"][batch["position_ids"] == 0] = IGNORED
+            return {**pad_inputs(examples, self.padding), "labels": labels}
+        places = pad([np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples], 0)
+        labels[places == 0] = IGNORED
+        batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": places}
         return in_one_row(batch, map(len, rows)) if self.one_row else batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
