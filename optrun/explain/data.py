@@ -82,16 +82,17 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     sizes = _sizes(source)
     most = config.data.max_train_examples or sys.maxsize
     rows = None if getattr(config.task, "packing", False) else min(sizes[0], most)
+    unread = Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     if config.task.PROCESSOR != "AutoTokenizer":
         need_pillow()
         task = build_task(config.task, config.data, source, load_image_preparation(config.model), seed=config.seed)
-        return Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None, spec=_spec(config, task, None))
+        return replace(unread, spec=_spec(config, task, None))
     # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
     eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
     some = replace(source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[])
     looked_at = _sizes(some)
     if 0 in looked_at:  # a single text of more characters than that
-        return Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
+        return unread
     whole = looked_at == sizes
     try:
         tokenizer, task = _read(config, source if whole else some)
@@ -100,7 +101,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         if whole:
             raise
         notes.append(f"Of a sample of the data: {error}")
-        return Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
+        return unread
     spec = _spec(config, task, tokenizer)
     examples: int | None = len(task.train)
     if not whole:
@@ -114,9 +115,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
             spec = replace(spec, vocab_size=config.model.vocab_size)  # of all rows it may have that many
         unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
         facts = replace(facts, eval_sets=unknown)
-    return Sampled(
-        *sizes, looked_at=looked_at, examples=examples, facts=facts, example=task.shown(tokenizer), spec=spec
-    )
+    return Sampled(*sizes, looked_at, examples, facts, task.shown(tokenizer), spec)
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:

@@ -21,7 +21,16 @@ SAMPLES = 481
 """Points of a curve that are kept, besides the steps its schedule names and its peak."""
 
 _LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
-_STEP_LISTS = ("milestones", "boundaries")
+
+
+def _listed(config: SchedulerConfig) -> list[int]:
+    """List the steps that a schedule names in a list."""
+    return [step for key in ("milestones", "boundaries") for step in getattr(config, key, None) or []]
+
+
+def _values(config: SchedulerConfig) -> int:
+    """Count the multipliers of a schedule that has one for each step; 0 for others."""
+    return len(config.values) if isinstance(config, PiecewiseConfig) and config.boundaries is None else 0
 
 
 def named_steps(config: SchedulerConfig) -> list[int]:
@@ -33,11 +42,7 @@ def named_steps(config: SchedulerConfig) -> list[int]:
         >>> named_steps(choice("scheduler", SCHEMAS, "multistep", {"milestones": [30, 80], "warmup_ratio": 0.1}))
         [30, 80]
     """
-    found = [getattr(config, key, None) for key in _LENGTHS]
-    for key in _STEP_LISTS:
-        found += getattr(config, key, None) or []
-    if isinstance(config, PiecewiseConfig) and config.boundaries is None:
-        found.append(len(config.values))
+    found = [*(getattr(config, key, None) for key in _LENGTHS), *_listed(config), _values(config)]
     return [steps for steps in found if steps]
 
 
@@ -50,11 +55,9 @@ def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
         configs: Of all groups.
     """
     steps = max([ASSUMED_STEPS, *(2 * named for config in configs for named in named_steps(config))])
+    steps = min([steps, *filter(None, map(_values, configs))])
     for config in configs:
-        if isinstance(config, PiecewiseConfig) and config.boundaries is None:
-            steps = min(steps, len(config.values))
-    for config in configs:
-        listed = [step for key in _STEP_LISTS for step in getattr(config, key, None) or []]
+        listed = _listed(config)
         if listed and config.warmup_ratio:
             steps = min(steps, int(listed[0] / config.warmup_ratio))
             while steps > 1 and num_warmup_steps_of(config, steps) >= listed[0]:
@@ -90,10 +93,8 @@ def _sampled(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:
     at = set(_spread(0, steps - 1))
     turns = [num_warmup_steps_of(config, steps), *named_steps(config)]
     at |= {near for turn in turns for near in (turn - 1, turn, turn + 1) if 0 <= near < steps}
-    if isinstance(config, PiecewiseConfig) and config.boundaries is None:
-        peak = max(range(steps), key=curve)  # any of them, and there is a number for each
-    else:
-        peak = _peak(curve, sorted(at))
+    # Of one multiplier a step any may be the highest.
+    peak = max(range(steps), key=curve) if _values(config) else _peak(curve, sorted(at))
     kept = sorted(at | {peak})
     return CurveFacts(config.name, kept, [curve(step) for step in kept], curve(peak))
 
