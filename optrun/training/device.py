@@ -30,14 +30,10 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"training.device={name}: expected auto, cpu, cuda, cuda:N or mps.") from error
-    there = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not there.get(device.type, False):
-        usable = ", ".join(kind for kind, present in there.items() if present)
-        raise ConfigError(f"training.device={name}: there is no such device here. Usable: {usable}.")
+    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    if (f"cuda:{device.index or 0}" if device.type == "cuda" else device.type) not in usable:
+        raise ConfigError(f"training.device={name}: there is no such device here. Usable: {', '.join(usable)}.")
     return device
 
 

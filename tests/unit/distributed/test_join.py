@@ -132,6 +132,13 @@ def test_one_visible_device_per_task_is_right(monkeypatch: pytest.MonkeyPatch) -
         refuse_unfit(composed("distributed=ddp", "training.nproc_per_node=2"), (), None)
 
 
+def test_a_device_beyond_the_last_is_refused_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match=r"training.device=cuda:2: .* Usable: cpu, cuda:0, cuda:1"):
+        pick_device("cuda:2")
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 def test_torchrun_that_starts_again_needs_a_run_to_go_on_with(
     monkeypatch: pytest.MonkeyPatch, *, resumes: bool
