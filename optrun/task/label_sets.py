@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -132,8 +133,8 @@ class LabelSetMetrics(SummedMetrics):
         return table_of_labels(self.labels, self.sums[-1])
 
     def compute(self) -> dict[str, float]:
-        """Compute metrics over all examples."""
+        """Compute metrics over all examples; loss and exact matches are NaN if there was none."""
         loss, count, exact, _ = self.sums
-        table, count = self.table(), max(count, 1)
+        table, count = self.table(), count or math.nan
         macro = float(np.mean([row.f1 for row in table.rows]))
         return {"loss": loss / count, "f1_micro": table.means[0].f1, "f1_macro": macro, "exact_match": exact / count}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -221,9 +222,10 @@ class WordMetrics(SummedMetrics):
         return table_of_entities({kind: [found[kind, place] for place in range(3)] for kind in types})
 
     def compute(self) -> dict[str, float]:
-        """Compute metrics over all words."""
+        """Compute metrics over all words; loss and accuracy are NaN if there was none."""
         total, count, counts, _ = self.sums
-        found = {"loss": total / max(count, 1), "accuracy": float(np.trace(counts)) / max(count, 1)}
+        count = count or math.nan
+        found = {"loss": total / count, "accuracy": float(np.trace(counts)) / count}
         if not self.whole_entities:
             return {**found, MEAN_F1: metrics.mean_f1(counts)}
         micro = self.table().means[0]

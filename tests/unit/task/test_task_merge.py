@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from transformers.utils.generic import ModelOutput
 
 from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, TokenMetrics
+from optrun.task.label_sets import LabelSetMetrics
 from optrun.task.token_classification import WordMetrics
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
@@ -56,6 +58,12 @@ def test_merged_is_as_counted_by_one(kind: str, ranks: int) -> None:
     for part in parts:
         part.merge(partials)
         assert part.compute() == pytest.approx(whole.compute(), rel=1e-12)
+
+
+@pytest.mark.parametrize("make", [*MAKE.values(), lambda: LabelSetMetrics(LABELS)], ids=[*MAKE, "label sets"])
+def test_a_set_without_a_target_has_no_loss(make: Any) -> None:
+    """And not the best one there is."""
+    assert math.isnan(make().compute()["loss"])
 
 
 def test_metrics_without_a_way_to_merge_say_so() -> None:
