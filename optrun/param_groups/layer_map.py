@@ -82,6 +82,11 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
     return f"{tower}/{name}" if tower else name
 
 
+def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
+    """Make the place of a layer, under its label."""
+    return Place(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
+
+
 def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
     """Put the norm that follows the blocks into the top one, as timm's `group_matcher` of its transformers does.
 
@@ -102,8 +107,7 @@ def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> di
         module = name.rpartition(".")[0]
         in_head = any(_HEAD_NAME.search(piece) for piece in module.split("."))
         if place.why == ABOVE and module in norms and not in_head:
-            depth = place.n_layers
-            found[name] = Place(depth, depth, label_of(depth, depth), "the norm above the blocks, as timm")
+            found[name] = place_at(place.n_layers, place.n_layers, "the norm above the blocks, as timm")
     return found
 
 
@@ -217,8 +221,7 @@ class Layers:
                 holder = stack.path.rpartition(".")[0]
                 if block == 0 and stack.on_edge(path) and self._embeds(path, below=holder):
                     return _embedding_place([tower])
-                label = label_of(block + 1, stack.depth, tower.name)
-                return Place(block + 1, stack.depth, label, f"{stack.path} {block}")
+                return place_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
         near, own = self._towers_near(path), self._own_tower(path)
         if id(self.params[name]) in self.outputs:
             return _head_place(own or self.towers)
@@ -325,13 +328,12 @@ def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
 def _embedding_place(towers: list[_Tower]) -> Place:
     """Place an embedding below the deepest of the towers it feeds."""
     deepest = max(towers, key=lambda tower: tower.stack.depth)
-    depth = deepest.stack.depth
-    return Place(0, depth, label_of(0, depth, deepest.name if len(towers) == 1 else ""), BELOW)
+    return place_at(0, deepest.stack.depth, BELOW, deepest.name if len(towers) == 1 else "")
 
 
 def _head_place(towers: list[_Tower]) -> Place:
     depth = max(tower.stack.depth for tower in towers)
-    return Place(depth + 1, depth, label_of(depth + 1, depth), ABOVE)
+    return place_at(depth + 1, depth, ABOVE)
 
 
 def block_paths(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.names import near_names
-from optrun.param_groups.layer_map import EMBEDDINGS, Place, label_of
+from optrun.param_groups.layer_map import EMBEDDINGS, Place, place_at
 from optrun.param_groups.roles import HEAD
 
 _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
@@ -96,17 +96,13 @@ def places_of_names(
                 raise ConfigError(f"param_groups.n_layers={n_layers}: name_dict names block {depth - 1}{at}, from 0.")
         depths = dict.fromkeys(depths, n_layers)
     deepest = max(depths.values())
-    labels = {tower: tower if len(depths) > 1 else "" for tower in depths}
     out: dict[str, Place] = {}
     for name in params:
         tower, block = kinds.get(name, (HEAD, None))
         if block is not None:
-            depth = depths[tower]
-            out[name] = Place(block + 1, depth, label_of(block + 1, depth, labels[tower]), "name_dict")
-        elif tower == EMBEDDINGS:
-            out[name] = Place(0, deepest, label_of(0, deepest), "name_dict")
+            out[name] = place_at(block + 1, depths[tower], "name_dict", tower if len(depths) > 1 else "")
         else:
-            out[name] = Place(deepest + 1, deepest, label_of(deepest + 1, deepest), "name_dict")
+            out[name] = place_at(0 if tower == EMBEDDINGS else deepest + 1, deepest, "name_dict")
     return out
 
 
