@@ -263,13 +263,16 @@ class Task(ABC):
         if self.chunked:
             smoothed: torch.Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
             return smoothed
-        weights = None if self.class_weights is None else self.class_weights.to(outputs.logits.device)
-        return self._cross_entropy(outputs, batch, weight=weights, label_smoothing=self.label_smoothing)
+        logits, targets = self._flat(outputs, batch)
+        weight = None if self.class_weights is None else self.class_weights.to(logits.device)
+        return functional.cross_entropy(
+            logits, targets, weight=weight, ignore_index=IGNORED, label_smoothing=self.label_smoothing
+        )
 
-    def _cross_entropy(self, outputs: ModelOutput, batch: Batch, **options: Any) -> torch.Tensor:
+    def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put logits beside their targets; shape (targets, classes) and (targets,)."""
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
-        flat = logits.reshape(-1, logits.shape[-1]).float()
-        return functional.cross_entropy(flat, self.targets(batch).reshape(-1), ignore_index=IGNORED, **options)
+        return logits.reshape(-1, logits.shape[-1]).float(), self.targets(batch).reshape(-1)
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the losses over each example's targets, and count these; shape (batch,) each.
@@ -277,7 +280,10 @@ class Task(ABC):
         Plain cross-entropy, whatever the training loss is made of.
         """
         known = self.targets(batch) != IGNORED
-        each = outputs.losses if self.chunked else self._cross_entropy(outputs, batch, reduction="none")
+        if self.chunked:
+            each = outputs.losses
+        else:
+            each = functional.cross_entropy(*self._flat(outputs, batch), ignore_index=IGNORED, reduction="none")
         return each.reshape(len(known), -1).sum(1), known.reshape(len(known), -1).sum(1)
 
     # Evaluation ---------------------------------------------------------------------------------------------------
