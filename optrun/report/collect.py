@@ -193,14 +193,17 @@ class Run:
         return number(self.at("wall_seconds"))
 
     @property
+    def batch(self) -> int | None:
+        """Training examples of an optimizer step, as far as the configuration tells."""
+        size = number(self.config.get("training.per_device_train_batch_size"))
+        micro = number(self.config.get("training.gradient_accumulation_steps", 1))
+        ranks = number(self.at("hardware", "ranks")) or 1
+        return int(number(self.config.get("training.global_batch_size")) or (size or 0) * (micro or 0) * ranks) or None
+
+    @property
     def samples(self) -> int | None:
         """Training examples the whole schedule sees, as far as the configuration tells."""
-        size = self.config.get("training.per_device_train_batch_size")
-        micro = self.config.get("training.gradient_accumulation_steps", 1)
-        if self.max_steps is None or not isinstance(size, int) or not isinstance(micro, int):
-            return None
-        ranks = number(self.at("hardware", "ranks")) or 1
-        return self.max_steps * int(number(self.config.get("training.global_batch_size")) or size * micro * ranks)
+        return self.max_steps * self.batch if self.max_steps and self.batch else None
 
     def command(self, *, seeds: Sequence[int] = ()) -> str:
         """Compose the shell line that makes this run again.

@@ -48,9 +48,8 @@ class SeedCurve:
 
 def progress(rows: Sequence[Contender]) -> Axis:
     """Choose the x axis: optimizer steps, or data seen where a step is not the same for all."""
-    sizes = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
     runs = [run for row in rows for run in row.arm.runs]
-    alike = len({tuple(str(run.config.get(key)) for key in sizes) for run in runs}) <= 1
+    alike = len({run.batch for run in runs}) <= 1
     return "step" if alike or not all(len(run.series("epoch")[0]) for run in runs) else "epoch"
 
 

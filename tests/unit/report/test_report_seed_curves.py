@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
-from optrun.report.seed_curves import draw_seed_curves, seed_curves
+from optrun.report.seed_curves import draw_seed_curves, progress, seed_curves
 from optrun.report.theme import LIGHT
 
 
@@ -25,3 +25,14 @@ def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
     low, high = ax.get_ylim()
     assert low < 2.5
     assert 2.52 < high < 4.0
+
+
+def test_the_axis_is_the_data_seen_where_a_global_batch_makes_steps_unequal(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
+    for batch, steps in ((32, 40), (64, 20)):
+        whole = {"training.global_batch_size": batch}
+        make_run(tmp_path / f"{batch}", max_steps=steps, eval_every=10, config=whole)
+    rows = find(load_runs([tmp_path]), by=["training.global_batch_size"]).rows
+    assert progress(rows) == "epoch"
+    assert {run.samples for row in rows for run in row.arm.runs} == {1280}
