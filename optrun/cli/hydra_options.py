@@ -50,6 +50,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if "" in (args.config_name, args.config_dir):
         raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
+    asked = {"--help": args.help, "--hydra-help": args.hydra_help, "--cfg": args.cfg, "--info": args.info}
+    several = [option for option, given in {**asked, "-sc": args.shell_completion}.items() if given]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} are given, and one answer is. Ask for them one by one.")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
     if args.package is not None and not args.cfg:

@@ -21,8 +21,6 @@ from optrun.base.errors import (
     printable,
 )
 
-"""What the operating system says of a disk, also where it names no file."""
-
 
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run a verb; turn every error it may raise into its message on stderr and an exit code.

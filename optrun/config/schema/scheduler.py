@@ -1,5 +1,6 @@
 """How the learning rate moves from step to step; every choice is a multiplier of the peak `lr`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -209,7 +210,7 @@ class PiecewiseConfig(SchedulerConfig):
         """Refuse lists that do not fit together."""
         super().__post_init__()
         self.expect(bool(self.values), "values", "at least one number")
-        self.expect(min(self.values) >= 0, "values", "numbers of 0 or more")
+        self.expect(all(0 <= value < math.inf for value in self.values), "values", "numbers of 0 or more")
         self.expect(
             self.boundaries is None or len(self.boundaries) == len(self.values) - 1,
             "boundaries",
