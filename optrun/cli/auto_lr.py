@@ -14,6 +14,7 @@ from optrun.cli.branch import whole_command_line
 from optrun.config import overrides, saved, store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
+from optrun.config.tokens import key_of
 
 _KEYS = ("lr", "lr_from")
 
@@ -33,7 +34,7 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
     Raises:
         ConfigError: One of both keys alone; the sweep is of another recipe or does not tell.
     """
-    given = {token.partition("=")[0]: token for token in tokens if token.partition("=")[0] in _KEYS}
+    given = {key: token for token in tokens if (key := key_of(token)) in _KEYS}
     values = {key: overrides.parse([token])[0].value() for key, token in given.items()}
     automatic = values.get("lr") == "auto"
     if not automatic and "lr_from" not in values:
@@ -47,7 +48,7 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
     refuse_url("lr_from", values["lr_from"])
     from optrun.report.transfer.answer import rate_from
 
-    kept = [token for token in tokens if token.partition("=")[0] not in _KEYS]
+    kept = [token for token in tokens if key_of(token) not in _KEYS]
     cfg = store.compose(hydra, config_name, overrides.checked(hydra, config_name, kept, sweep=False))
     found, said = rate_from(Path(str(values["lr_from"])).expanduser(), saved.plain(store.without_hydra(cfg)))
     return [*kept, f"lr={rate(found.lr.value)}"], said

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.base.errors import ConfigError, printable
+from optrun.config.branch import KEY as BRANCH
 from optrun.config.overrides import is_hydra
+from optrun.config.tokens import key_of
 
 
 @dataclass
@@ -77,17 +79,19 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
     """Put what a proof needs in the place of what was given; returns overrides, and a note for each that goes."""
     kept, replaced = [], []
     for token in overrides:
-        key = token.split("=", 1)[0].lstrip("+")
+        key = key_of(token)
+        if key == BRANCH:
+            raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):
             raise ConfigError(f"{token}: certify chooses where it runs and resumes by itself; leave it out.")
         if key.startswith("tracking."):
             replaced.append(f"{token}: nothing is tracked here")
         elif key == "training.num_train_epochs":
             replaced.append(f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)")
-        elif key in forced or (key.startswith("scheduler.") and "scheduler" in forced):
-            if token.partition("=")[2] != forced[key]:
+        elif (taken := key if key in forced else key.partition(".")[0]) in forced:
+            if key != taken or token.partition("=")[2] != forced[taken]:
                 option = " (--steps)" if key == "training.max_steps" else ""
-                replaced.append(f"{token}: certify takes {key}={forced[key]}{option}")
+                replaced.append(f"{token}: certify takes {taken}={forced[taken]}{option}")
         else:
             kept.append(token)
     return [*kept, *(f"{key}={value}" for key, value in forced.items())], replaced

@@ -75,16 +75,17 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     from optrun.config.compose import compose_request
     from optrun.config.dialects import DIALECTS
     from optrun.config.overrides import is_hydra
+    from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
     from optrun.optimizer.table import is_own
 
     overrides = list(asked.overrides)
     for token in overrides:
-        if token.split("=", 1)[0].lstrip("+") == "resume" or is_hydra(token):
+        if key_of(token) in ("resume", "branch_from") or is_hydra(token):
             raise ConfigError(f"{token}: no run is started or resumed here; leave it out.")
     notes: list[str] = []
     family = family_of(dialect)
-    chosen = any(token.startswith("optimizer=") for token in overrides) or asked.names_config
+    chosen = is_typed("optimizer", overrides) or asked.names_config
     if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
         overrides = [f"optimizer={family}", *overrides]
         notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
@@ -96,7 +97,7 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
         )
     choice = choice_of(request.config.optimizer)
     own = DIALECTS.get(choice, {})
-    if dialect in own and not any(token.startswith("optimizer.dialect=") for token in overrides):
+    if dialect in own and not is_typed("optimizer.dialect", overrides):
         overrides = [*overrides, f"optimizer.dialect={dialect}"]
     if choice in DIALECTS and dialect not in own and family not in (None, dialect):
         raise ConfigError(

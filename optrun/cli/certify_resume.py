@@ -79,11 +79,8 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
         ConfigError: An override that has no meaning here, or a configuration that does not compose.
     """
     from optrun.config import store
-    from optrun.config.branch import is_branch
     from optrun.config.compose import compose_request
 
-    for token in filter(is_branch, asked.overrides):
-        raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
     own, replaced = with_forced(asked.overrides, {**_FORCED, "training.max_steps": str(steps)})
     request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
     if not request.config.checkpoint.enabled:

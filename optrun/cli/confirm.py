@@ -5,6 +5,7 @@ from __future__ import annotations
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.cli.values import PLACES, is_place, read_request
+from optrun.config.tokens import key_of
 
 
 def parser() -> VerbParser:
@@ -38,7 +39,7 @@ def run(arguments: VerbArguments) -> int:
     """
     (sweep,) = arguments.folders()
     for token in arguments.overrides:
-        key = token.lstrip("+~").partition("=")[0]
+        key = key_of(token)
         if key == "hydra.sweep.dir":
             raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
         if not is_place(token):

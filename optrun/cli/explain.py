@@ -35,28 +35,28 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0.
     """
-    from optrun.cli.branch import whole_command_line
+    from rich.console import Console
+
+    from optrun.cli.auto_lr import compose_new
     from optrun.config import store
-    from optrun.config.compose import compose_request
+    from optrun.config.compose import request_of
     from optrun.config.overrides import is_hydra
+    from optrun.config.tokens import key_of
 
     for token in arguments.overrides:
-        if token.lstrip("+").startswith("resume=") and token != "resume=null":
+        if key_of(token) == "resume" and token != "resume=null":
             raise ConfigError(
                 f"{token}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
                 "stands in its config.yaml."
             )
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
-    command_line = arguments.command_line()
-    hydra = store.open_hydra(command_line.config_dir)
-    request = compose_request(hydra, whole_command_line(hydra, command_line))
-    options = arguments.options
+    command_line, options = arguments.command_line(), arguments.options
+    checked, cfg = compose_new(store.open_hydra(command_line.config_dir), command_line, Console(stderr=options.json))
+    config = request_of(command_line, cfg, checked).config
     from optrun import explain
 
-    explain.run(
-        request.config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(request.config)
-    )
+    explain.run(config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(config))
     return EXIT_DONE
 
 

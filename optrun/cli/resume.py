@@ -24,6 +24,7 @@ from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_command, original_cwd, rebase_paths
 from optrun.config.registry.origins import require
 from optrun.config.request import CommandLine
+from optrun.config.tokens import key_of
 from optrun.launch.rank_checks import refuse_unfit
 from optrun.launch.single_run import Caller, execute, start
 
@@ -186,7 +187,7 @@ def _without_experiment(changes: list[str], run: RunDir) -> list[str]:
     Raises:
         ConfigError: It is another one, whose values would be left unread.
     """
-    found = [token for token in changes if token.partition("=")[0] == store.EXPERIMENT]
+    found = [token for token in changes if key_of(token) == store.EXPERIMENT]
     try:
         begun = read_summary(run.summary).get("overrides", [])
     except (OSError, ValueError):

@@ -12,6 +12,7 @@ from optrun.config.registry import origins
 from optrun.config.schema.distributed import RanksConfig
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import ConfirmConfig
+from optrun.config.tokens import is_typed
 from optrun.launch.rank_checks import refuse_composed, refuse_idle_nproc
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import SweepDir
@@ -33,7 +34,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand) -> None:
                 refuse_composed(config, None if given == "auto" else int(given) * nnodes)
             except ConfigError as error:
                 raise ConfigError(f"{error} In the job {job.label}.") from error
-    typed = any(token.startswith("training.nproc_per_node=") for token in command.overrides)
+    typed = is_typed("training.nproc_per_node", command.overrides)
     if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
         for job in jobs:
             refuse_idle_nproc(job.values["training"]["nproc_per_node"])

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
+from optrun.config.tokens import key_of
 
 if TYPE_CHECKING:
     from optrun.report.confirmation import Asked
@@ -29,7 +30,7 @@ def is_place(token: str) -> bool:
         >>> is_place("hydra.launcher.n_jobs=2"), is_place("hydra.sweeper.n_trials=8")
         (True, False)
     """
-    key = token.lstrip("+~").partition("=")[0]
+    key = key_of(token)
     return key in PLACES or key.startswith("hydra.launcher.")
 
 

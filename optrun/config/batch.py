@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from optrun.config.overrides import parse
 from optrun.config.schema.training import MOST_PER_DEVICE
+from optrun.config.tokens import is_typed
 from optrun.config.yaml_files import line_of, users_files
 
 MICRO = "training.per_device_train_batch_size"
@@ -28,8 +28,3 @@ def leave_open(cfg: DictConfig, tokens: Sequence[str], *, settled: bool = False)
         return
     if all(line_of(path, MICRO, name) is None for name, path in users_files().items()):
         training.per_device_train_batch_size = None
-
-
-def is_typed(key: str, tokens: Sequence[str]) -> bool:
-    """Tell whether an override of the command line sets a key."""
-    return any(override.key_or_group == key for override in parse(tokens))

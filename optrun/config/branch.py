@@ -20,6 +20,7 @@ from optrun.config.literal import quote_path
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
+from optrun.config.tokens import key_of
 
 KEY = "branch_from"
 
@@ -41,7 +42,7 @@ def is_branch(token: str) -> bool:
         >>> is_branch("branch_from=outputs/run"), is_branch("branch_schedule=restart")
         (True, False)
     """
-    return token.split("=", 1)[0].lstrip("+~") == KEY
+    return key_of(token) == KEY
 
 
 def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
@@ -148,7 +149,7 @@ def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> l
             kept = [own for own in kept if not _below(own, dropped)]
             if key == "training.num_train_epochs":
                 kept.append("training.max_steps=null")
-    chosen = [own for own in kept if _key(own) in GROUPS]
+    chosen = [own for own in kept if key_of(own) in GROUPS]
     return [*chosen, *(own for own in kept if own not in chosen), *given]
 
 
@@ -162,12 +163,8 @@ def _is_choice_of(section: Mapping[str, object], group: str, override: Override)
     return typed == kind and getattr(GROUPS[group][kind], "named_by_library", False)
 
 
-def _key(token: str) -> str:
-    return token.split("=", 1)[0].lstrip("+~")
-
-
 def _below(token: str, keys: Sequence[str]) -> bool:
-    key = _key(token)
+    key = key_of(token)
     return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 

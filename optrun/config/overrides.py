@@ -19,6 +19,7 @@ from optrun.config.literal import parse_token, quote_path
 from optrun.config.loader import refuse_listed
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.schema.run import RunConfig
+from optrun.config.tokens import key_of
 from optrun.config.types import expected_type, in_yaml
 
 SEARCH = "search."
@@ -372,7 +373,7 @@ def is_search(token: str) -> bool:
 
 def is_resume(token: str) -> bool:
     """Tell whether an override is `resume=...`."""
-    return token.split("=", 1)[0].lstrip("+") == "resume"
+    return key_of(token) == "resume"
 
 
 def resume_value(tokens: Sequence[str]) -> str | None:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.errors import ConfigError
 from optrun.config.hydra_internals import CORE_PLUGINS
+from optrun.config.tokens import is_typed
 
 _PLUGINS = (CORE_PLUGINS, "hydra_plugins.")
 """Where the launchers and sweepers lie that are found by name."""
@@ -95,9 +96,7 @@ def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
     Raises:
         ConfigError: `model.trust_remote_code` is on, and not by this command line.
     """
-    if OmegaConf.select(cfg, "model.trust_remote_code") and not any(
-        token.lstrip("+").startswith("model.trust_remote_code=") for token in typed
-    ):
+    if OmegaConf.select(cfg, "model.trust_remote_code") and not is_typed("model.trust_remote_code", typed):
         raise ConfigError(
             "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "
             "the person who runs it sees it."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def test_what_is_refused(
     said = capsys.readouterr().err
     assert all(fact in said for fact in facts), said
     assert not Path("outputs").exists()
+
+
+def test_explained(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = words(place, f"{WIDTH}=32", "+lr=auto", "lr_from=sweep")
+    assert optrun("explain", *asked, "--json") == 0
+    said = capsys.readouterr()
+    assert "lr=auto: sweep: lr" in said.err
+    peaks = [group["lr_peak"][0] for group in json.loads(said.out)["groups"]]
+    assert peaks == [pytest.approx(0.002, rel=0.02)] * len(peaks)
 
 
 def test_elsewhere_it_is_no_key(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

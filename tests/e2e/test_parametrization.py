@@ -146,6 +146,8 @@ def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["dialect=timm"], ["certify optimizer"]),
         (["--kills", "3"], ["--kills"]),
         (["model=pretrained", "model.path=gpt2"], ["from scratch"]),
+        (["branch_from=run"], ["branch_from=run", "begin at step 0"]),
+        (["scheduler.warmup_ratio=0.1", "widths=1,2,3", "lr=-1"], ["lr=-1"]),
     ],
 )
 def test_certify_refuses(given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:

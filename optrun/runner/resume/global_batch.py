@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
-from optrun.config.batch import MICRO, is_typed
+from optrun.config.batch import MICRO
 from optrun.config.request import Request
 from optrun.config.schema.training import MOST_PER_DEVICE
+from optrun.config.tokens import is_typed
 from optrun.runner.resume.config_diff import Changes
 
 ACCUMULATION = "training.gradient_accumulation_steps"

@@ -1,0 +1,20 @@
+"""Keys of `key=value` tokens, read without Hydra's grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def key_of(token: str) -> str:
+    """Read the key of an override, without the signs before it.
+
+    Example:
+        >>> key_of("++model.config.n_layer=2"), key_of("~callbacks.mine")
+        ('model.config.n_layer', 'callbacks.mine')
+    """
+    return token.partition("=")[0].lstrip("+~")
+
+
+def is_typed(key: str, tokens: Iterable[str]) -> bool:
+    """Tell whether an override among these sets a key."""
+    return any(key_of(token) == key for token in tokens)
