@@ -98,7 +98,7 @@ def report(
         metric: The metric to compare by; default: the main metric of the runs, of several workloads that of each.
             A confirmation is judged by its plan where none of these three is given.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
-        target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
+        target: Level of the metric for steps and time to it; default: they are not counted.
         matters: The smallest difference that counts; default: that of the runs' configuration, else one standard
             deviation between seeds.
         objectives: Two or more numbers to weigh against each other; default: those of the sweeps.

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
-from optrun.report.collect import Run, load_run
+from optrun.config.schema.metric import metric_mode
+from optrun.report.collect import Array, Run, load_run
 from optrun.report.theme import LIGHT, PAGE, Chart, Theme, count_axis, legend, number_axis, ring, save_png, style_axes
 
-Array = NDArray[np.float64]
-
-_LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
 _LEGEND_LIMIT = 6
 
 
@@ -158,16 +154,6 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
         ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label=None if index else "resumed")
     if len(lines) <= _LEGEND_LIMIT:
         legend(ax, theme)
-
-
-def metric_mode(name: str) -> str:
-    """Guess by its name whether less ("min") or more ("max") of a metric is better.
-
-    Example:
-        >>> metric_mode("eval/loss"), metric_mode("eval/accuracy")
-        ('min', 'max')
-    """
-    return "min" if _LESS_IS_BETTER.search(name) else "max"
 
 
 def run_title(run: Run) -> str:

@@ -12,12 +12,12 @@ import numpy as np
 
 from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config.schema.metric import metric_mode
 from optrun.report import arms as grouping
 from optrun.report.alike import incomparable, unify
 from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, find_contender, follows
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
-from optrun.report.curves import metric_mode
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 DEFAULT_METRIC = "eval/loss"

@@ -9,11 +9,10 @@ from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from optrun.base.formatting import rate
 from optrun.report.arms import Contender
-from optrun.report.collect import Run
+from optrun.report.collect import Array, Run
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings
 from optrun.report.picture import Dot, draw_dots, limit, panel, reach, short_name, style_of, tell_cut
@@ -21,7 +20,6 @@ from optrun.report.searched import searched_keys
 from optrun.report.table import value
 from optrun.report.theme import PAGE, SEEDS, Chart, Theme, count_axis, legend, log_axis, of_series
 
-Array = NDArray[np.float64]
 Axis = Literal["step", "epoch"]
 
 _CROWDED = 10

@@ -121,8 +121,10 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def value(number: float) -> str:
-    """Format a metric with four decimals, or four significant digits where that says more."""
+def value(number: float | None) -> str:
+    """Format a metric with four decimals, or four significant digits where that says more; None is `NONE`."""
+    if number is None:
+        return NONE
     if not math.isfinite(number):
         return "NaN" if math.isnan(number) else "inf" if number > 0 else "-inf"
     return f"{number:.4f}" if 0.01 <= abs(number) < 1000 else f"{number:.4g}"

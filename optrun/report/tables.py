@@ -12,11 +12,11 @@ from typing import TypeVar
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import read_samples
 from optrun.base.formatting import duration, plain, rate, size
+from optrun.config.schema.metric import metric_mode
 from optrun.report import branches
 from optrun.report.alike import shortened
 from optrun.report.arms import Arm, Contender, describe, time_to_target
 from optrun.report.collect import NOT_STARTED, Run
-from optrun.report.curves import metric_mode
 from optrun.report.findings import Findings
 from optrun.report.statistics import Comparison as Compared
 from optrun.report.statistics import Scores, Verdict, expected_best
@@ -103,9 +103,8 @@ def arms_table(findings: Findings) -> Table:
         ("states", False, lambda arm: states(arm.runs)),
         *((told, True, partial(_middle, name)) for name, (told, _) in _PERF.items()),
     ]
-    sort = {True: "best", False: ""}
     ordered = sorted(findings.arms, key=lambda arm: arm.cost(findings.mode))
-    return tabulate(ordered, columns, lambda arm: sort[id(arm) in chosen] if arm.scores else "muted")
+    return tabulate(ordered, columns, lambda arm: "best" * (id(arm) in chosen) if arm.scores else "muted")
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
@@ -122,22 +121,21 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         ("seed", True, lambda run: NONE if run.seed is None else str(run.seed)),
         ("status", False, lambda run: "diverged" if run.diverged and run.status != "failed" else run.status),
         ("step", True, _step),
-        (f"last {metric}", True, lambda run: NONE if (last := run.last(metric)) is None else value(last)),
+        (f"last {metric}", True, lambda run: value(run.last(metric))),
         ("best", True, lambda run: _best(run, metric, mode)),
         ("wall time", True, lambda run: _total([run.wall_seconds])),
         *([("device", False, lambda run: run.device or NONE)] if any(run.device for run in runs) else []),
         ("note", False, lambda run: run.diverged or run.message or "; ".join(run.problems) or branches.note(run)),
     ]
-    sort = {True: "", False: "muted"}
-    bad = ("failed", "diverged")
-    return tabulate(runs, columns, lambda run: "worse" if run.diverged or run.status in bad else sort[run.finished])
+    bad = [id(run) for run in runs if run.diverged or run.status == "failed"]
+    return tabulate(runs, columns, lambda run: "worse" if id(run) in bad else "muted" * (not run.finished))
 
 
 def metrics_table(run: Run) -> Table:
     """Tabulate what a run logged of its evaluations."""
     columns: list[Column[str]] = [
         ("metric", False, str),
-        ("last", True, lambda name: NONE if (last := run.last(name)) is None else value(last)),
+        ("last", True, lambda name: value(run.last(name))),
         ("best", True, lambda name: _best(run, name, metric_mode(name))),
     ]
     return tabulate([name for name in run.log.names() if name.startswith("eval/")], columns)

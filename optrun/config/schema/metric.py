@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -61,22 +62,24 @@ SCHEMAS = registry.own(
     },
 )
 
+_LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
+
 
 def metric_mode(name: str) -> str:
-    """Tell which direction of a metric is better, `min` or `max`.
+    """Tell which direction of a metric is better, `min` or `max`; of one that is not registered by its name.
 
     Args:
         name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`; the last part decides.
 
     Example:
-        >>> metric_mode("eval/dev/mse"), metric_mode("eval/accuracy")
-        ('min', 'max')
+        >>> metric_mode("eval/dev/mse"), metric_mode("eval/accuracy"), metric_mode("eval/bits_per_byte")
+        ('min', 'max', 'min')
     """
     leaf = name.rpartition("/")[2]
     if leaf in SCHEMAS:
         return str(SCHEMAS[leaf].MODE)
     modes = [str(task.MODE) for task in registry.schemas("task").values() if leaf == task.MAIN_METRIC]
-    return modes[0] if modes else "min" if leaf in ("loss", "perplexity") else "max"
+    return modes[0] if modes else "min" if _LESS_IS_BETTER.search(leaf) else "max"
 
 
 def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list[registry.Choice]:

@@ -3,13 +3,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from optrun.config import registry
+from optrun.config.schema.metric import MetricConfig
+from optrun.report.collect import load_runs
 from optrun.report.curves import draw_curves, smooth
+from optrun.report.findings import choose_metric
 
 
 def _look(path: Path) -> np.ndarray:
@@ -77,3 +82,19 @@ def test_smoothing_takes_noise_away_without_lag() -> None:
     curve = np.exp(-np.arange(400) / 80)
     smoothed = smooth(curve + 0.1 * noise, 7.0)
     assert np.sqrt(np.mean((smoothed - curve) ** 2)) < 0.035
+
+
+def test_a_registered_metric_says_which_direction_is_better(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    log = make_run(tmp_path / "run") / "metrics.jsonl"
+    log.write_text(log.read_text().replace("eval/loss", "eval/wer"))
+
+    @dataclass(kw_only=True)
+    class Wer(MetricConfig):
+        MODE = "min"
+
+    runs = load_runs([tmp_path])
+    assert choose_metric(runs, "eval/wer") == ("eval/wer", "max"), "nothing is known of it"
+    with registry.origin("a test"):
+        registry.register_metric("wer", schema=Wer)(lambda predictions, references: 0.0)
+        assert choose_metric(runs, "eval/wer") == ("eval/wer", "min")
+        registry.remove("a test")
