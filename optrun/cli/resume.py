@@ -188,12 +188,8 @@ def _without_experiment(changes: list[str], run: RunDir) -> list[str]:
         ConfigError: It is another one, whose values would be left unread.
     """
     found = [token for token in changes if key_of(token) == store.EXPERIMENT]
-    try:
-        begun = read_summary(run.summary).get("overrides", [])
-    except (OSError, ValueError):
-        begun = []
     for token in found:
-        if token not in begun:
+        if token not in _begun(run).get("overrides", []):
             raise ConfigError(
                 f"{token}: the run in {run.path} goes on with the configuration it has, and its summary.json does not "
                 "say that it began with this. Leave it out, and give what should change as key=value."
@@ -207,12 +203,17 @@ def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
     Raises:
         ConfigError: `-cn` names another one than the run began with.
     """
-    try:
-        began = read_summary(run.summary).get("config_name", config_name)
-    except (OSError, ValueError):
-        return  # it did not get as far as its first step
+    began = _begun(run).get("config_name", config_name)
     if began != config_name:
         raise _other_recipe(run, config_name, began)
+
+
+def _begun(run: RunDir) -> PlainMapping:
+    """Read what a run says of its start; empty if it did not get as far as its first step."""
+    try:
+        return read_summary(run.summary)
+    except (OSError, ValueError):
+        return {}
 
 
 def _other_recipe(run: RunDir, config_name: str, began: str) -> ConfigError:

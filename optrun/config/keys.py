@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -53,16 +53,23 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
     return None
 
 
-def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
+def all_keys(base: DictConfig) -> list[str]:
     """List every dotted key of a configuration, inner ones too."""
-    keys = []
-    for name in map(str, base):
-        key = f"{prefix}{name}"
-        keys.append(key)
-        node = base._get_node(name)
+    return [key for key, _ in _nodes(base)]
+
+
+def missing_keys(base: DictConfig) -> list[str]:
+    """List every dotted key that has no value, sorted; interpolations are left alone."""
+    return sorted(key for key, node in _nodes(base) if node._is_missing())
+
+
+def _nodes(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
+    for name in base:
+        key, node = f"{prefix}{name!s}", base._get_node(name)
+        if isinstance(node, Node):
+            yield key, node
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            keys += all_keys(node, f"{key}.")
-    return keys
+            yield from _nodes(node, f"{key}.")
 
 
 def node_at(root: DictConfig, key: str) -> Any:
@@ -72,18 +79,6 @@ def node_at(root: DictConfig, key: str) -> Any:
         is_mapping = isinstance(node, DictConfig) and isinstance(node._content, dict)  # else null, ??? or ${...}
         node = node._get_node(piece, validate_access=False) if is_mapping else None
     return node
-
-
-def missing_keys(base: DictConfig, prefix: str = "") -> list[str]:
-    """List every dotted key that has no value, sorted; interpolations are left alone."""
-    keys = []
-    for name in base:  # not by `all_keys`: a parameter's name in a mapping has dots of its own
-        node = base._get_node(name)
-        if isinstance(node, Node) and node._is_missing():
-            keys.append(f"{prefix}{name!s}")
-        elif isinstance(node, DictConfig) and not node._is_none():
-            keys += missing_keys(node, f"{prefix}{name!s}.")
-    return sorted(keys)
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:

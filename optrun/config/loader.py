@@ -39,8 +39,6 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.repository = Repository(config_search_path)
         self._composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
-        self._listed: dict[tuple[str, ObjectType | None, str | None, tuple[str, ...]], list[str]] = {}
-        self._folders: IConfigRepository | None = None
 
     def load_configuration(
         self,
@@ -75,16 +73,7 @@ class Loader(ConfigLoaderImpl):
         overrides: list[str] | None = None,
     ) -> list[str]:
         """List the choices of a group, without the schemas."""
-        asked = (group_name, results_filter, config_name, tuple(overrides or ()))
-        if asked not in self._listed:  # the help asks for each three times
-            if config_name is not None or overrides:
-                found = super().get_group_options(group_name, results_filter, config_name, overrides)
-            else:  # Hydra would look for the folders anew
-                if self._folders is None:
-                    _, self._folders = self._parse_overrides_and_create_caching_repo(None, [])
-                found = self._folders.get_group_options(group_name, results_filter)
-            self._listed[asked] = found
-        options = self._listed[asked]
+        options = super().get_group_options(group_name, results_filter, config_name, overrides)
         if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
             options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
         return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy

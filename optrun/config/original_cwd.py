@@ -24,10 +24,7 @@ def original_cwd(hydra_folder: Path) -> Path | None:
     Args:
         hydra_folder: `.hydra` of its run directory.
     """
-    try:
-        folder = yaml_mapping(hydra_folder / "hydra.yaml")["hydra"]["runtime"]["cwd"]
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by Hydra
-        return None
+    folder = _noted(hydra_folder, "runtime", "cwd")
     return Path(folder) if isinstance(folder, str) and folder and "${" not in folder else None
 
 
@@ -37,10 +34,15 @@ def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
     Args:
         hydra_folder: `.hydra` of its run directory.
     """
+    name, tokens = _noted(hydra_folder, "job", "config_name"), _noted(hydra_folder, "overrides", "task")
+    return None if name is None or not isinstance(tokens, list) else (str(name), list(map(str, tokens)))
+
+
+def _noted(hydra_folder: Path, section: str, key: str) -> object:
+    """Read what Hydra noted of a run; None: nothing is there, or it is not Hydra's."""
     try:
-        noted = yaml_mapping(hydra_folder / "hydra.yaml")["hydra"]
-        return str(noted["job"]["config_name"]), list(map(str, noted["overrides"]["task"]))
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by Hydra
+        return yaml_mapping(hydra_folder / "hydra.yaml")["hydra"][section][key]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -51,7 +51,7 @@ class NormClipConfig(ClipExclusionConfig):
     def __post_init__(self) -> None:
         """Refuse an empty interval."""
         super().__post_init__()
-        _check_values(self.min_value, self.max_value, optional=True)
+        _check_values(self.min_value, self.max_value)
 
 
 @dataclass(kw_only=True)
@@ -73,12 +73,11 @@ class ValueClipConfig(ClipExclusionConfig):
     def __post_init__(self) -> None:
         """Refuse an empty interval."""
         super().__post_init__()
-        _check_values(self.min_value, self.max_value, optional=False)
+        _check_values(self.min_value, self.max_value)
 
 
-def _check_values(min_value: float | None, max_value: float | None, *, optional: bool) -> None:
+def _check_values(min_value: float | None, max_value: float | None) -> None:
     if max_value is None:
-        expect(optional, "clip.max_value", max_value, "a number")
         expect(min_value is None, "clip.min_value", min_value, "null where clip.max_value is null", "Set both.")
     elif min_value is None:
         expect(max_value > 0, "clip.max_value", max_value, "a number above 0 where clip.min_value is null")
