@@ -227,8 +227,9 @@ class VerbParser(argparse.ArgumentParser):
                 hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
                 raise ConfigError(f"optrun {self.verb} {token}: no such key. {hint}")
         refuse_url("out", own.get("out"))
-        if own.get("out") == "":
-            raise ConfigError(f"optrun {self.verb} out=: a value is missing: expected a folder or file to write to.")
+        if (empty := next((key for key, value in own.items() if not value), None)) is not None:
+            told = ": expected a folder or file to write to" if empty == "out" else ""
+            raise ConfigError(f"optrun {self.verb} {empty}=: a value is missing{told}.")
         return own, overrides
 
 

@@ -135,6 +135,7 @@ def _asked(values: PlainDict, options: Any) -> Asked:
     Raises:
         ConfigError: A key that does not exist, a value of another type, or one that is missing.
     """
+    from optrun.config.schema.checks import build
     from optrun.config.schema.data import ColumnsConfig, FilesConfig
     from optrun.runner.predict import Asked
 
@@ -159,7 +160,7 @@ def _asked(values: PlainDict, options: Any) -> Asked:
             raise ConfigError(
                 f"{key}={value}: expected a path{', a list of paths, or a glob' if key != 'out' else ''}."
             )
-    FilesConfig(name="files", train=data, eval=None, **read)  # refuses what is no encoding or delimiter
+    build(FilesConfig, {"name": "files", "train": data, "eval": None, **read}, "data")  # refuses what is no encoding
     if keep is not None and not (isinstance(keep, list) and all(isinstance(one, str) for one in keep)):
         raise ConfigError(f"keep={keep}: expected a list of columns, such as keep=[id,text]; keep=[] keeps none.")
     return Asked(data, Path(out).expanduser(), named, keep, given, generation, read=read)

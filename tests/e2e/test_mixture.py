@@ -81,6 +81,8 @@ TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
         (["data.mixture={a: {trian: a.jsonl}}"], r"data.mixture.a.trian: there is no such key. Did you mean train"),
         (["data.mixture={a: {eval: a.jsonl}}"], "data.mixture.a.train=null: expected a path"),
         (["data.mixture={a: {train: a, streaming: true}}"], "data.mixture.a: data.streaming=true: expected rows to"),
+        (["data.mixture={a: {train: a, column_names: abc}}"], "data.mixture.a: data.column_names=abc: expected a list"),
+        (["data.mixture={a: {train: a, streaming: maybe}}"], "data.mixture.a: data.streaming=maybe: expected true or"),
         ([TWO, "data.probabilities={a: 0.5, c: 0.5}"], "data.probabilities.c: there is no such source"),
         ([TWO, "data.probabilities={a: 1.0}"], "data.probabilities: data.mixture.b has none"),
         ([TWO, "data.probabilities={a: 0.5, b: 0.4}"], "numbers with the sum 1, and theirs is 0.9"),

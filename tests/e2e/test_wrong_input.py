@@ -107,6 +107,7 @@ COMMAND_LINE = [
     (["--experimental-rerun", "full"], ["--experimental-rerun: not offered", "resume=RUN_DIR"]),
     (["explain", "-cn", "stdlib_gpt", "--config-name", "x"], ["explain --config-name is given twice"]),
     (["certify", "resume", "--steps", "2", "--steps=3"], ["certify --steps is given twice"]),
+    (["report", ".", "baseline="], ["report baseline=: a value is missing"]),
     (["report", ".", "metric=a", "metric=b"], ["report: metric is given twice"]),
     (["resume=a", "resume=b"], ["resume is given twice"]),
     (["resume=nowhere", "lr=1", "lr=2"], ["lr is given twice"]),

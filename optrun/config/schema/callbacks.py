@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import registry
-from optrun.config.types import expected_type
+from optrun.config.schema.checks import build
 
 SCHEMAS: Mapping[str, type[Any]] = registry.own("callback", {})
 """Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""
@@ -40,22 +37,11 @@ def _typed(name: str, values: object) -> Any:
     schema = SCHEMAS[name]
     if values is not None and not isinstance(values, Mapping):
         raise ConfigError(f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}.")
-    typed = OmegaConf.structured(schema)
     known = [field.name for field in fields(schema)]
-    for option, value in (values or {}).items():
+    for option in values or ():
         if option not in known:
             raise ConfigError(f"{key}.{option}: no such key. {did_you_mean(str(option), known)}")
-        try:
-            typed[option] = value
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{key}.{option}={value}: expected {expected_type(error)}.") from error
-    missing = sorted(OmegaConf.missing_keys(typed))
-    if missing:
-        raise ConfigError(f"{key}.{missing[0]} is missing: give {key}.{missing[0]}=VALUE.")
-    try:
-        return OmegaConf.to_object(typed)
-    except (TypeError, ValueError) as error:  # of the schema's own check of ranges
-        raise ConfigError(f"{key}: {error}") from error
+    return build(schema, values or {}, key)
 
 
 def _example(schema: type[Any]) -> str:

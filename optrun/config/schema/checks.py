@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.ranges import Check, at_least, in_order, not_negative, optional, positive, ranges
-from optrun.config.types import in_yaml
+from optrun.config.types import expected_type, in_yaml
+
+T = TypeVar("T")
 
 
 def expect(condition: bool, key: str, value: object, expected: str, hint: str = "") -> None:
@@ -47,6 +52,34 @@ expect_not_negative = expecting(optional(not_negative))
 """Expect a number of 0 or more; None passes."""
 expect_positive = expecting(positive)
 """Expect a number above 0."""
+
+
+def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
+    """Make an instance of a schema from values that Hydra has not looked at.
+
+    Args:
+        schema: A dataclass.
+        values: Of its fields.
+        key: What stands before them, for messages.
+
+    Raises:
+        ConfigError: A value of another type or out of range, or one that is missing.
+    """
+    typed = OmegaConf.structured(schema)
+    for option, value in values.items():
+        try:
+            typed[option] = value
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{key}.{option}={in_yaml(value)}: expected {expected_type(error)}.") from error
+    missing = sorted(OmegaConf.missing_keys(typed))
+    if missing:
+        raise ConfigError(f"{key}.{missing[0]} is missing: give {key}.{missing[0]}=VALUE.")
+    try:
+        built: T = OmegaConf.to_object(typed)  # type: ignore[assignment]
+    except (TypeError, ValueError) as error:  # of the schema's own check of ranges
+        told = str(error)
+        raise ConfigError(told if told.startswith(f"{key}.") else f"{key}: {told}") from error
+    return built
 
 
 def expect_pattern(key: str, pattern: object) -> None:

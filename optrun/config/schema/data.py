@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from optrun.base.errors import ConfigError, did_you_mean, refuse_url
 from optrun.config import registry
-from optrun.config.schema.checks import Checked, expect, expecting
+from optrun.config.schema.checks import Checked, build, expect, expecting
 from optrun.config.schema.ranges import Count, Fraction, at_least, matching, one_of, share
 
 STOPPING_STRATEGIES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
@@ -302,7 +302,7 @@ class MixtureConfig(DataConfig):
                     raise ConfigError(f"{key}.{inner}: there is no such key. {did_you_mean(str(inner), sorted(own))}")
             expect(values.get("train") is not None, f"{key}.train", "null", "a path, a list of paths, or a glob")
             try:
-                found[name] = FilesConfig(name="files", **{"eval": None, **common, **values})
+                found[name] = build(FilesConfig, {"name": "files", "eval": None, **common, **values}, "data")
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
         return found
