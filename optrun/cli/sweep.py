@@ -280,7 +280,7 @@ def _tell_power(plan: _Plan, view: PlainView) -> None:
     if plan.search is not None:
         foretold = forecast.say(plan.search.contenders, plan.search.seeds_of_trial)
     elif len({job.values.get("seed") for job in plan.jobs}) > 1:
-        foretold = forecast.forecast([job.values for job in plan.jobs])
+        foretold = forecast.forecast([job.values for job in plan.jobs], plan.tuned)
     else:
         return
     if foretold:

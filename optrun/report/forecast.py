@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from optrun.report.alike import workload_of
@@ -11,19 +11,25 @@ from optrun.report.arms import compared, differing
 from optrun.report.branches import KEY, planned_step
 from optrun.report.collect import NOT_STARTED, Run, flatten
 from optrun.report.statistics import MIN_SEEDS, foreseen
+from optrun.report.sweep_folder import names_of
 
 MORE_SEEDS = (3, 5, 10)
 """Numbers of seeds to compare with; the first one above what is planned is told."""
 
 
-def forecast(configs: Sequence[Mapping[str, object]]) -> str:
-    """Count contenders and seeds of resolved configurations as the report will; then see `say`."""
+def forecast(configs: Sequence[Mapping[str, object]], tuned: Collection[str] = ()) -> str:
+    """Count contenders and seeds of resolved configurations as the report will; then see `say`.
+
+    Args:
+        configs: Of all jobs.
+        tuned: Keys that tell no contenders apart.
+    """
     sizes = []
     for runs in by_workload(configs):
         keys, seeds = differing(runs), defaultdict[object, set[object]](set)
         for run in runs:
             seeds[run.settings(keys)].add(run.setting("seed"))
-        contenders = {run.settings(compared(keys)) for run in runs}
+        contenders = {run.settings(compared(keys, names_of(tuned))) for run in runs}
         sizes.append((len(contenders), min(map(len, seeds.values()))))
     said = say(max(size for size, _ in sizes), min(few for _, few in sizes))
     return f"within each of {len(sizes)} workloads: {said}" if said and len(sizes) > 1 else said

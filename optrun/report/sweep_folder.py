@@ -63,7 +63,12 @@ def objectives_of(sweeps: Iterable[Path]) -> list[Objective]:
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
     """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
-    return {name for sweep in {*sweeps} for key in _read(sweep, "tuned", str) for name in (key, f"{key}.name")}
+    return names_of(key for sweep in {*sweeps} for key in _read(sweep, "tuned", str))
+
+
+def names_of(keys: Iterable[str]) -> set[str]:
+    """Collect the keys of configurations that typed ones may mean."""
+    return {name for key in keys for name in (key, f"{key}.name")}
 
 
 def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:

@@ -47,3 +47,14 @@ def test_small_and_uneven_sweeps(configs: list[Mapping[str, Any]], expected: str
     said = forecast(configs)
     assert said.startswith(expected)
     assert bool(said) == bool(expected)
+
+
+def test_what_is_tuned_makes_no_contenders() -> None:
+    configs = [
+        {"optimizer": {"name": name}, "scheduler": {"name": "cosine", "warmup_ratio": ratio}, "seed": seed}
+        for name, ratios in {"adamw": (0.0, 0.1), "lamb": (0.0, 0.2)}.items()
+        for ratio in ratios
+        for seed in range(3)
+    ]
+    assert forecast(configs).startswith("4 contenders, 3 seeds")
+    assert forecast(configs, ["scheduler.warmup_ratio"]).startswith("2 contenders, 3 seeds")
