@@ -67,6 +67,11 @@ def run(argv: list[str]) -> int:
     resumes = overrides.resume_value(args.overrides) is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
+        if resumes:
+            raise ConfigError(
+                f"resume: --{'cfg' if args.cfg else 'info'} shows what a command line composes, and no run. Leave it "
+                "out; what a run computes stands in its config.yaml."
+            )
         whole = command_line if sweeps else whole_command_line(hydra, command_line)
         tokens = whole.overrides if sweeps else auto_lr.resolve(hydra, command_line.config_name, whole.overrides)[0]
         common = [token for token in tokens if not (sweeps and overrides.is_search(token))]

@@ -99,6 +99,7 @@ COMMAND_LINE = [
     (["--info", "searchpath", "--info", "defaults"], ["--info is given twice"]),
     (["-m", "-m", "lr=1,2"], ["--multirun is given twice"]),
     (["--run", "-m", "lr=1,2"], ["--run and --multirun"]),
+    (["--cfg", "job", "resume=latest"], ["resume: --cfg", "its config.yaml"]),
     (["--cfg", "job", "--info", "config"], ["--cfg and --info", "one by one"]),
     (["--help", "lr", "--cfg", "job"], ["--help and --cfg"]),
     (["scheduler=piecewise", "scheduler.values=[1.0,nan,1.0]"], ["scheduler.values=[1.0, nan, 1.0]", "0 or more"]),
