@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ _RUN_KEYS = (
     "training.precision",
 )
 """Keys of the run that a prediction goes by."""
-_READ = ("format", "delimiter", "encoding", "column_names")
+_READ = ("data.format", "data.delimiter", "data.encoding", "data.column_names")
 """Keys of `data` that say how the file is read."""
 _OPTIONS = ("top_k",)
 """Keys of predictors of optrun's own; a task of one's own may have others."""
@@ -139,31 +140,36 @@ def _asked(values: PlainDict, options: Any) -> Asked:
     from optrun.config.schema.data import ColumnsConfig, FilesConfig
     from optrun.runner.predict import Asked
 
-    columns = [one.name for one in fields(ColumnsConfig) if one.name.endswith("_column")]
-    named = {name: values.pop(f"data.{name}") for name in columns if f"data.{name}" in values}
+    columns = [f"data.{one.name}" for one in fields(ColumnsConfig) if one.name.endswith("_column")]
+
+    def take(is_one: Callable[[str], bool], prefix: str = "") -> PlainDict:
+        return {key.removeprefix(prefix): values.pop(key) for key in [*values] if is_one(key)}
+
+    named = take(columns.__contains__, "data.")
     for name, value in named.items():
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"data.{name}={value}: expected the name of a column.")
-    generation = {key.removeprefix(_GENERATION): values.pop(key) for key in [*values] if key.startswith(_GENERATION)}
+    generation = take(lambda key: key.startswith(_GENERATION), _GENERATION)
     data, out, keep = (values.pop(key, None) for key in ("data.eval", "out", "keep"))
-    given = {key: values.pop(key) for key in [*values] if key in options or key in _OPTIONS}
-    read = {name: values.pop(f"data.{name}") for name in _READ if f"data.{name}" in values}
+    given = take(lambda key: key in options or key in _OPTIONS)
+    read = take(_READ.__contains__, "data.")
     for key, value in values.items():
-        raise _no_such_key(key, value, [*columns], options)
+        raise _no_such_key(key, value, columns, options)
     if data is None or out is None:
         missing = "data.eval, the file with the rows" if data is None else "out, the file to be written"
         raise ConfigError(f"optrun predict needs {missing}: {_FIRST}")
-    for key, value in (("data.eval", data), ("out", out)):
+    for key, value, more in (("data.eval", data, ", a list of paths, or a glob"), ("out", out, "")):
         refuse_url(key, value)
-        good = isinstance(value, str) and bool(value.strip())
-        if not good and (key == "out" or not (isinstance(value, list) and all(isinstance(one, str) for one in value))):
-            raise ConfigError(
-                f"{key}={value}: expected a path{', a list of paths, or a glob' if key != 'out' else ''}."
-            )
+        if not (isinstance(value, str) and value.strip()) and not (more and _are_texts(value)):
+            raise ConfigError(f"{key}={value}: expected a path{more}.")
     build(FilesConfig, {"name": "files", "train": data, "eval": None, **read}, "data")  # refuses what is no encoding
-    if keep is not None and not (isinstance(keep, list) and all(isinstance(one, str) for one in keep)):
+    if keep is not None and not _are_texts(keep):
         raise ConfigError(f"keep={keep}: expected a list of columns, such as keep=[id,text]; keep=[] keeps none.")
     return Asked(data, Path(out).expanduser(), named, keep, given, generation, read=read)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> ConfigError:
@@ -171,15 +177,7 @@ def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> Conf
     from optrun.config.schema.run import RunConfig
     from optrun.runner.predict import GENERATION_OPTIONS
 
-    known = [
-        *_RUN_KEYS,
-        "data.eval",
-        "out",
-        "keep",
-        *(f"data.{name}" for name in columns),
-        *options,
-        f"{_GENERATION}KEY",
-    ]
+    known = [*_RUN_KEYS, "data.eval", "out", "keep", *columns, *_READ, *options, f"{_GENERATION}KEY"]
     names = {name: f"{_GENERATION}{name}" for name in GENERATION_OPTIONS} | {name: name for name in known}
     close = [names[name] for name in nearest(key, names)]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""

@@ -318,6 +318,8 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
     "an option without its group": ("causal_lm", ["max_new_tokens=4"], ["Did you mean generation.max_new_tokens?"]),
     "a key of training": ("sequence_classification", ["lr=1"], ["lr=1", "no key that a prediction goes by"]),
     "a key": ("sequence_classification", ["training.divice=cpu"], ["Did you mean training.device"]),
+    "how the file is read": ("sequence_classification", ["data.delimter=tab"], ["Did you mean data.delimiter?"]),
+    "names of columns": ("sequence_classification", ["data.column_names=abc"], ["data.column_names=abc", "a list"]),
     "a column to keep": ("sequence_classification", ["keep=[ids]"], ["no column ids", "Did you mean id?"]),
     "a value that is no list": ("sequence_classification", ["keep=id"], ["keep=id", "keep=[id,text]"]),
     "a url": ("sequence_classification", ["out=s3://bucket/o.csv"], ["out=s3://bucket/o.csv", "a URL"]),
