@@ -72,9 +72,8 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 def _refuse_blanks(tokens: list[str], at: int) -> None:
     """Refuse `lr = 1e-3`, with blanks around the sign."""
-    found = re.match(r"([\w./]+) ?= ?(\S+)$", " ".join(tokens[at : at + 3])) or re.match(
-        r"([\w./]+) ?= ?(\S+)$", " ".join(tokens[at : at + 2])
-    )
+    lines = (" ".join(tokens[at : at + count]) for count in (3, 2))
+    found = next(filter(None, (re.match(r"([\w./]+) ?= ?(\S+)$", line) for line in lines)), None)
     if found is not None and found[0] != tokens[at] and " " in found[0]:
         raise ConfigError(f"{found[0]!r}: no blanks stand around the sign. Did you mean {found[1]}={found[2]}?")
 

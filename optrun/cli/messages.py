@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Self
 
 from optrun.base.errors import (
     DISK_CODES,
@@ -32,42 +32,39 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    with _Interrupted() as interrupted:
+    with _interrupts() as heard:
         try:
             return verb(argv)
         except KeyboardInterrupt:
             pass
         except OptrunError as error:
-            if not interrupted.heard or isinstance(error, StoppedEarly):
+            if not heard or isinstance(error, StoppedEarly):
                 return say(error, argv)
         except (Exception, SystemExit) as error:
-            if not interrupted.heard or not isinstance(error, OSError):
+            if not heard or not isinstance(error, OSError):
                 return _say_other(error, argv)
     sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
     return 130
 
 
-class _Interrupted:
-    """Remembers a SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Remember each SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
+    heard: list[int] = []
 
-    def __init__(self) -> None:
-        self.heard = False
-        self._before: object = None
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-            if self._before is signal.default_int_handler:
-                signal.signal(signal.SIGINT, self._hear)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard = True
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
         signal.default_int_handler(number, frame)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    hears = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if hears:
+        signal.signal(signal.SIGINT, hear)
+    try:
+        yield heard
+    finally:
+        if hears:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def storage_error(error: OSError) -> StorageError | None:

@@ -28,12 +28,11 @@ def failure_of_others(error: BaseException) -> OptrunError | None:
     Returns:
         The message for it; None: no file that registered a choice had a part in it.
     """
-    files = _files()
-    frames = [frame for frame in _frames(error) if frame[0] in files]
-    if not frames:
+    position, names = _last(error, _files())
+    if not names:
         return None
     return OptrunError(
-        f"{_position(frames[-1], files)}: {_description(error)}. It registers {', '.join(files[frames[-1][0]][1])}. "
+        f"{position}: {_description(error)}. It registers {', '.join(names)}. "
         "Mend it there; HYDRA_FULL_ERROR=1 shows the traceback."
     )
 
@@ -49,15 +48,17 @@ def position_behind(error: OptrunError) -> str | None:
     """
     own = traceback.extract_tb(error.__traceback__)
     files = _files() if error.__cause__ is not None and own else {}
-    if not files or own[-1].filename in files:
-        return None
+    return None if not files or own[-1].filename in files else _last(error, files)[0]
+
+
+def _last(error: BaseException, files: dict[str, tuple[str, list[str]]]) -> tuple[str | None, list[str]]:
+    """Find the last frame in such a file: where it is, and what the file registers; None and nothing without one."""
     frames = [frame for frame in _frames(error) if frame[0] in files]
-    return _position(frames[-1], files) if frames else None
-
-
-def _position(frame: Frame, files: dict[str, tuple[str, list[str]]]) -> str:
-    file, line, function = frame
-    return f"{files[file][0]}, line {line}, in {function}"
+    if not frames:
+        return None, []
+    _, line, function = frames[-1]
+    shown, names = files[frames[-1][0]]
+    return f"{shown}, line {line}, in {function}", names
 
 
 def _frames(error: BaseException | None) -> Iterator[Frame]:
