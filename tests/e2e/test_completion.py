@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.cli import completion
+from optrun.cli import completion, hydra_options
 from optrun.cli import main as cli
 from optrun.cli.verbs import VERBS
 from optrun.config import store
@@ -79,6 +79,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", LINES)
 def test_offered(line: str, here: Path) -> None:
     assert set(completion.candidates(line)) == LINES[line]
+
+
+def test_the_options_are_those_of_hydras_parser() -> None:
+    """Completion names them itself, since importing Hydra takes longer than answering."""
+    known = {name: action for action in hydra_options.parser()._actions for name in action.option_strings}
+    assert {*completion._TRAIN_OPTIONS, *completion._VALUES} - {completion.PLUGIN} <= set(known)
+    for short, long in completion._LONG_OPTIONS.items():
+        assert known[short] is known[long]
+    for option, values in completion._VALUES.items():
+        assert known[option].choices in (None, values)
 
 
 def test_every_verb_and_group(here: Path) -> None:
