@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedReader
+from mmap import mmap
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
-from optrun.artifacts.atomic import Output
+from optrun.artifacts.atomic import Output, naming
 from optrun.artifacts.checksum import ALGORITHMS, Entry, Hash, TensorEntry
 from optrun.base.reading import open_file, parse_json
 
@@ -137,6 +139,38 @@ def write_tensors(
         name: {**describe(tensor), "xxh3": digests[name].hexdigest()} for name, tensor in tensors.items()
     }
     return Written(Entry(len(head) + offset, whole.hexdigest(), algorithm), described)
+
+
+def tensors_on_disk(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> dict[str, torch.Tensor]:
+    """Write tensors into a file without a name, which goes with the last of them, and map it into memory.
+
+    They take room on the disk and in the system's cache, which it empties where memory is short.
+
+    Args:
+        tensors: On any device; each is let go before the next one is asked for.
+        folder: On a disk with room for all of them.
+
+    Returns:
+        On the CPU, by name.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    places = []
+    with naming(folder), TemporaryFile(dir=folder) as file:
+        for name, tensor in tensors:
+            places.append((name, tensor.dtype, tensor.shape, file.tell()))
+            content = tensor_bytes(tensor)
+            file.write(content)
+            file.write(bytes(-content.nbytes % 64))  # every tensor is aligned
+        file.flush()
+        memory = mmap(file.fileno(), 0)
+    return {
+        name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+        if shape.numel()
+        else torch.empty(shape, dtype=dtype)
+        for name, dtype, shape, offset in places
+    }
 
 
 def _update(chunk: memoryview, *digests: Hash) -> None:

@@ -184,13 +184,7 @@ def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
     return [module for module in found if not isinstance(module, nn.ModuleList | nn.ModuleDict)]
 
 
-def whole_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Gather shards on the CPU of rank 0, one after the other; every rank takes part, and holds one at a time."""
-    import torch.distributed as dist
-
-    kept = {}
+def whole_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gather shards one after the other; every rank takes part to the end, and has each tensor whole for a while."""
     for name, tensor in tensors:
-        whole = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-        if dist.get_rank() == 0:
-            kept[name] = whole.cpu()
-    return kept
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -149,12 +149,14 @@ def inject(
 
 
 def inject_alike(model: PreTrainedModel, plain: PreTrainedModel) -> None:
-    """Put the adapter of a model, if it has one, into another one of its class; the weights are not those."""
+    """Put the adapter of a model, if it has one, into another one of its class, on `meta`."""
     adapter = injected(model)
     if adapter is not None:
         import peft
 
-        peft.inject_adapter_in_model(model.peft_config[ADAPTER], plain, ADAPTER)
+        plainly = replace(model.peft_config[ADAPTER], init_lora_weights=True)  # others look at the weights
+        peft.inject_adapter_in_model(plainly, plain, ADAPTER, low_cpu_mem_usage=True)
+        plain.peft_config = model.peft_config
         setattr(plain, _MARK, adapter)
 
 

@@ -41,18 +41,17 @@ def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, base: bool = False) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Put weights back by name, in place.
 
     Args:
         model: A module.
         tensors: As `model_tensors` has them.
-        base: They are `all_tensors`, with the frozen base of an adapter.
 
     Raises:
         CheckpointError: The first name that is missing, too many, or of another shape.
     """
-    wanted = all_tensors(model) if base else model_tensors(model)
+    wanted = model_tensors(model)
     for name, tensor in wanted.items():
         if name not in tensors:
             raise CheckpointError(f"the checkpoint has no tensor {name}: the model has changed since it was saved.")
@@ -66,3 +65,15 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor], *,
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(tensors[name])
+
+
+def place_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Let a model on `meta` have these parameters and buffers, without a copy; shapes and names are not checked."""
+    for name, tensor in tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        before = module._parameters.get(leaf)
+        if before is None:
+            module._buffers[leaf] = tensor
+        else:
+            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=before.requires_grad)

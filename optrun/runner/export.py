@@ -14,13 +14,14 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
 from optrun.artifacts.run_manifest import RunManifest, recorded
+from optrun.artifacts.tensor_file import tensors_on_disk
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.distributed.shard import is_sharded, model_class, whole_tensors
 from optrun.model.adapter import ADAPTER, inject_alike, injected, merge
-from optrun.model.weights import all_tensors, load_model_tensors
+from optrun.model.weights import all_tensors, place_tensors
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
 from optrun.runner.folders import aside_of, written_aside
@@ -156,29 +157,42 @@ def publish(
         write_model(aside, model, tokenizer, summary, config, sample)
 
 
-def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
-    """Gather a sharded model; every rank takes part.
+def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
+    """Gather a sharded model, one tensor at a time; every rank takes part.
 
     Args:
         model: As it was trained.
+        folder: Where there is room for it on the disk: no rank holds it in memory.
 
     Returns:
-        On rank 0 a model on the CPU with all weights, or the model itself where it is no sharded one; else None.
+        On rank 0 a model on the CPU whose weights lie in a file, or the model itself where it is no sharded one; else
+        None.
+
+    Raises:
+        StorageError: The disk refused.
     """
     if not is_sharded(model):
         return model
     import torch
     import torch.distributed as dist
 
-    tensors = whole_tensors(all_tensors(model).items())
+    gathered = whole_tensors(all_tensors(model).items())
+    try:
+        if dist.get_rank() == 0:
+            with storing(folder):
+                tensors = tensors_on_disk(gathered, folder)
+    finally:
+        for _ in gathered:  # the ranks part when all is gathered, whatever the disk says
+            pass
     if dist.get_rank():
         return None
-    with torch.random.fork_rng(devices=[]):
+    with torch.device("meta"):
         whole: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
         inject_alike(model, whole)
-    load_model_tensors(whole, tensors, base=True)
-    whole.train(model.training)
-    return whole
+    tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers()}  # some are saved nowhere
+    place_tensors(whole, tensors)
+    whole.tie_weights()
+    return whole.train(model.training)
 
 
 def _told_of_a_quantised_base(asked: Mapping[str, object], *, merged: bool) -> str:

@@ -202,7 +202,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         loop()
     beat(Phase.publishing, state.global_step)
     with setup.evaluation_weights():
-        model = whole_model(prepared.model)
+        model = whole_model(prepared.model, session.run.path)
         if model is None or not world.is_main:
             return Outcome(session.run, summary.values)
         sample = _sample(prepared, model, note, seed=config.seed)

@@ -12,7 +12,7 @@ import torch
 from optrun.artifacts.manifest import foreign_files, is_content
 from optrun.artifacts.ranks import agree, answering, of_rank, on_first, rank_of, size_of, together
 from optrun.artifacts.sharded import StoredTensors, mesh_of
-from optrun.artifacts.tensor_file import describe, write_tensors
+from optrun.artifacts.tensor_file import describe, tensors_on_disk, write_tensors
 from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
 
 WHOLE = torch.arange(35, dtype=torch.float32).reshape(7, 5)
@@ -137,3 +137,21 @@ def test_a_lost_rank_is_told_as_that() -> None:
     with pytest.raises(Exception, match="another rank no longer answers: gone") as told, answering():
         raise RuntimeError("gone\nwith a stack")
     assert getattr(told.value, "exit_code", None) == 1
+
+
+def test_tensors_on_disk_are_the_same_in_a_file_that_has_no_name(tmp_path: Path) -> None:
+    """They may be changed as others are; one that is read when it is its turn is held no longer."""
+    tensors = {"w": WHOLE, "half": WHOLE.bfloat16()[:3].T, "count": torch.tensor(7), "none": torch.empty(0, 5)}
+    found = tensors_on_disk(((name, tensor.clone()) for name, tensor in tensors.items()), tmp_path)
+    assert not list(tmp_path.iterdir())
+    for name, tensor in tensors.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name], tensor)
+        assert found[name].data_ptr() % 64 == 0
+    found["w"].add_(1)
+    assert torch.equal(found["w"], WHOLE + 1)
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        tensors_on_disk([("w", WHOLE)], tmp_path / "missing")
