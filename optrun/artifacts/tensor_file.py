@@ -163,6 +163,7 @@ def tensors_on_disk(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -
             content = tensor_bytes(tensor)
             file.write(content)
             file.write(bytes(-content.nbytes % 64))  # every tensor is aligned
+            del tensor, content  # before the next one is made
         file.flush()
         memory = mmap(file.fileno(), 0)
     return {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from optrun.model.adapter import inject
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import ModelSpec, called, configuration, refuse_long, special_ids
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
+from optrun.model.mapped import Report, load_mapped, new_names, put_in
 from optrun.model.quantization import quantization_of
 from optrun.model.tokenizer import in_one_line
 
@@ -24,12 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelSpec", "build_model", "special_ids"]
 
+CAUSAL = "AutoModelForCausalLM"
 _LEAST_USED, _USUALLY_USED = 0.5, 0.9
 """Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %."""
 
 
 def build_model(
-    config: ModelConfig, spec: ModelSpec, *, adapter: AdapterConfig | None = None, meta: bool = False
+    config: ModelConfig,
+    spec: ModelSpec,
+    *,
+    adapter: AdapterConfig | None = None,
+    meta: bool = False,
+    mapped: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Build the model on the CPU.
 
@@ -38,6 +46,8 @@ def build_model(
         spec: What it must be.
         adapter: What is put into it; None: nothing.
         meta: True: shapes alone, on the meta device, whatever its size; no weights are read.
+        mapped: Leave pretrained weights in their files if they can be, whatever `meta` says: see `load_mapped`. Nobody
+            looks then whether the model sees the tokens it should predict.
 
     Returns:
         The model, and notes for the user (which weights are new, which of the file were left out).
@@ -52,7 +62,7 @@ def build_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     auto = getattr(transformers, spec.auto_class)
-    values, from_scratch = configuration(config, spec)
+    values = configuration(config, spec)
     notes: list[str] = []
     new: list[str] = []
     options: dict[str, object] = {}
@@ -61,32 +71,44 @@ def build_model(
         options["attn_implementation"] = config.attn_implementation
     if isinstance(config, PretrainedConfig):
         options["trust_remote_code"] = config.trust_remote_code
+    loaded: tuple[PreTrainedModel, Report] | str = ""
     try:
-        if from_scratch or meta:
-            with torch.device("meta" if meta else "cpu"):
-                model = auto.from_config(values, dtype=dtype, **options)
-        else:
-            assert isinstance(config, PretrainedConfig)
-            model, report = auto.from_pretrained(
+        if isinstance(config, PretrainedConfig):
+            load = partial(
+                auto.from_pretrained,
                 str(Path(config.path).expanduser()),
                 config=values,
                 revision=config.revision,
                 use_safetensors=True,
-                dtype=dtype,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **options,
             )
+            if mapped:
+                looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
+                loaded = "the adapter is made of them" if looks else load_mapped(load, config, dtype)
+                how = "each rank reads its own slices"
+                if isinstance(loaded, str):
+                    how = f"rank 0 reads them whole and hands out slices, since {loaded}"
+                notes.append(f"weights of {config.path}: {how}")
+            if isinstance(loaded, str) and not meta:
+                loaded = load(dtype=dtype)
+        if isinstance(loaded, str):
+            with torch.device("meta" if meta else "cpu"):
+                model = auto.from_config(values, dtype=dtype, **options)
+        else:
+            model, report = loaded
+            meta = False
             _refuse_strangers(config, model, report)
-            notes, new = _loading_notes(report), _new_names(report)
+            notes, new = notes + _loading_notes(report), new_names(report)
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
         raise ConfigError(f"{called(config)}: cannot be built for this task: {in_one_line(error)}") from error
     notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
-    if spec.auto_class == "AutoModelForCausalLM" and not meta:
-        _refuse_seer(config, model)
+    if spec.auto_class == CAUSAL and not meta and not mapped:
+        refuse_seer(config, model)
     if isinstance(adapter, LoraConfig):
         base = _origin(config)
         asked = quantization_of(config)
@@ -96,6 +118,7 @@ def build_model(
             notes.append(
                 f"warning: model={config.name} starts from scratch: what adapter={adapter.name} freezes is random"
             )
+    put_in(model)
     return model, notes
 
 
@@ -184,21 +207,22 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
             refuse_long(config, module.num_embeddings - padding - 1, spec)
 
 
-def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
+def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
     """Refuse a model whose prediction depends on later tokens: it learns nothing from predicting the next one."""
     size = model.get_input_embeddings().num_embeddings
-    ids = torch.arange(8).remainder(size).repeat(2, 1)
+    ids = torch.arange(8, device=model.device).remainder(size).repeat(2, 1)
     ids[1, 4:] = (ids[1, 4:] + size // 2) % size
     training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention(model):
-            first, second = model(input_ids=ids).logits[:, :4].float()
+            logits = model(input_ids=ids).logits[:, :4]
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}") from error
     finally:
         model.train(training)
-    rounding = 1e-5 if model.dtype is torch.float32 else 1e-2
+    first, second = logits.float()
+    rounding = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
     if float((first - second).abs().max()) > rounding * max(1.0, float(first.abs().max())):
         knowingly = (
             "" if getattr(model.config, "is_decoder", None) is not False else " or model.config.is_decoder=true,"
@@ -209,9 +233,9 @@ def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: Mapping[str, Iterable[object]]) -> None:
+def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Report) -> None:
     """Refuse weights of which most are new: a head may be new, but such a model was not loaded at all."""
-    mismatched, fresh = _mismatched(report), set(_new_names(report))
+    mismatched, fresh = list(report.get("mismatched_keys", ())), set(new_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]
     if 2 * len(new) > len(names):
@@ -219,25 +243,15 @@ def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: 
             "have another shape than its config.json says" if len(mismatched) > len(new) / 2 else "are called otherwise"
         )
         raise ConfigError(
-            f"model.path={config.path}: {len(new)} of the model's {len(names)} tensors are not in its weights, or "
+            f"{called(config)}: {len(new)} of the model's {len(names)} tensors are not in its weights, or "
             f"{why}: {_some(sorted(new))}. config.json and weights are not of one model."
         )
 
 
-def _mismatched(report: Mapping[str, Iterable[object]]) -> list[str]:
-    """List names in the weights whose shape is another."""
-    return [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
-
-
-def _new_names(report: Mapping[str, Iterable[object]]) -> list[str]:
-    """List what starts from scratch because the weights do not have it."""
-    return [*map(str, report.get("missing_keys", ())), *_mismatched(report)]
-
-
-def _loading_notes(report: Mapping[str, Iterable[object]]) -> list[str]:
+def _loading_notes(report: Report) -> list[str]:
     told = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
-        "new, since the weights have another shape": _mismatched(report),
+        "new, since the weights have another shape": new_names({**report, "missing_keys": ()}),
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
     return [f"{what}: {_some(sorted(names))}" for what, names in told.items() if names]

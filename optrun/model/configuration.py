@@ -64,8 +64,8 @@ def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
     return {name: int(number) for name, number in found.items() if number is not None}
 
 
-def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersConfig, bool]:
-    """Return the transformers configuration, and whether weights start from scratch.
+def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
+    """Return the transformers configuration.
 
     Raises:
         ConfigError: An unknown architecture, path or value; too few positions; no head for the task.
@@ -87,7 +87,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersCon
     room = getattr(values.get_text_config(), "max_position_embeddings", None)
     if isinstance(room, int) and room > 0:
         refuse_long(config, room, spec)
-    return values, isinstance(config, FromConfigConfig)
+    return values
 
 
 def called(config: ModelConfig) -> str:

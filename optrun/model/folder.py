@@ -40,7 +40,7 @@ def refuse_broken_weights(path: str) -> None:
     """
     folder = Path(path).expanduser()
     message = (
-        _no_weights(folder) or next(filter(None, map(_broken, _weights(folder))), None) if folder.is_dir() else None
+        _no_weights(folder) or next(filter(None, map(_broken, weight_files(folder))), None) if folder.is_dir() else None
     )
     if message is not None:
         raise ConfigError(f"model.path={path}: {message}")
@@ -77,7 +77,7 @@ def _no_weights(folder: Path) -> str | None:
     )
 
 
-def _weights(folder: Path) -> Iterable[Path]:
+def weight_files(folder: Path) -> Iterable[Path]:
     """List the files of weights, also those that an index names."""
     found = dict.fromkeys(sorted(folder.glob("*.safetensors")))
     for index in folder.glob("*.safetensors.index.json"):

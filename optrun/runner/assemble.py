@@ -26,7 +26,9 @@ from optrun.distributed.contract import refuse_different
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
 from optrun.model.attention import needs_device
+from optrun.model.build import CAUSAL, refuse_seer
 from optrun.model.documents import expect_apart
+from optrun.model.mapped import cast_slices, mapped_dtype
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
@@ -35,7 +37,7 @@ from optrun.optimizer.kernels.report import refuse_different as refuse_different
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import block_paths, build_param_groups
-from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
+from optrun.runner.adapter_base import adapter_facts, base_digest, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.prepare import Prepared
@@ -211,6 +213,19 @@ def _place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> N
         )
 
 
+def _try_sharded(model: PreTrainedModel, config: RunConfig) -> None:
+    """Check on all of its ranks, of which none has it whole, that a model does what its task needs.
+
+    Raises:
+        ConfigError: It sees the tokens that it should predict, or other documents.
+    """
+    if config.task.AUTO_CLASS == CAUSAL:
+        refuse_seer(config.model, model)
+    keeps = config.task.keeps_apart
+    if keeps is not None:
+        expect_apart(model, keeps, Precision(model.device, config.training.precision.value).autocast())
+
+
 def _start(
     saved: CheckpointMetadata,
     opened: OpenedCheckpoint,
@@ -266,6 +281,7 @@ def _refuse_other_start(constants: CheckpointMetadata, task: Task, model: PreTra
         "plan": constants.plan,
         **{f"model configuration {name}": value for name, value in constants.model_config.items()},
         "model": [constants.model_class, [[name, list(param.shape)] for name, param in model.named_parameters()]],
+        "weights (the first of each tensor)": None if mapped_dtype(model) is None else base_digest(model, first=1024),
         **{f"plugin {record.get('plugin')}": record.get("sha256") for record in constants.plugins or ()},
     }
     refuse_different(world, facts)
@@ -364,6 +380,9 @@ def _train_step(
     notes += placed
     refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
+    if prepared.sharded:
+        cast_slices(model)
+        _try_sharded(model, config)
     params = dict(model.named_parameters())  # the same, or the shards that took their place
     for group in groups:
         group["params"] = [(name, params[name]) for name, _ in group["params"]]

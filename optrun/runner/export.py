@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -182,8 +183,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
             with storing(folder):
                 tensors = tensors_on_disk(gathered, folder)
     finally:
-        for _ in gathered:  # the ranks part when all is gathered, whatever the disk says
-            pass
+        deque(gathered, maxlen=0)  # the ranks part when all is gathered, whatever the disk says
     if dist.get_rank():
         return None
     with torch.device("meta"):

@@ -64,6 +64,8 @@ class Prepared:
     facts: DataFacts
     spec: ModelSpec
     """What task and tokenizer ask of the model."""
+    sharded: bool
+    """Whether the model is tried when it is cut over its ranks, and not yet."""
     sizes: Mapping[str, Growth]
     """How each parameter grew beside the base of the parametrization; empty under `standard`."""
 
@@ -107,13 +109,16 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     return found
 
 
-def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, meta: bool = False) -> Prepared:
+def prepare(
+    config: RunConfig, artifacts: TrainedArtifacts | None = None, *, meta: bool = False, sharded: bool = False
+) -> Prepared:
     """Prepare tokenizer, data, task and model, in this order; the model's name, keys and head are checked first.
 
     Args:
         config: Typed and checked.
         artifacts: Taken instead of making them from the training data, as far as they are there; None: the run begins.
         meta: Build the model without memory for its weights, which come from another rank.
+        sharded: The model will be cut over ranks: leave pretrained weights in their files, whatever `meta` says.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
@@ -164,7 +169,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
     needs = task.needs()
     spec = ModelSpec.of_tokenizer(auto_class, needs.config, needs.max_length, tokenizer if on_text else None)
-    model, notes, sizes = initial_model(config, spec, meta=meta)
+    model, notes, sizes = initial_model(config, spec, meta=meta, sharded=sharded)
     task.adapt(model)
     if artifacts.trains:
         refuse_attention_dropout(model)
@@ -173,14 +178,15 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         task.one_row = one_row(model)
         _refuse_sources_in_one_row(task, model)
         notes.append(separation(model, key))
-        if not meta and not needs_device(model):
+        if not meta and not sharded and not needs_device(model):
             expect_apart(model, key)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
-    return Prepared(task, tokenizer, model, notes, source.cut_from_train, artifacts.split_by, facts, spec, sizes)
+    cut, split_by = source.cut_from_train, artifacts.split_by
+    return Prepared(task, tokenizer, model, notes, cut, split_by, facts, spec, sharded, sizes)
 
 
 def initial_model(
-    config: RunConfig, spec: ModelSpec, *, meta: bool = False
+    config: RunConfig, spec: ModelSpec, *, meta: bool = False, sharded: bool = False
 ) -> tuple[PreTrainedModel, list[str], Mapping[str, Growth]]:
     """Build the model as it is before the first step, its weights from the seed.
 
@@ -188,13 +194,14 @@ def initial_model(
         config: The whole configuration.
         spec: What task and tokenizer ask of the model.
         meta: Shapes alone.
+        sharded: As for `prepare`.
 
     Returns:
         The model, notes, and how each of its parameters grew beside the base, see `parametrize`.
     """
     found = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
-    model, notes = build_model(found.model, spec, adapter=config.adapter, meta=meta)
+    model, notes = build_model(found.model, spec, adapter=config.adapter, meta=meta, mapped=sharded)
     if found.base is not None and not meta:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

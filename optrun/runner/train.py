@@ -233,8 +233,9 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
     try:
         with session.signal_handler.immediate():
             taken = artifacts_to_resume(opened, session.config.model)
-            meta = not session.world.is_main and isinstance(session.config.distributed, FsdpConfig)
-            return prepare(pinned(session.config, revision), taken, meta=meta)
+            sharded = isinstance(session.config.distributed, FsdpConfig)
+            meta = sharded and not session.world.is_main
+            return prepare(pinned(session.config, revision), taken, meta=meta, sharded=sharded)
     except Stopped:
         signal = session.signal_handler.stop_signal
         assert signal is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +43,8 @@ class Start:
     """Weights and activations in float64."""
     poisoned: int | None = None
     """Position in the data at which the loss of the last rank is NaN."""
+    within: Callable[[Path, World], AbstractContextManager[object]] | None = None
+    """Stands around the start on each rank, told the run directory."""
 
 
 def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
@@ -83,6 +85,7 @@ def _each(starts: list[tuple[Start, Request]], world: World) -> None:
             _poisoned(start.poisoned, world),
             _no_pictures(),
             _in_double() if start.double else nullcontext(),
+            start.within(start.run, world) if start.within else nullcontext(),
         ):
             _start(start, asked, world)
         world.barrier()
