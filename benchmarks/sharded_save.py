@@ -1,6 +1,6 @@
 """What a sharded save costs against a save by one process, in time and bytes, in one run.
 
-    python benchmarks/sharded_save.py [--mib 256] [--repeats 5] [--ranks 2] [--folder DIR]
+    python benchmarks/sharded_save.py [--mib 256] [--repeats 5] [--ranks 2] [--folder DIR] [--memory]
 
 Seconds over those of the whole save in the same repeat, medians and the half of the repeats that lies in the middle, on
 a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), on gloo
@@ -12,18 +12,26 @@ torch     `torch.distributed.checkpoint.save` of the same shards with its own sa
           flush nor manifest
 read      the whole form and the shards, verified and read: in one process, and by the ranks that share the hashing,
           each of which takes its slices
+
+With `--memory`: what each rank holds of a pretrained GPT-2 of that size in two steps of `distributed=fsdp`, in MiB over
+what a run of a tiny model leaves in the same process. Anonymous memory is sampled every 5 ms; the peak of all includes
+files that are mapped, which the system may drop.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -38,6 +46,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 
 SIDE = 1024  # a 4 MiB matrix
+WIDTH = 768
 
 
 def measured(work: Callable[[], Any]) -> float:
@@ -122,14 +131,134 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
     dist.destroy_process_group()
 
 
+class Peaks:
+    """The largest memory of this process between marks, in MiB."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[float, float]] = {}
+        self._anonymous = 0.0
+        threading.Thread(target=self._sample, daemon=True).start()
+        self.mark("")
+        self.base = self.found.pop("")
+
+    def _read(self) -> dict[str, float]:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if line.endswith(" kB")}
+
+    def _sample(self) -> None:
+        while True:
+            self._anonymous = max(self._anonymous, self._read()["RssAnon"])
+            time.sleep(0.005)
+
+    def mark(self, phase: str) -> None:
+        """End a phase; what was released before counts no more."""
+        now = self._read()
+        self.found.setdefault(phase, (max(self._anonymous, now["RssAnon"]), now["VmHWM"]))
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        self._anonymous = 0.0
+
+    def before(self, phase: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a function end the phase before it."""
+
+        def acting(*args: Any, **options: Any) -> Any:
+            self.mark(phase)
+            return act(*args, **options)
+
+        return acting
+
+
+def make_pretrained(folder: Path, mib: int) -> None:
+    """Write a GPT-2 of about this size with a tokenizer of bytes, and a text."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    (folder / "text.txt").write_text("The cat sat on the mat and looked at the rain.\n" * 400, encoding="utf-8")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    special = ["<|endoftext|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator([], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[0])
+    layers = round(mib * 2**20 / 4 / (12 * WIDTH**2))
+    config = transformers.GPT2Config(
+        n_layer=layers, n_embd=WIDTH, n_positions=64, vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+def memory_main(rank: int, folder: str, ranks: int) -> None:
+    from rich.console import Console
+
+    from optrun.config import store
+    from optrun.config.compose import compose_request
+    from optrun.config.request import CommandLine
+    from optrun.distributed.world import World
+    from optrun.runner import train as runner
+    from optrun.training.checkpointing import CheckpointManager
+    from optrun.training.display import make_display
+
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=600)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks, timeout=timeout)
+    world = World.join("gloo", timeout)
+
+    def run(name: str, *words: str) -> None:
+        common = [
+            f"data.train={folder}/text.txt",
+            "data=files",
+            "data.max_length=16",
+            "distributed=fsdp",
+            "training.max_steps=2",
+            "training.per_device_train_batch_size=1",
+            "training.device=cpu",
+        ]
+        request = compose_request(store.open_hydra(None), CommandLine(overrides=[*common, *words]))
+        place = RunDir(Path(folder) / name)
+        place.path.mkdir(exist_ok=True)
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            runner.train(request, place, make_display(Console(file=nowhere), ""), world=world)
+
+    run("tiny", "model=gpt_tiny")
+    peaks = Peaks()
+    with (
+        patch.object(runner, "build_loop", peaks.before("load", runner.build_loop)),
+        patch.object(CheckpointManager, "save", peaks.before("step", CheckpointManager.save)),
+        patch.object(runner, "whole_model", peaks.before("save", runner.whole_model)),
+    ):
+        run("run", "model=pretrained", f"model.path={folder}/model")
+    peaks.mark("end")
+    found = {phase: [a - b for a, b in zip(at, peaks.base, strict=True)] for phase, at in peaks.found.items()}
+    every = world.gather_objects(found)
+    if rank == 0:
+        size = sum(path.stat().st_size for path in Path(folder, "model").glob("*.safetensors")) / 2**20
+        print(f"A model of {size:.0f} MiB, {ranks} ranks: a share of {size / ranks:.0f} MiB.\n")
+        print("| | rank 0 | other ranks | with mapped files, rank 0 | other ranks |\n| --- | --- | --- | --- | --- |")
+        for phase in found:
+            others = [max(own[phase][which] for own in every[1:]) for which in (0, 1)]
+            row = (found[phase][0], others[0], found[phase][1], others[1])
+            print(f"| {phase} | {' | '.join(f'{value:.0f}' for value in row)} |")
+    world.barrier()
+    dist.destroy_process_group()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--memory", action="store_true")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="optrun-shards-", dir=given.folder))
+    if given.memory:
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # glibc gives back what is freed, so what is counted is in use
+        make_pretrained(folder, given.mib)
+        args = (str(folder), given.ranks)
+        mp.start_processes(memory_main, args=args, nprocs=given.ranks, start_method="forkserver")
+        shutil.rmtree(folder)
+        return
     make_checkpoints_dir(RunDir(folder))
     args = (str(folder), given.ranks, given.mib, given.repeats)
     mp.start_processes(rank_main, args=args, nprocs=given.ranks, start_method="forkserver")
