@@ -87,10 +87,8 @@ def build_model(
             if mapped:
                 looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
                 loaded = "the adapter is made of them" if looks else load_mapped(load, config, dtype)
-                how = "each rank reads its own slices"
-                if isinstance(loaded, str):
-                    how = f"rank 0 reads them whole and hands out slices, since {loaded}"
-                notes.append(f"weights of {config.path}: {how}")
+                whole = f"rank 0 reads the weights whole and hands out slices, since {loaded}"
+                notes.append(whole if isinstance(loaded, str) else "each rank reads its own slices of the weights")
             if isinstance(loaded, str) and not meta:
                 loaded = load(dtype=dtype)
         if isinstance(loaded, str):

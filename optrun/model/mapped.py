@@ -74,16 +74,12 @@ def _in_dtype(
 ) -> PreTrainedModel:
     """Build a model again in another dtype: buffers, what is new, and for the weights tensors of one element."""
     buffers = {name: tensor for name, tensor in stored.named_buffers() if name in stored.state_dict().keys() - new}
-    one = torch.zeros((), dtype=dtype)
-    state = {**buffers, **{name: one.expand(tensor.shape) for name, tensor in weights.items()}}
-    model, _ = type(stored).from_pretrained(None, state_dict=state, dtype=dtype, **load.keywords)
-    for mine, theirs, names in (
-        (model.config, stored.config, ("_name_or_path", "_commit_hash")),
-        (model, stored, ("name_or_path", "generation_config")),
-    ):
-        vars(mine).update({name: vars(theirs)[name] for name in names if name in vars(theirs)})
-    built: PreTrainedModel = model
-    return built
+    state = buffers | {name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in weights.items()}
+    model: PreTrainedModel = type(stored).from_pretrained(None, state_dict=state, dtype=dtype, **load.keywords)[0]
+    kept = ("_name_or_path", "_commit_hash", "name_or_path", "generation_config")
+    for mine, theirs in ((model, stored), (model.config, stored.config)):
+        vars(mine).update({name: value for name, value in vars(theirs).items() if name in kept})
+    return model
 
 
 def _stored_dtype(config: PretrainedConfig) -> torch.dtype | str:
@@ -92,8 +88,7 @@ def _stored_dtype(config: PretrainedConfig) -> torch.dtype | str:
 
     folder = Path(config.path).expanduser()
     if not folder.is_dir():
-        found = cached_file(config.path, "config.json", revision=config.revision)
-        folder = Path(str(found)).parent
+        folder = Path(str(cached_file(config.path, "config.json", revision=config.revision))).parent
     kinds = set()
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
