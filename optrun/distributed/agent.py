@@ -61,13 +61,16 @@ class Ended:
     """How many signals asked them to stop."""
 
 
-def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None], None]) -> Ended:
+def run_ranks(
+    ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None], None], is_over: Callable[[], bool]
+) -> Ended:
     """Start the ranks of this machine, again where that is allowed, and wait for their end.
 
     Args:
         ranks: Which, and how.
         folder: Of this run alone; heartbeats and the ends of the ranks lie in it.
         begin: Called before each start, told how the ranks before ended; None: they are the first.
+        is_over: Whether the other machines have come to the good end of the run; asked before they are met.
 
     Raises:
         ConfigError: The other machines do not come.
@@ -114,6 +117,8 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
     ):
         while True:
             agent = None
+            if is_over():
+                return Ended([], stops=len(stops))
             try:
                 handler = handler_of(ranks.rdzv_endpoint, ranks.nnodes, seconds)
                 agent = Agent(
@@ -125,7 +130,8 @@ def run_ranks(ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None]
                 )
                 agent.ended = before
                 agent.run()
-                handler.shutdown()
+                if error_of(agent.ended or []) is None:
+                    handler.shutdown()  # whoever comes later need not wait; after another end this agent may come again
                 return Ended(agent.ended or [], stops=len(stops))
             except _AskedToStop:
                 raise StoppedEarly(
@@ -171,16 +177,18 @@ def _environment(ranks: Ranks) -> Iterator[None]:
 
     torch's agent would log every end but 0 as a failure, that of a rank that stops early, too.
     """
-    logger = logging.getLogger("torch.distributed.elastic")
-    level, before = logger.level, dict(os.environ)
-    logger.setLevel(logging.CRITICAL + 1)
+    logger, silent = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
+    propagate, before = logger.propagate, dict(os.environ)
+    logger.propagate = False  # loggers below have levels of their own
+    logger.addHandler(silent)
     own = {**ranks.environment, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}  # other signals are requests
     os.environ.update(own)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks.nproc)))
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.removeHandler(silent)
         for name in (*own, "OMP_NUM_THREADS"):
             os.environ.pop(name, None)
             if name in before:

@@ -12,10 +12,11 @@ from typing import cast
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousHandler,
@@ -31,8 +32,6 @@ _HEARSAY_SECONDS = 10.0
 """For the agent of another machine to say how its ranks ended, where those of this one only lost them."""
 _PARTING_SECONDS = 10.0
 """For the agents of other machines to hear how the ranks of this one ended."""
-_ENDED_SECONDS = 60.0
-"""The same, where those ended well."""
 _LOOK_SECONDS = 0.1
 
 
@@ -60,7 +59,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         asked_to_stop: Callable[[], bool],
     ) -> None:
         super().__init__(
-            spec, DefaultLogsSpecs(log_dir=os.devnull), exit_barrier_timeout=_ENDED_SECONDS, shutdown_timeout=30
+            spec, DefaultLogsSpecs(log_dir=os.devnull), exit_barrier_timeout=_PARTING_SECONDS, shutdown_timeout=30
         )
         self._begin = begin
         self._ends = ends
@@ -80,6 +79,17 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
     def restarts_left(self) -> int:
         """How often the ranks may be started again."""
         return self._remaining_restarts
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the ranks to their end.
+
+        Raises:
+            RendezvousClosedError: The other machines have come to theirs without this one; torch's agent says nothing.
+        """
+        result: RunResult | None = super().run(role)
+        if result is None:
+            raise RendezvousClosedError
+        return result
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # The next store is a new one, at an address that a machine which comes later can read, too: torch's handler
@@ -108,7 +118,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             own = self._ends({failure.local_rank: failure.exitcode for failure in result.failures.values()})
             if not self._is_worth_another(own):
-                self._part(own, _PARTING_SECONDS)
+                self._part(own)
         return result
 
     def _is_worth_another(self, own: Ends) -> bool:
@@ -127,15 +137,14 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
 
     def _exit_barrier(self) -> None:
         if self.ended is None:
-            self._part(self._ends({}), _ENDED_SECONDS)
+            self._part(self._ends({}))
 
-    def _part(self, own: Ends, seconds: float) -> None:
+    def _part(self, own: Ends) -> None:
         """End here: tell the agents of other machines, and let them hear it."""
         self._remaining_restarts = 0
         self._tell(own, final=True)
         if self.ended is None:
             self.ended = [*own, *self._heard(0.0)[0]]
-        self._exit_barrier_timeout = seconds
         super()._exit_barrier()
 
     # What agents tell each other, in the store of this meeting ---------------------------------------------------
@@ -214,4 +223,4 @@ def is_lost_machine(error: Exception) -> bool:
 
 def is_lost_store(error: Exception) -> bool:
     """Tell whether what agents meet by cannot be reached, or not any more."""
-    return isinstance(error, RendezvousConnectionError | DistError)
+    return isinstance(error, RendezvousConnectionError | RendezvousClosedError | DistError)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.lock import starting
 from optrun.artifacts.metrics import read_summary, write_summary
+from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import EXIT_FAILED, ConfigError, OptrunError, printable
@@ -84,7 +85,14 @@ def train_on_ranks(
             environment={FOLDER: str(folder)},
             max_restarts=distributed.max_restarts,
         )
-        ended = run_ranks(ranks, folder, begin)
+        try:
+            ended = run_ranks(ranks, folder, begin, lambda: not alone and _is_over(run, payload))
+        except ConfigError as unmet:
+            if resume is None:
+                raise
+            raise OptrunError(str(unmet)) from unmet  # the same command has met the others before
+    if not ended.ends:
+        console.print(f"{run.path}: the run is finished; there is nothing to train.", markup=False, soft_wrap=True)
     error = error_of(ended.ends, run.rank_log)
     if error is None:
         return Outcome(run, read_summary(run.summary))
@@ -109,6 +117,15 @@ def _refuse_code_of_program(request: Request) -> None:
                 f"module {record['module']} of this program, and each rank is a process of its own. Give the file or "
                 "module as a plugin: plugins=[...] of optrun.run, --plugin on the command line."
             )
+
+
+def _is_over(run: RunDir, payload: Payload) -> bool:
+    """Tell whether this very run has finished, perhaps while this machine was away."""
+    try:
+        values = read_summary(run.summary)
+    except (OSError, ValueError):
+        return False
+    return values.get("status") == "finished" and values.get("config_digest") == config_digest(payload.values)
 
 
 def _record(run: RunDir, error: OptrunError) -> None:

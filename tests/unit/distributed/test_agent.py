@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
 
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed import agent, elastic
@@ -33,6 +37,8 @@ class OfTorch:
 
     @classmethod
     def connect(cls, *where: object) -> type[OfTorch]:
+        if cls.ends[0] == "closed":
+            raise RendezvousClosedError
         if cls.ends[0] == "never":
             raise RendezvousTimeoutError
         if cls.ends[0] == "unreachable":
@@ -72,11 +78,22 @@ def test_the_machine_that_all_meet_at_dies(
     )
     begun: list[object] = []
     if error is None:
-        assert agent.run_ranks(ranks, tmp_path, begun.append).ends == []
+        assert agent.run_ranks(ranks, tmp_path, begun.append, lambda: False).ends == []
         assert [before is None for before in begun] == [True] + [False] * (len(restarts) - 1)
     else:
         with pytest.raises(error) as told:
-            agent.run_ranks(ranks, tmp_path, begun.append)
+            agent.run_ranks(ranks, tmp_path, begun.append, lambda: False)
         assert type(told.value) is error
         assert "distributed.timeout_seconds" in str(told.value)
     assert OfTorch.restarts == restarts
+
+
+def test_a_machine_that_comes_back_after_the_end_need_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have closed what they met by; the run is found finished."""
+    monkeypatch.setattr(elastic, "handler_of", OfTorch.connect)
+    monkeypatch.setattr(elastic, "spec_of", lambda command, nproc, handler, left: left)
+    monkeypatch.setattr(elastic, "Agent", OfTorch)
+    monkeypatch.setattr(OfTorch, "ends", ["closed"])
+    over = iter([False, True])
+    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", timeout=60.0, command=(), environment={})
+    assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: next(over)).ends == []
