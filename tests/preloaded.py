@@ -135,14 +135,19 @@ def _become(
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if composed is not None:
         compose_cache.install(composed)
-    for _ in range(SPARES):
+    fork_ranks(SPARES)
+    _run(module, args, env)
+
+
+def fork_ranks(spares: int) -> None:
+    """Let an agent that this process becomes fork its ranks, so many in all."""
+    for _ in range(spares):
         _Spare.ready.append(_Spare())
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     subprocess_handler.Popen = RankProcess  # type: ignore[misc, assignment]
     dynamic_rendezvous.get_method_name = _no_name  # it looks through all modules there are, seconds with so many
-    _run(module, args, env)
 
 
 def _no_name(depth: int = 2) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import Section, compare
-from optrun.certify.trial import Child, Kill, Main, Tempo, TrialFailed, Trials, import_all
+from optrun.certify.trial import Child, Kill, Main, Nodes, Tempo, TrialFailed, Trials, import_all
 
 _KILLS_PER_RUN = 8
 
@@ -48,6 +48,11 @@ class Certificate:
         """Count the kills by where they fell."""
         return Counter(kill.fell for kill in self.kills)
 
+    @property
+    def victims(self) -> Counter[tuple[str, str]]:
+        """Count the kills by what was killed, and where that fell."""
+        return Counter((kill.victim, kill.fell) for kill in self.kills)
+
     def to_dict(self) -> dict[str, object]:
         """Convert to plain values for JSON."""
         return {
@@ -63,6 +68,7 @@ class Certificate:
             "starts": self.starts,
             "kills": [asdict(kill) for kill in self.kills],
             "fell": dict(self.fell),
+            "victims": {f"{victim}, {fell}": count for (victim, fell), count in self.victims.most_common()},
             "compared": [asdict(section) for section in self.sections],
             "seconds": round(self.seconds, 1),
             "versions": self.versions,
@@ -71,7 +77,15 @@ class Certificate:
 
 
 def certify(
-    main: Main, argv: Sequence[str], *, steps: int, kills: int, seed: int, folder: Path, watch: Callable[[str], None]
+    main: Main,
+    argv: Sequence[str],
+    *,
+    steps: int,
+    kills: int,
+    seed: int,
+    folder: Path,
+    watch: Callable[[str], None],
+    nnodes: int = 1,
 ) -> Certificate:
     """Run a configuration undisturbed, then killed and resumed until so many kills are reached; compare.
 
@@ -83,6 +97,7 @@ def certify(
         seed: Chooses the moments.
         folder: Empty; takes the runs.
         watch: Told what is being done.
+        nnodes: Agents of each run; above 1 parts of it are killed, and what is left goes on.
 
     Returns:
         The certificate, whether it holds or not.
@@ -96,13 +111,21 @@ def certify(
     watch("the run without a kill")
     straight = RunDir(folder / "straight")
     imported = folder / "imported"
-    child = Child(main, [*argv, f"hydra.run.dir={straight.path}"], folder / "straight.log", imported)
+    command = [*argv, f"hydra.run.dir={straight.path}"] + ["resume=auto"] * (nnodes > 1)  # whoever comes second joins
+
+    def begin(node: int) -> Child:
+        return Child(main, command, folder / f"straight-{node}.log", None if node else imported)
+
+    run = Nodes(begin, nnodes)
     try:
-        code = child.wait()
+        for child in run.agents:
+            code = child.wait()
+            if code != 0:
+                raise TrialFailed(
+                    f"the run ends with exit code {code} although nobody killed it:\n{child.last_lines()}"
+                )
     finally:
-        child.kill()
-    if code != 0:
-        raise TrialFailed(f"the run ends with exit code {code} although nobody killed it:\n{child.last_lines()}")
+        run.kill()
     import_all(imported)
     summary = read_summary(straight.summary)
     paper = Certificate(
@@ -115,16 +138,17 @@ def certify(
     )
 
     def seen(kill: Kill) -> None:
-        watch(f"kill {len(trials.kills)} of {kills}: {kill.fell}")
+        watch(f"kill {len(trials.kills)} of {kills}: {kill.victim}, {kill.fell}")
 
     trials = Trials(main, list(argv), folder, _tempo(straight, time.monotonic() - begun), random.Random(seed), seen)
     paper.kills = trials.kills
     try:
         while len(trials.kills) < kills and paper.difference is None:
             left = kills - len(trials.kills)
-            run = trials.one_run(f"killed-{paper.runs + 1}", min(left, _KILLS_PER_RUN))
+            name, most = f"killed-{paper.runs + 1}", min(left, _KILLS_PER_RUN)
+            killed = trials.one_run(name, most) if nnodes == 1 else trials.one_run_on_nodes(name, most, nnodes)
             paper.runs += 1
-            paper.sections = compare(straight, run, steps)
+            paper.sections = compare(straight, killed, steps)
     except TrialFailed as error:
         paper.failure = str(error)
     paper.starts, paper.seconds = trials.starts, time.monotonic() - begun

@@ -19,17 +19,17 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import latest_whole, step_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
-from optrun.base.errors import OptrunError
+from optrun.base.errors import EXIT_STOPPED_EARLY, OptrunError
 from optrun.base.reading import read_lines
 
 Main = Callable[[list[str]], int]
 """Runs a command line and returns its exit code."""
 _LOOK = 0.0002
 """Seconds between two looks at the run directory."""
-_RANK = b"optrun.launch.rank"
-"""In the command line of each rank."""
 _LEAVING_SECONDS = 60.0
 """For the ranks of a run whose starter was killed."""
+_HANGING_SECONDS = 900.0
+"""For something to happen, where nothing was killed since."""
 
 
 @dataclass
@@ -42,6 +42,8 @@ class Kill:
     """`inside a save`, `inside a deletion`, `in training`, `before the first step`."""
     committed: int
     """Step of the newest whole checkpoint then; -1 where there was none."""
+    victim: str
+    """`the process`, `a rank`; over nodes also `an agent`, `a node`."""
 
 
 class Child:
@@ -103,16 +105,17 @@ class Child:
         return self.code
 
     def ranks(self) -> list[int]:
-        """Find the processes that it started as ranks, by number; none where there is no /proc."""
+        """Find the processes that it started as ranks, which lead groups of their own; none where there is no /proc."""
         children = Path(f"/proc/{self.process}/task/{self.process}/children")
-        try:
-            started = [int(child) for child in children.read_text().split()]
-            return [child for child in started if _RANK in Path(f"/proc/{child}/cmdline").read_bytes()]
-        except OSError:
-            return []
+        found = []
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                with contextlib.suppress(ProcessLookupError):
+                    found += [child] if os.getpgid(child) == child else []
+        return found
 
-    def kill_one(self, ranks: Sequence[int], rng: random.Random) -> None:
-        """Send SIGKILL to it or to one of its ranks, and wait until none of them is left.
+    def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
+        """Send SIGKILL to it or to one of its ranks, and wait until none of them is left; tell which.
 
         Args:
             ranks: Their processes.
@@ -129,6 +132,7 @@ class Child:
             if time.monotonic() - begun > _LEAVING_SECONDS:
                 raise TrialFailed("a rank is left behind by a run that was killed.")
             time.sleep(0.005)
+        return "a rank" if victim else "the process"
 
     def kill(self) -> None:
         """Send SIGKILL to it and to its workers."""
@@ -150,6 +154,71 @@ def _is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+class Nodes:
+    """A run over several nodes: the agent of each, all on this machine.
+
+    Args:
+        begin: Starts the agent of a node, by its number.
+        count: Nodes.
+    """
+
+    def __init__(self, begin: Callable[[int], Child], count: int) -> None:
+        self._begin = begin
+        self.starts = count
+        """Of agents."""
+        self.agents = [begin(node) for node in range(count)]
+
+    def ended(self) -> bool:
+        """Tell whether the run has ended; an agent that was asked to stop is started again, as a scheduler would.
+
+        Raises:
+            TrialFailed: An agent ended with another exit code.
+        """
+        for node, agent in enumerate(self.agents):
+            if agent.ended() and agent.code == EXIT_STOPPED_EARLY:
+                self._again(node)
+            elif agent.ended() and agent.code:
+                raise TrialFailed(f"node {node} ended with exit code {agent.code}:\n{self.last_lines()}")
+        return all(agent.ended() for agent in self.agents)
+
+    def kill_part(self, rng: random.Random) -> str:
+        """Send SIGKILL to a rank, to an agent alone or to a whole node; start the agent again; tell which it was.
+
+        Args:
+            rng: Chooses.
+        """
+        node, victim = rng.randrange(len(self.agents)), rng.choice(("a rank", "an agent", "a node"))
+        agent = self.agents[node]
+        ranks = agent.ranks()
+        if victim == "a rank" and ranks:
+            _kill_groups([rng.choice(ranks)])
+            return victim
+        _kill_groups([agent.process, *ranks] if victim == "a node" else [agent.process])
+        agent.kill()
+        self._again(node)
+        return "an agent" if victim == "a rank" else victim
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of it."""
+        for agent in self.agents:
+            _kill_groups(agent.ranks())
+            agent.kill()
+
+    def last_lines(self) -> str:
+        """Return the end of what each agent printed."""
+        return "\n".join(agent.last_lines() for agent in self.agents)
+
+    def _again(self, node: int) -> None:
+        self.starts += 1
+        self.agents[node] = self._begin(node)
+
+
+def _kill_groups(leaders: Sequence[int]) -> None:
+    for leader in leaders:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 @dataclass
@@ -215,12 +284,12 @@ class Trials:
             )
             self.starts += 1
             try:
-                aim = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0] if kills > 0 else None
+                aim = self._aim() if kills > 0 else None
                 killed = False
                 if aim is not None:
                     self._await(aim, run, child)
                     if not child.ended():
-                        child.kill_one(child.ranks(), self.rng)
+                        victim = child.kill_one(child.ranks(), self.rng)
                         killed = child.code != 0
                 if aim is None or not killed:
                     code = child.wait()
@@ -234,11 +303,51 @@ class Trials:
             self._refuse_wrong_start(run, before, resumes)
             _refuse_damage(run)
             kills -= 1
-            kill = Kill(aim, _where(run, before), committed(run))
-            self.kills.append(kill)
-            self.watch(kill)
+            self._note(Kill(aim, _where(run, before), committed(run), victim))
 
-    def _await(self, aim: str, run: RunDir, child: Child) -> None:
+    def one_run_on_nodes(self, name: str, kills: int, count: int) -> RunDir:
+        """Start it on nodes, kill a part of it so often at most, and see it to its end; what is left goes on.
+
+        Args:
+            name: Of the run directory.
+            kills: At most.
+            count: Nodes.
+
+        Raises:
+            TrialFailed: As `one_run`; or an agent ended otherwise than well, or as one that was asked to stop.
+        """
+        run = RunDir(self.folder / name)
+        run.path.mkdir(parents=True)
+        argv = [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"]
+        nodes = Nodes(lambda node: Child(self.main, argv, self.folder / f"{name}-node-{node}.log"), count)
+        before, resumes = -1, 0
+        try:
+            while kills > 0:
+                aim = self._aim()
+                self._await(aim, run, nodes)
+                if nodes.ended():
+                    break
+                self._refuse_wrong_start(run, before, resumes, exact=False)
+                kills -= 1
+                victim = nodes.kill_part(self.rng)
+                where, before, resumes = _where(run, before), committed(run), _resumes(run)
+                self._note(Kill(aim, where, before, victim))
+            self._until(nodes, lambda: False)
+            self._refuse_wrong_start(run, before, resumes, exact=False)
+            _refuse_damage(run)
+            return run
+        finally:
+            self.starts += nodes.starts
+            nodes.kill()
+
+    def _aim(self) -> str:
+        return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
+
+    def _note(self, kill: Kill) -> None:
+        self.kills.append(kill)
+        self.watch(kill)
+
+    def _await(self, aim: str, run: RunDir, child: Child | Nodes) -> None:
         """Wait for the moment to kill."""
         if aim == "start":
             self._until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
@@ -257,21 +366,23 @@ class Trials:
             self._until(child, enough)
             self._until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
 
-    def _until(self, child: Child, condition: Callable[[], bool], seconds: float | None = None) -> None:
+    def _until(self, child: Child | Nodes, condition: Callable[[], bool], seconds: float | None = None) -> None:
         begun = time.monotonic()
         while not child.ended() and not condition():
             if seconds is not None and time.monotonic() - begun >= seconds:
                 return
+            if time.monotonic() - begun > _HANGING_SECONDS:
+                raise TrialFailed(f"nothing happens for {_HANGING_SECONDS:g} s:\n{child.last_lines()}")
             time.sleep(_LOOK)
 
-    def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
-        """Refuse a start that did not go on from the newest whole checkpoint."""
+    def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int, *, exact: bool = True) -> None:
+        """Refuse a start that did not go on from the newest whole checkpoint, or an even newer one."""
         try:
             entries = read_summary(run.summary)["resumes"][resumes:]
         except (OSError, ValueError, KeyError):
             return
         for entry in entries:
-            if entry["from_step"] != max(before, 0):
+            if entry["from_step"] < max(before, 0) or (exact and entry["from_step"] > max(before, 0)):
                 raise TrialFailed(
                     f"a start of the run went on from step {entry['from_step']}, although step {before} was committed."
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ _FORCED = {
     "checkpoint.save_steps": "1",
     "tracking": "none",
 }
+_RESTARTS = "100"
+"""More than the kills of a run, each of which may start the ranks of a node anew."""
 
 
 def run(arguments: VerbArguments, desk: Desk) -> int:
@@ -34,7 +37,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         0 where every resumed run equals the undisturbed one, else 1.
     """
     steps, kills, seed = desk.whole("steps", 12, 2), desk.whole("kills", 8, 1), desk.whole("seed", 0, 0)
-    command, replaced = command_line(arguments.command_line(), steps)
+    command, replaced, nnodes = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
     from optrun.cli import train
@@ -51,6 +54,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
             seed=seed,
             folder=folder,
             watch=watch,
+            nnodes=nnodes,
         )
     paper.argv[:0] = plugins.options(plugins.LOADED.values())
     out = desk.publish(paper.to_dict(), always=not desk.options.json)
@@ -65,7 +69,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     return EXIT_DONE
 
 
-def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
+def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], int]:
     """Build the command line of the trials: what was asked for, with what a proof needs.
 
     Args:
@@ -73,7 +77,7 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
         steps: Of each run.
 
     Returns:
-        Arguments after `optrun`, and a note for each override of the user's that another one replaces.
+        Arguments after `optrun`, a note for each override of the user's that another one replaces, and the nodes.
 
     Raises:
         ConfigError: An override that has no meaning here, or a configuration that does not compose.
@@ -81,14 +85,23 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
     from optrun.config import store
     from optrun.config.compose import compose_request
 
-    own, replaced = with_forced(asked.overrides, {**_FORCED, "training.max_steps": str(steps)})
+    forced = {**_FORCED, "training.max_steps": str(steps)}
+    if any(token.startswith("distributed.nnodes=") for token in asked.overrides):
+        forced |= {"distributed.rdzv_endpoint": f"127.0.0.1:{_free_port()}", "distributed.max_restarts": _RESTARTS}
+    own, replaced = with_forced(asked.overrides, forced)
     request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
     if not request.config.checkpoint.enabled:
         raise ConfigError("checkpoint=none: nothing is saved, so there is nothing to resume from.")
     options = ["-cn", asked.config_name]
     if asked.config_dir is not None:
         options += ["--config-dir", str(Path(asked.config_dir).resolve())]
-    return [*options, *own], replaced
+    return [*options, *own], replaced, getattr(request.config.distributed, "nnodes", 1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _show(desk: Desk, paper: Certificate) -> None:
@@ -105,7 +118,7 @@ def _show(desk: Desk, paper: Certificate) -> None:
         verdict = Text("equal", style="green") if section.difference is None else Text("differs", style="red")
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
     desk.console.print(table)
-    fell = ", ".join(f"{count} {where}" for where, count in paper.fell.most_common())
+    fell = ", ".join(f"{count} of {victim} {where}" for (victim, where), count in paper.victims.most_common())
     desk.say(
         f"{len(paper.kills)} kills in {paper.runs} runs of {paper.steps} steps, {paper.starts} starts, "
         f"{paper.seconds:.0f} s: {fell or 'none'}"

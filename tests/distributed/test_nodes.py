@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import time
@@ -156,3 +157,24 @@ def test_torchrun_on_two_machines_starts_its_ranks_again(tmp_path: Path) -> None
         codes, said = ended(programs)
     assert codes == [0, 0], said
     assert summary(run)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_resume_over_two_nodes_is_certified(tmp_path: Path) -> None:
+    """Ranks, agents and whole nodes are killed on either; the run ends, and is the undisturbed one.
+
+    `OPTRUN_NODE_KILLS` says how many kills in all (6); 200 is the whole proof.
+    """
+    kills = int(os.environ.get("OPTRUN_NODE_KILLS", "6"))
+    own = ["--steps", "16", "--kills", str(kills), "--seed", "2", "--json", "--out", "paper.json"]
+    given = tokens(tmp_path, *NODES[:2], "distributed.timeout_seconds=60")
+    given = [token for token in given if not token.startswith("checkpoint.")]
+    command = ["certify", "resume", *given, *own]
+    with program("tests.distributed.forked_ranks", command, tmp_path, merged=False) as process:
+        said, errors = process.communicate(timeout=300 + 60 * kills)
+    assert process.returncode == 0, said + errors
+    paper = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
+    assert paper["holds"] is True
+    assert len(paper["kills"]) == kills == sum(paper["victims"].values())
+    assert {kill["victim"] for kill in paper["kills"]} <= {"a rank", "an agent", "a node"}
+    assert all(section["difference"] is None for section in paper["compared"])
