@@ -28,8 +28,9 @@ from optrun.distributed.verdict import RankEnd, error_of
 
 Ends = list[RankEnd]
 
-_HEARSAY_SECONDS = 10.0
-"""For the agent of another machine to say how its ranks ended, where those of this one only lost them."""
+_HEARSAY_SECONDS = 16.0
+"""For the agent of another machine to say how its ranks ended, where those of this one only lost them. One that died has
+left the next meeting by then: torch counts it in for 15 s, and would wait for it there."""
 _PARTING_SECONDS = 10.0
 """For the agents of other machines to hear how the ranks of this one ended."""
 _LOOK_SECONDS = 0.1

@@ -238,18 +238,18 @@ class Meeting:
         return told
 
     def heard(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
-        """Return what ranks have told in time, of those that did; nothing if the store is gone.
+        """Return what ranks have told in time, of those that did.
 
         Args:
             key: Of it.
             ranks: Of interest.
             timeout: Seconds to wait for all of them.
+
+        Raises:
+            LostRankError: The store is gone.
         """
-        try:
-            missing = self._missing(key, ranks, timeout)
-            return {rank: self._read(key, rank) for rank in ranks if rank not in missing}
-        except LostRankError:
-            return {}
+        missing = self._missing(key, ranks, timeout)
+        return {rank: self._read(key, rank) for rank in ranks if rank not in missing}
 
 
 @contextmanager

@@ -271,18 +271,24 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     lost: list[RankEnd] = []
     if rank.is_main:
         everyone = range(meeting.size)
-        found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
+        with contextlib.suppress(LostRankError):
+            found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
         if not rank.is_watched:  # who told nothing is gone, or on its way
             where = _gone(rank)
             quiet = sorted((set(everyone) - set(found)) & where.keys())
             lost = [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in quiet]
     elif end.code in _TOGETHER:
-        found = _end_of_main(rank, meeting)
+        with contextlib.suppress(LostRankError):
+            found = _end_of_main(rank, meeting)
     return [end, *lost, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
 
 
 def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, Any]:
-    """Wait until rank 0 has told its end; a second signal may have ended it before."""
+    """Wait until rank 0 has told its end; a second signal may have ended it before.
+
+    Raises:
+        LostRankError: The store is gone, as with the agent of another machine.
+    """
     deadline = time.monotonic() + meeting.timeout
     found: dict[int, Any] = {}
     while not found and time.monotonic() < deadline:

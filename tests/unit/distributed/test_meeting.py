@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistNetworkError, HashStore
 
-from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
-from optrun.distributed.verdict import LostRankError
-from optrun.launch.rank import Rank, _end_of_main
+from optrun.distributed.verdict import LostRankError, RankEnd
+from optrun.launch.rank import Rank, _end_of_main, _part
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_a_rank_whose_rank_0_gave_up_first_says_so() -> None:
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("ask", ["settle", "receive", "hear_machine"])
+@pytest.mark.parametrize("ask", ["settle", "receive", "hear_machine", "heard"])
 def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
     with pytest.raises(LostRankError) as lost:
-        getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*{"settle": ("agree", 1, len), "receive": ("payload", 0)}.get(ask, ()))
+        given = {"settle": ("agree", 1, len), "receive": ("payload", 0), "heard": ("end", [0], 0.0)}
+        getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*given.get(ask, ()))
     assert "rank 0" in str(lost.value)
-    assert Meeting(Gone(), 1, 3, 5.0).heard("end", [0], 0.0) == {}
 
 
 def test_rank_0_does_not_leave_before_all_have_read() -> None:
@@ -141,3 +141,12 @@ def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone(tmp_path: Path) -> No
     heartbeats.write(1, Heartbeat(os.getpid(), 1, Phase.closing, 3, 0.0))
     rank = Rank(Launched("torchrun", 1, 2, 1, 2, ""), RankSignals(), tmp_path, heartbeats)
     assert _end_of_main(rank, Meeting(HashStore(), 1, 2, 3600.0)) == {}
+
+
+def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone(tmp_path: Path) -> None:
+    """As with the agent of another machine; an hour would be awaited."""
+    rank = Rank(
+        Launched("torchrun", 1, 2, 0, 1, ""), RankSignals(), tmp_path, Heartbeats.create(1, tmp_path / "heartbeats")
+    )
+    end = RankEnd(1, EXIT_STOPPED_EARLY, "stopped")
+    assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), end) == [end]
