@@ -40,6 +40,8 @@ class Ranks:
     nproc: int
     """On this machine."""
     nnodes: int = 1
+    fewest: int = 1
+    """Machines that will do where not all are there."""
     rdzv_endpoint: str | None = None
     """HOST:PORT where the machines meet."""
     timeout: float
@@ -120,7 +122,7 @@ def run_ranks(
             if is_over():
                 return Ended([], stops=len(stops))
             try:
-                handler = handler_of(ranks.rdzv_endpoint, ranks.nnodes, seconds)
+                handler = handler_of(ranks.rdzv_endpoint, ranks.fewest, ranks.nnodes, seconds)
                 agent = Agent(
                     spec_of(ranks.command, ranks.nproc, handler, left),
                     begin=start,
@@ -155,7 +157,7 @@ def run_ranks(
 def _unmet(ranks: Ranks) -> ConfigError:
     """Make the refusal of machines that never met."""
     return ConfigError(
-        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.nnodes} machines came within "
+        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.fewest} machines came within "
         f"{ranks.timeout:g} s (distributed.timeout_seconds). Expected the same command on each of them "
         "(distributed.nnodes), and that each can reach this address, which belongs to one of them."
     )

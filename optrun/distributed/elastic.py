@@ -29,8 +29,9 @@ from optrun.distributed.verdict import RankEnd, error_of
 Ends = list[RankEnd]
 
 _HEARSAY_SECONDS = 16.0
-"""For the agent of another machine to say how its ranks ended, where those of this one only lost them. One that died has
-left the next meeting by then: torch counts it in for 15 s, and would wait for it there."""
+"""For the agent of another machine to say how its ranks ended, where those of this one only lost them.
+
+One that died has left the next meeting by then: torch counts it in for 15 s, and would wait for it there."""
 _PARTING_SECONDS = 10.0
 """For the agents of other machines to hear how the ranks of this one ended."""
 _LOOK_SECONDS = 0.1
@@ -181,20 +182,21 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         return [RankEnd(**end) for one in told for end in one["ends"]], any(one["final"] for one in told)
 
 
-def handler_of(endpoint: str | None, nnodes: int, seconds: int) -> RendezvousHandler:
+def handler_of(endpoint: str | None, fewest: int, nnodes: int, seconds: int) -> RendezvousHandler:
     """Make what the agents of a run meet by, once for its life.
 
     Args:
         endpoint: HOST:PORT; None: there is one machine.
+        fewest: Machines that will do; torch waits 30 s more for the others.
         nnodes: Machines.
-        seconds: To wait for all of them.
+        seconds: To wait for them.
     """
     return rendezvous.get_rendezvous_handler(
         RendezvousParameters(
             backend="c10d",
             endpoint=endpoint or "127.0.0.1:0",
             run_id="optrun",
-            min_nodes=nnodes,
+            min_nodes=fewest,
             max_nodes=nnodes,
             local_addr="127.0.0.1" if nnodes == 1 else None,
             timeout=seconds,

@@ -14,7 +14,10 @@ from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import ranks_shown
 
-_OF_AGENT = ("training.nproc_per_node", "distributed.nnodes", "distributed.rdzv_endpoint", "distributed.max_restarts")
+_OF_AGENT = (
+    "training.nproc_per_node",
+    *(f"distributed.{name}" for name in ("nnodes", "min_nnodes", "rdzv_endpoint", "max_restarts")),
+)
 """Keys that say how ranks are started: a launcher decides that by itself."""
 
 
@@ -74,7 +77,13 @@ def refuse_unfit(
     if launched is not None:
         _refuse_told_twice(typed, launched, resumes=resumes)
     here = launched.local_size if launched is not None else nproc(config)
-    refuse_composed(config, launched.size if launched is not None else here * distributed.nnodes)
+    if distributed.fewest < distributed.nnodes and config.training.global_batch_size is None:
+        raise ConfigError(
+            f"distributed.min_nnodes={distributed.fewest}: with fewer machines a step would have fewer examples. "
+            "Expected training.global_batch_size=N as well, so that accumulation follows from the machines there are."
+        )
+    for nodes in range(distributed.fewest, distributed.nnodes + 1):
+        refuse_composed(config, launched.size if launched is not None else here * nodes)
     devices = device_count(config)
     own_device = launched is not None and devices == 1  # such as srun --gpus-per-task=1: each rank sees its own
     if devices is not None and here > devices and not own_device:

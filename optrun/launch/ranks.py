@@ -79,6 +79,7 @@ def train_on_ranks(
         ranks = Ranks(
             nproc=nproc(request.config),
             nnodes=distributed.nnodes,
+            fewest=distributed.fewest,
             rdzv_endpoint=distributed.rdzv_endpoint,
             timeout=distributed.timeout_seconds,
             command=["-m", "optrun.launch.rank"],

@@ -242,6 +242,9 @@ def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
+FEWER = ["distributed.nnodes=2", "distributed.min_nnodes=1", "distributed.rdzv_endpoint=a:1"]
+
+
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
@@ -252,6 +255,9 @@ def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) 
         ([*RANKS, "training.global_batch_size=9"], ["training.global_batch_size=9", "2 ranks"]),
         (["distributed=fsdp", *RANKS[1:], "distributed.data_parallel_shard_degree=3"], ["shard_degree=3", "2"]),
         ([*RANKS, "distributed.nnodes=2"], ["distributed.rdzv_endpoint", "HOST:PORT"]),
+        ([*RANKS, "distributed.min_nnodes=2"], ["distributed.min_nnodes=2", "distributed.nnodes=1"]),
+        ([*RANKS, *FEWER], ["distributed.min_nnodes=1", "training.global_batch_size"]),
+        ([*RANKS, *FEWER, "training.global_batch_size=6"], ["global_batch_size=6", "4 ranks"]),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_before_a_directory_is_made(

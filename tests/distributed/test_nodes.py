@@ -18,7 +18,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import OptrunError
 from optrun.distributed.world import World
 from optrun.training.replicas import refuse_parted
-from tests.distributed.ranked_runs import rows
+from tests.distributed.ranked_runs import batches, differences, rows
 from tests.distributed.test_launch import PATIENCE, ranks_of, tokens
 from tests.distributed.test_launch_others import free_port, joined
 from tests.preloaded import Program, program
@@ -143,6 +143,33 @@ def test_a_rank_and_a_whole_machine_die_and_nobody_can_tell(tmp_path: Path) -> N
     assert summary(killed)["status"] == "finished"
     assert weights(killed) == weights(straight)
     assert figures(killed) == figures(straight)
+
+
+@pytest.mark.slow
+def test_the_machine_that_is_left_goes_on_with_the_same_batch(tmp_path: Path) -> None:
+    """The other one dies, comes back while the run goes on or is at its end, and the losses are those of both."""
+    more = ["distributed.min_nnodes=1", "training.global_batch_size=4"]
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    with nodes([[*commands_of(tmp_path, "straight"), *more]] * 2, [tmp_path] * 2) as programs:
+        codes, said = ended(programs)
+    assert codes == [0, 0], said
+    command = [*commands_of(tmp_path, "killed"), *more]
+    with ExitStack() as stack:
+        first, second = stack.enter_context(nodes([command] * 2, [tmp_path] * 2))
+        wait_for(lambda: RunDir(killed).checkpoint(10).is_dir(), [first, second])
+        begun = summary(killed)["resumes"]
+        for pid in (second.pid, *ranks_of(second.pid)):
+            os.kill(pid, signal.SIGKILL)
+        second.wait()
+        wait_for(lambda: summary(killed)["resumes"] != begun, [first])
+        again = stack.enter_context(program("optrun", command, tmp_path))
+        codes, said = ended([first, again])
+    assert codes == [0, 0], said
+    assert "Starting again" in said
+    assert summary(killed)["status"] == "finished"
+    assert batches(killed) == batches(straight)
+    found = differences(straight, killed, ("train/loss", "eval/loss"))
+    assert max(found.values()) <= 1e-6, found
 
 
 @pytest.mark.slow

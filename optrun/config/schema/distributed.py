@@ -32,6 +32,8 @@ class RanksConfig(DistributedConfig):
 
     nnodes: Count
     """Machines; the same command is started on each."""
+    min_nnodes: Count | None
+    """Machines that the run goes on with where not all are there; null: all."""
     rdzv_endpoint: Annotated[str, matching(r"\[?[^\s/]+\]?:\d{1,5}", "HOST:PORT")] | None
     """HOST:PORT where the machines meet."""
     max_restarts: WholeNumber
@@ -44,6 +46,12 @@ class RanksConfig(DistributedConfig):
         super().__post_init__()
         there = self.rdzv_endpoint is not None or self.nnodes == 1
         self.expect(there, "rdzv_endpoint", f"HOST:PORT, where the {self.nnodes} machines meet")
+        self.expect(self.fewest <= self.nnodes, "min_nnodes", f"at most distributed.nnodes={self.nnodes}")
+
+    @property
+    def fewest(self) -> int:
+        """Count the machines that the run needs."""
+        return self.min_nnodes or self.nnodes
 
 
 @dataclass(kw_only=True)
