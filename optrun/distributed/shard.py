@@ -75,7 +75,8 @@ def distribute(
         return _fully_sharded(model, config, world, device, blocks)
     if isinstance(config, DdpConfig):
         ids = [device] if device.type == "cuda" else None
-        # What a model does not use keeps no gradient, as in one process.
+        # What a model does not use keeps no gradient, as in one process. And without it torch lays out its buckets anew
+        # after the first step: on more than two ranks a run that goes on would sum in another order than before.
         replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
         return replicated, lambda last: nullcontext() if last else replicated.no_sync()
     return model, lambda last: nullcontext()  # noqa: ARG005
