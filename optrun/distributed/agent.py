@@ -29,6 +29,8 @@ from optrun.distributed.watchdog import Watchdog
 
 _LOOK_SECONDS = 0.1
 """Between two looks for the machine that all meet at."""
+_MEETING_SECONDS = 60
+"""To wait for other machines at a time, before it is looked whether they have finished the run."""
 _DIRECT_SECONDS = 0.5
 """A launcher may signal agent and ranks at once: the agent passes its own on a little later, so that it counts once."""
 
@@ -79,7 +81,7 @@ def run_ranks(
         StoppedEarly: A signal ended the wait for them.
         OptrunError: They do not come back.
     """
-    from optrun.distributed.elastic import Agent, handler_of, is_lost_machine, is_lost_store, spec_of
+    from optrun.distributed.elastic import Agent, handler_of, is_late, is_lost_machine, spec_of
 
     heartbeats = Heartbeats.create(ranks.nproc, folder / HEARTBEATS)
     hung: dict[int, RankEnd] = {}
@@ -110,7 +112,6 @@ def run_ranks(
 
     left, deadline = ranks.max_restarts, time.monotonic() + ranks.timeout
     before: list[RankEnd] | None = None
-    seconds = max(1, math.ceil(ranks.timeout))
     agent: Agent | None = None
     with (
         _environment(ranks),
@@ -122,6 +123,7 @@ def run_ranks(
             if is_over():
                 return Ended([], stops=len(stops))
             try:
+                seconds = min(_MEETING_SECONDS, max(1, math.ceil(deadline - time.monotonic())))
                 handler = handler_of(ranks.rdzv_endpoint, ranks.fewest, ranks.nnodes, seconds)
                 agent = Agent(
                     spec_of(ranks.command, ranks.nproc, handler, left),
@@ -143,11 +145,11 @@ def run_ranks(
                 if not is_lost_machine(error):
                     raise
                 if agent is None or not agent.has_begun:
-                    if is_lost_store(error) and time.monotonic() < deadline:
+                    if time.monotonic() < deadline:
                         time.sleep(_LOOK_SECONDS)
-                        continue  # the machine that the others meet at has died, and is not back yet
+                        continue  # a machine has died, and is not back yet
                     raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
-                before, left = agent.ended or ends({}), agent.restarts_left - 1
+                before, left = agent.ended or ends({}), agent.restarts_left - (not is_late(error))
                 deadline = time.monotonic() + ranks.timeout
                 mark(Phase.closing)
                 if stops or left < 0:

@@ -17,10 +17,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousError,
     RendezvousHandler,
     RendezvousParameters,
+    RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
@@ -224,6 +224,6 @@ def is_lost_machine(error: Exception) -> bool:
     return isinstance(error, RendezvousError | DistError)
 
 
-def is_lost_store(error: Exception) -> bool:
-    """Tell whether what agents meet by cannot be reached, or not any more."""
-    return isinstance(error, RendezvousConnectionError | RendezvousClosedError | DistError)
+def is_late(error: Exception) -> bool:
+    """Tell whether machines did not come where agents that know each other met again; that start was counted."""
+    return isinstance(error, RendezvousTimeoutError)

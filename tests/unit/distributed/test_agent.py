@@ -31,8 +31,11 @@ class OfTorch:
 
     def run(self) -> None:
         self.begin(self.ended)
-        if self.ends.pop(0) == "lost":
+        end = self.ends.pop(0)
+        if end == "lost":
             raise RendezvousConnectionError
+        if end == "late":  # torch has counted that start already
+            raise RendezvousTimeoutError
         self.ended = []
 
     @classmethod
@@ -56,6 +59,7 @@ class OfTorch:
     [
         (["lost", "unreachable", "unreachable", "done"], [2, 1], None),
         (["lost", "lost", "lost"], [2, 1, 0], OptrunError),
+        (["late", "done"], [2, 2], None),
         (["unreachable", "unreachable", "done"], [2], None),
         (["never"], [], ConfigError),
     ],
@@ -74,7 +78,13 @@ def test_the_machine_that_all_meet_at_dies(
     monkeypatch.setattr(elastic, "spec_of", lambda command, nproc, handler, left: left)
     monkeypatch.setattr(elastic, "Agent", OfTorch)
     ranks = agent.Ranks(
-        nproc=1, nnodes=2, rdzv_endpoint="a:1", timeout=60.0, command=(), environment={}, max_restarts=2
+        nproc=1,
+        nnodes=2,
+        rdzv_endpoint="a:1",
+        timeout=1.0 if error is ConfigError else 60.0,
+        command=(),
+        environment={},
+        max_restarts=2,
     )
     begun: list[object] = []
     if error is None:
