@@ -87,9 +87,9 @@ def run_ranks(
     hung: dict[int, RankEnd] = {}
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
-        for local_rank, end in find_hung(silent, folder, ranks.timeout).items():
-            if local_rank not in hung:  # it stays silent, and how it was is known from the first look
-                hung[local_rank] = end
+        if not hung:  # who is silent later has lost that one, and torch's agent ends it
+            hung.update(find_hung(silent, folder, ranks.timeout, ranks.nproc))
+            for local_rank in hung:
                 kill(silent[local_rank])
 
     def mark(phase: Phase) -> None:

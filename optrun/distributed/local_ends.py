@@ -32,8 +32,11 @@ def stack_file(folder: Path, local_rank: int) -> Path:
     return folder / f"stack-{local_rank}"
 
 
-def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float) -> dict[int, RankEnd]:
-    """Find which of the silent ranks the others wait for, and say where it is."""
+def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float, local_size: int) -> dict[int, RankEnd]:
+    """Find which of the silent ranks the others wait for, and say where it is.
+
+    While one of this machine is not silent yet, those that wait are not the cause: it may have been heard later.
+    """
     frames = {local_rank: _frame_of(folder, local_rank, heartbeat.pid) for local_rank, heartbeat in silent.items()}
     stopped = [local_rank for local_rank, heartbeat in silent.items() if _state(heartbeat.pid) in ("T", "t")]
     busy = [
@@ -41,7 +44,7 @@ def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float) -> dic
         for local_rank, heartbeat in silent.items()
         if heartbeat.phase is not Phase.waiting and not any(text in frames[local_rank] for text in _WAITING)
     ]
-    hung = stopped or busy or list(silent)
+    hung = stopped or busy or (list(silent) if len(silent) == local_size else [])
     ends = {}
     for local_rank in hung:
         state = ", stopped by a signal" if local_rank in stopped else ""

@@ -96,11 +96,12 @@ def test_a_run_in_one_process_tells_it() -> None:
 
 def test_the_one_the_others_wait_for_is_named(tmp_path: Path) -> None:
     silent = {0: line(Phase.waiting, 0.0, rank=4), 1: line(Phase.training, 0.0, rank=5)}
-    found = find_hung(silent, tmp_path, 30)
+    found = find_hung(silent, tmp_path, 30, 2)
     assert list(found) == [1]
     assert (found[1].rank, found[1].where) == (5, "training after step 3")
     assert "30 s" in found[1].message
-    assert list(find_hung({0: silent[0]}, tmp_path, 30)) == [0]
+    assert list(find_hung({0: silent[0]}, tmp_path, 30, 1)) == [0]
+    assert not find_hung({0: silent[0]}, tmp_path, 30, 2)  # the other one was heard a moment later, and hangs
 
 
 def test_a_rank_that_never_began_is_not_killed() -> None:
