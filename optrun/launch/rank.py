@@ -36,7 +36,7 @@ from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
 from optrun.distributed.meeting import Meeting, UnmetError
 from optrun.distributed.rank_signals import RankSignals
-from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
+from optrun.distributed.verdict import COLLECTIVES, LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.launch.payload import Payload
 from optrun.launch.rank_checks import refuse_shared_device
@@ -55,6 +55,8 @@ _GROUPS_SECONDS = 60.0
 """More than a rank may be silent: the watchdog, which knows more, is to speak before a collective gives up."""
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
+_NEARLY = 0.9
+"""Of the time that a rank may be silent: what it did last is written before it is ended."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether rank 0 still runs."""
 _COMPOSING_SECONDS = 60.0
@@ -118,6 +120,7 @@ def begin(launched: Launched) -> Rank:
     """Make this process a rank: from here on signals are noted."""
     set_torch_environment(launched)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # collectives that torch's flight recorder keeps
     rank = Rank(launched, RankSignals())
     if rank.is_watched:
         rank.share(Path(os.environ[FOLDER]))
@@ -136,7 +139,11 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
     meeting.timeout = float(payload.values["distributed"]["timeout_seconds"])
-    with _rank_output(rank.launched.rank, payload.run), _watching_others(rank, meeting):
+    with (
+        _rank_output(rank.launched.rank, payload.run),
+        _recorded(rank, payload.run, meeting.timeout),
+        _watching_others(rank, meeting),
+    ):
         end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
         try:
             outcome = _train(rank, payload, meeting)
@@ -211,6 +218,26 @@ def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
 
 
 @contextmanager
+def _recorded(rank: Rank, run: RunDir, timeout: float) -> Iterator[None]:
+    """Write which collectives this rank began last, where a rank of this machine is about to be silent for too long."""
+    if rank.heartbeats is None:
+        yield
+        return
+    path = run.logs / COLLECTIVES.replace("*", str(rank.launched.rank))
+    path.unlink(missing_ok=True)
+
+    def write(silent: dict[int, Heartbeat]) -> None:  # noqa: ARG001
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(_dump_fr_trace_json())
+
+    with Watchdog(rank.heartbeats, _NEARLY * timeout, write):
+        yield
+
+
+@contextmanager
 def _printed_log() -> Iterator[None]:
     """Print what optrun logs."""
     logger, handler = logging.getLogger("optrun"), logging.StreamHandler(sys.stdout)
@@ -233,7 +260,7 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
     told: set[int] = set()
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
-        found = find_hung(silent, folder, meeting.timeout)
+        found = find_hung(silent, folder, meeting.timeout, rank.launched.local_size)
         ends = {local_rank: end for local_rank, end in found.items() if local_rank not in told}
         told.update(ends)
         for end in ends.values():

@@ -192,6 +192,9 @@ def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int, di
     assert code == 1
     for fact in (f"rank {rank}", "5 s", "distributed.timeout_seconds", "after step", "stopped by a signal"):
         assert fact in said
+    assert "rank-*-collectives.json" in said
+    waiting = json.loads((run.run / "logs" / f"rank-{1 - rank}-collectives.json").read_text(encoding="utf-8"))
+    assert waiting["entries"][-1]["profiling_name"].startswith("gloo:")
     assert whole(run.run) >= 2
 
 
