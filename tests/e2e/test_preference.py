@@ -93,6 +93,24 @@ def test_an_adapter_is_measured_against_its_base(place: Path, capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_an_adapter_goes_on_where_it_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*SMALL, "adapter=lora", "adapter.r=2", "adapter.lora_dropout=0.1", "lr=0.1"]
+    assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
+    assert optrun(*words, "training.max_steps=2", "hydra.run.dir=cut") == 0
+    monkeypatch.setenv("OPTRUN_CACHE", str(place / "empty"))  # the reference is that of the base again
+    assert optrun("resume=cut", "training.max_steps=4") == 0
+    assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
+    assert lines("cut")[-1] == lines("straight")[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["adapter=lora", "adapter.r=2", "adapter.lora_dropout=0.1"]])
+@pytest.mark.usefixtures("place")
+def test_a_killed_run_is_certified(words: list[str]) -> None:
+    assert optrun("certify", "resume", *SMALL, *words, "training.max_steps=6") == 0
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = [word for word in SMALL if not word.startswith("model.")]
     for seed in (0, 1):
