@@ -4,8 +4,8 @@
 
 Each part is a program beside this file and runs in a process of its own, one after another; it prints a table of ratios
 within that part, with their spread. `--write` puts the tables into docs/performance.md. Packages to compare with are
-measured where they are installed (`pip install timm pytorch_optimizer accelerate`), and so is a GPU where there is one.
-The table of a part that fails stays as it was, and the exit code is 1.
+measured where they are installed (`pip install timm pytorch_optimizer accelerate trl sentence-transformers`), and so is
+a GPU where there is one. The table of a part that fails stays as it was, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PARTS = {
     "step": "optimizer_step.py --rounds {rounds}",
     "drift": "optimizer_step.py --drift 10000",
     "vocabulary": "chunked_loss.py",
+    "peers": "peers.py --repeats {rounds}",
     "start": "start.py --repeats {rounds}",
     "text": "text.py --sizes 10,100",
     "loop": "loop.py --steps 150 --repeats 15",
