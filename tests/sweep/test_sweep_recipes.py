@@ -44,6 +44,7 @@ def expanded(name: str, *words: str) -> list[Job]:
         ("lamb_batch_scaling", 4 * 5, []),
         ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
         ("lora_minilm_sst2", 2 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        ("preference_lr", 2 * 6 * 3, ["model.path=somewhere"]),
         pytest.param("transfer_width", 3 * 2 * 3 * 6 * 2, [], marks=pytest.mark.slow),  # composes 108 times
         ("transfer_length", 3 * 6 * 3, []),
     ],
@@ -87,6 +88,17 @@ def test_widths_keep_their_heads() -> None:
         tried[job["optimizer"], job.get("parametrization", "standard"), int(job["model.config.n_embd"])] += 1
     arms = itertools.product(("adamw", "lamb", "muon"), ("standard", "mup"), (32, 64, 128))
     assert tried == dict.fromkeys(arms, 6 * 2)
+
+
+@pytest.mark.slow
+def test_chats_and_preferences_go_on_from_one_start(place: Path) -> None:
+    words = ["training.max_steps=2", "data.max_train_examples=32", "data.max_eval_examples=8", "task.samples=0"]
+    shape = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2"]
+    assert optrun("-cn", "sft_tiny", *words, *shape, "hydra.run.dir=start") == 0
+    given = [*words[:3], "model.path=start/model", "lr=1e-3", "seed=0", "hydra.sweep.dir=sweep"]
+    assert optrun("-cn", "preference_lr", *given) == 0
+    assert [row["status"] for row in result().values()] == ["finished"] * 2
+    assert sorted(split(load_runs([Path("sweep")]))) == ["preference on stdlib_preferences", "sft on stdlib_chat"]
 
 
 @pytest.mark.slow
