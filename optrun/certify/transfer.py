@@ -126,7 +126,7 @@ class _Trials:
             self.batches = [[_doubled(batch) for batch in one] for one in islice(steps, _BATCHES)]
             steps.close()
         step = setup.train_step
-        return Trial(model, lambda: step.model(**self.batches[0][0]), lambda: list(map(step, self._of_steps())))
+        return Trial(model, lambda: step.model(**self.batches[0][0]), lambda: list(map(step, self._of_steps())), sizes)
 
     def _of_steps(self) -> Iterator[list[dict[str, Tensor]]]:
         return islice(cycle(self.batches), self.steps)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,13 @@ class Trial:
         model: In float64, so that rounding is no update.
         forward: Runs it on the fixed batch.
         train: Does the steps.
+        sizes: How each parameter grew, see `growth_of`; empty: it is compared with the smallest model.
     """
 
     model: nn.Module
     forward: Callable[[], object]
     train: Callable[[], object]
+    sizes: Mapping[str, Growth] = field(default_factory=dict)
 
 
 @dataclass
@@ -157,8 +159,8 @@ def coordinate_check(
     Raises:
         ConfigError: The models cannot be compared, see `growth_of`.
     """
-    ends = [trial(size, seeds[0]).model for size in (sizes[-1], sizes[0])]
-    grown = growth_of(*ends)
+    largest, smallest = (trial(size, seeds[0]) for size in (sizes[-1], sizes[0]))
+    grown = _with_tied_heads(largest.model, largest.sizes or growth_of(largest.model, smallest.model))
     lines: dict[tuple[str, str], Line] = {}
     for size in sizes:
         for seed in seeds:
@@ -167,6 +169,20 @@ def coordinate_check(
                 line.values.setdefault(size, []).append(value)
     whole = [line for line in lines.values() if _is_whole(line, sizes, seeds)]
     return CoordinateCheck(along, whole)
+
+
+def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
+    """Add second names of tied tensors; where a norm carries their logits, a head is what an untied one is."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    out = dict(grown)
+    for name, param in model.named_parameters(remove_duplicate=False):
+        size = grown[names[id(param)]]
+        is_head = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear) and param.dim() > 1
+        if not is_head:
+            out[name] = size
+        elif any(other.logits != 1 for other in grown.values()):
+            out.setdefault(name, replace(size, fan_in=size.fan_out, fan_out=1.0))
+    return out
 
 
 def _is_whole(line: Line, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
@@ -192,11 +208,13 @@ def _any_block(name: str) -> str:
 def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
     """Find the slope that is right; None where none follows."""
     size = next((size for own, size in grown.items() if (own if along == "width" else _any_block(own)) == name), None)
-    if size is None:  # a second name of a tied tensor
+    if size is None:  # a tied head, whose logits a key scales
         return None
     if along == "depth":
         in_block = "*" in name
         return None if measure == "change" and in_block else -1.0 if size.ends_branch and measure != "change" else 0.0
+    if size.logits != 1:
+        return math.log(size.logits) / math.log(size.fan_out)
     if size.kind == "output matrix" and measure != "update":
         return -0.5 if measure == "initial" else None  # its initial part falls, and so does what that makes of a change
     return 0.0

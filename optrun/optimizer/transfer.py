@@ -25,13 +25,13 @@ from optrun.param_groups.growth import Growth
 def _adam(size: Growth, options: Options) -> float:
     """Scale a step whose entries have the size of lr: 1/fan_in; an entry of a matrix at a branch's end is smaller."""
     del options
-    return size.at_end / size.fan_in
+    return size.carried / size.fan_in
 
 
 def _sgd(size: Growth, options: Options) -> float:
     """Scale a step that is the gradient, whose entries go by 1/fan_out and, within a branch, by its factor."""
     del options
-    return size.fan_out / size.fan_in * (size.branch if size.ends_branch else 1 / size.branch)
+    return size.fan_out / size.fan_in * size.carried**2 / size.branch
 
 
 def _lamb(size: Growth, options: Options) -> float:
@@ -46,7 +46,7 @@ def _muon(size: Growth, options: Options) -> float:
     """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in), whatever its adjustment by shape is."""
     wanted = math.sqrt(size.fan_out / size.fan_in)
     adjusted = (_adjustment(shape, options["adjust_lr_fn"]) for shape in (size.base_shape, size.shape))
-    return wanted * next(adjusted) / next(adjusted) * size.at_end
+    return wanted * next(adjusted) / next(adjusted) * size.carried
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
@@ -100,6 +100,12 @@ def transferred(
         for name, param in group["params"]:
             rule, options = ways[name]
             size = sizes[name]
+            if size.logits != 1 and options["adapted"] and name.endswith("bias"):
+                raise ConfigError(
+                    f"parametrization=mup: {name} scales the logits of a tied head and begins at zero, where a trust "
+                    "ratio is 1 whatever its scale. Leave it unadapted: optimizer.always_adapt=false "
+                    "param_groups=standard; or give model.config.tie_word_embeddings=false."
+                )
             scale = RULES[rule](size, options)
             decay = _decay(size, options, rule, scale) if keeps and options.get("weight_decay") else 1.0
             eps = _eps(size) if rule in ("adam", "lamb") and isinstance(options.get("eps"), float) else 1.0
@@ -183,12 +189,13 @@ def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
 
 def _eps(size: Growth) -> float:
     """Keep eps beside the gradient, whose entries go by 1/fan_out and, within a branch, by its factor."""
-    return (1.0 if size.ends_branch else size.branch) / size.fan_out
+    return size.branch / size.carried / size.fan_out
 
 
 def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -> str:
     grown = [f"{side} x{ratio:g}" for side, ratio in (("in", size.fan_in), ("out", size.fan_out)) if ratio != 1]
     grown += [f"depth x{1 / size.branch:g}"] * (size.branch != 1) + ["ends a branch"] * size.ends_branch
+    grown += [f"carries logits x{size.logits:.4g}"] * (size.logits != 1)
     factors = {"init": size.init, "lr": scale, "decay": decay, "eps": eps}
     changed = [f"{key} x{value:.4g}" for key, value in factors.items() if value != 1]
     return f"{size.kind} ({', '.join(grown)}), {rule}: {', '.join(changed) or 'as in the base'}".replace(" ()", "")

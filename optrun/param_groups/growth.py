@@ -31,6 +31,7 @@ class Growth:
         fan_out: Its outputs over the base's.
         branch: Blocks of the base over blocks of the model, for what lies in a block; else 1.
         ends_branch: Whether its output is added to the residual stream.
+        logits: Factor on the logits of a tied head that it carries, see `carrier_of_logits`.
     """
 
     counterpart: str
@@ -40,6 +41,7 @@ class Growth:
     fan_out: float = 1.0
     branch: float = 1.0
     ends_branch: bool = False
+    logits: float = 1.0
 
     @property
     def kind(self) -> str:
@@ -49,9 +51,12 @@ class Growth:
         return "input matrix or vector" if self.fan_out != 1 else "of one size"
 
     @property
-    def at_end(self) -> float:
-        """Factor of depth on the weights that end a branch, after Dey et al. 2025, arXiv:2505.01618, alpha = 1."""
-        return self.branch if self.ends_branch else 1.0
+    def carried(self) -> float:
+        """Factor of a forward pass that these weights carry: of the logits, or of a branch that they end.
+
+        The latter after Dey et al. 2025, arXiv:2505.01618, alpha = 1.
+        """
+        return self.logits * (self.branch if self.ends_branch else 1.0)
 
     @property
     def width_init(self) -> float:
@@ -61,7 +66,7 @@ class Growth:
     @property
     def init(self) -> float:
         """Standard deviation of the initial weights over that of the base."""
-        return self.width_init * self.at_end
+        return self.width_init * self.carried
 
 
 def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:

@@ -17,6 +17,7 @@ from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.config.schema.parametrization import MupConfig, merged
 from optrun.config.schema.run import RunConfig
 from optrun.param_groups.growth import KEY, Growth, growth_of
+from optrun.param_groups.tied_head import NoCarrierError, carrier_of_logits
 
 _LOGITS = {"logits_scaling": 1, "logit_scale": -1, "lm_head_multiplier": -1}
 """Keys of architectures that scale logits -> their power of the width."""
@@ -46,7 +47,7 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
 
     Raises:
         ConfigError: A base that is the model itself, or larger, or of other parameters; pretrained weights; a head that
-            is the embedding; another head_dim; where the architecture has no key that would make it right.
+            is the embedding, or another head_dim, where neither a key of the architecture nor a norm makes it right.
     """
     chosen = config.parametrization
     if not isinstance(chosen, MupConfig):
@@ -74,7 +75,8 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
             f"{KEY}={_shown(chosen.base)}: the base is as large as the model, so nothing would be scaled. {_INSTEAD}, "
             "which is the same run, or give the smaller sizes at which lr was tuned."
         )
-    keys = _tied(config.model, model, base, sizes) | _head_dim(model, base)
+    keys = _head_dim(model, base)
+    keys |= _tied(config.model, model, base, sizes)
     return Parametrized(replace(config.model, config=merged(config.model.config, keys)), smaller, sizes)
 
 
@@ -82,22 +84,28 @@ def _shown(base: PlainMapping) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in base.items()) + "}"
 
 
-def _tied(config: ModelConfig, model: Any, base: Any, sizes: Mapping[str, Growth]) -> dict[str, float]:
-    """Scale the logits of a head that is the embedding by the architecture's own key."""
+def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) -> dict[str, float]:
+    """Scale the logits of a head that is the embedding: by the architecture's own key, or in the norm before it."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings() if head is not None else None
     if head is None or table is None or getattr(head, "weight", None) is not getattr(table, "weight", 0):
         return {}
     name = next(name for name, param in model.named_parameters() if param is head.weight)
+    width = sizes[name].fan_out
     for key, power in _LOGITS.items():
         if isinstance(getattr(model.config, key, None), int | float):
-            return {key: getattr(base.config, key) * sizes[name].fan_out ** power}
-    key = "model.config.tie_word_embeddings=false"
-    always = config.config.get("tie_word_embeddings") is False
-    raise ConfigError(
-        f"parametrization=mup: {name} of model={config.name} is both embedding and head, which muP scales apart. "
-        + (f"{type(model).__name__} ties them whatever {key} says. {_INSTEAD}." if always else f"Give {key}.")
-    )
+            return {key: getattr(base.config, key) * width**power}
+    try:
+        (path, now), (_, then) = carrier_of_logits(model), carrier_of_logits(base)
+    except NoCarrierError as error:
+        raise ConfigError(
+            f"parametrization=mup: {name} of model={config.name} is both embedding and head, which muP scales apart, "
+            f"and {error}. Give model.config.tie_word_embeddings=false, or take parametrization=standard."
+        ) from error
+    for leaf, _ in model.get_submodule(path).named_parameters():
+        own = f"{path}.{leaf}"
+        sizes[own] = replace(sizes[own], logits=then / now / width)
+    return {}
 
 
 def _head_dim(model: Any, base: Any) -> dict[str, float]:
@@ -146,8 +154,7 @@ def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str,
         small = narrow[size.counterpart]
         spread, spread_of_base = (_spread(tensor) for tensor in (param, small))
         if not spread or not spread_of_base:
-            if size.at_end != 1:
-                param.mul_(size.at_end)
+            param.mul_(size.carried)
             continue
         ratio = spread_of_base / spread
         noise = math.sqrt(0.5 / small.numel() + 0.5 / param.numel())

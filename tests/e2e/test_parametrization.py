@@ -21,6 +21,12 @@ BASE = ["parametrization=mup", "parametrization.base.n_embd=16", "parametrizatio
 DEEP = [*BASE, "parametrization.base.n_layer=1"]
 
 
+GEMMA = ["model=from_config", "model.model_type=gemma", "parametrization=mup", "parametrization.base.hidden_size=16"]
+GEMMA += ["parametrization.base.num_attention_heads=1", "parametrization.base.num_key_value_heads=1"]
+GEMMA += [f"model.config.{size}" for size in ("hidden_size=32", "num_attention_heads=2", "num_key_value_heads=2")]
+GEMMA += [f"model.config.{size}" for size in ("head_dim=16", "intermediate_size=64", "num_hidden_layers=1")]
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -73,6 +79,20 @@ def test_groups_carry_factors(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert any("parametrization=mup: 1 x output matrix (in x2)" in note for note in facts["notes"])
 
 
+def test_the_norm_before_a_tied_head_carries_the_factor(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    del place
+    tied = [word for word in words(1) if word != UNTIED]
+    assert optrun("explain", *tied, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    by_name = {tensor["name"]: tensor for tensor in facts["tensors"]}
+    assert by_name["transformer.ln_f.weight"]["lr_scale"] == by_name["transformer.ln_f.bias"]["lr_scale"] == 0.5
+    assert "carries logits x0.5), lamb: init x0.5, lr x0.5" in by_name["transformer.ln_f.weight"]["rule"]
+    assert optrun(*tied, "lr=1e-12", "hydra.run.dir=run") == 0
+    weights = load_file("run/model/model.safetensors")
+    assert float(weights["transformer.ln_f.weight"].mean()) == pytest.approx(0.5)
+    assert "lm_head.weight" not in weights
+
+
 def test_architectures_with_keys_of_their_own_scale_by_them(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["hidden_size=32", "num_attention_heads=2", "num_key_value_heads=2", "intermediate_size=64"]
     own = [f"model.config.{size}" for size in [*sizes, "num_hidden_layers=2", "logits_scaling=3.0"]]
@@ -95,7 +115,6 @@ def test_architectures_with_keys_of_their_own_scale_by_them(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
-        ([*BASE[:3]], ["tie_word_embeddings=false", "gpt_tiny"]),
         (["parametrization=mup", UNTIED], ["parametrization.base={}", "parametrization=standard"]),
         (["parametrization=mup", UNTIED, "parametrization.base.n_embd=32"], ["n_embd: 32", "as large as the model"]),
         ([*BASE, "parametrization.base.n_layers=1"], ["parametrization.base.n_layers", "n_layer"]),
@@ -116,6 +135,13 @@ def test_refusals(place: Path, given: list[str], facts: list[str], capsys: pytes
         assert fact in message
 
 
+def test_a_tied_head_without_a_norm_that_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("explain", *GEMMA, "parametrization.base.intermediate_size=32") == 2
+    message = capsys.readouterr().err
+    for fact in ("model.embed_tokens.weight", "model.norm is not its parameters", "tie_word_embeddings=false"):
+        assert fact in message
+
+
 def test_the_default_is_what_older_runs_were() -> None:
     values = saved.plain(store.without_hydra(store.compose(store.open_hydra(), "config", [])))
     older = {key: value for key, value in values.items() if key != "parametrization"}
@@ -125,11 +151,15 @@ def test_the_default_is_what_older_runs_were() -> None:
 
 def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = [word for word in TINY_GPT if "n_head" not in word]
-    own = ["data=files", "data.train=corpus.txt", *tiny, UNTIED, "model.config.n_head=1", "widths=1,2,4"]
-    assert optrun("certify", "transfer", *own, "parametrization=mup", "--out", "mup.json") == 0
+    own = ["data=files", "data.train=corpus.txt", *tiny, "model.config.n_head=1", "widths=1,2,4"]
+    assert optrun("certify", "transfer", *own, "parametrization=mup", "--out", "mup.json") == 0, "with a tied head"
+    checked = {
+        line["parameter"]: line["expected"] for line in json.loads(Path("mup.json").read_text())["checks"][0]["lines"]
+    }
+    assert (checked["transformer.ln_f.bias"], checked["lm_head.weight"]) == (-1, 0)
     assert "certified: nothing grows" in capsys.readouterr().out
     assert (place / "mup.png").read_bytes().startswith(b"\x89PNG")
-    assert optrun("certify", "transfer", *own, "--out", "standard.json", "seeds=3") == 1, "the standard one fails"
+    assert optrun("certify", "transfer", *own, UNTIED, "--out", "standard.json", "seeds=3") == 1, "the standard one"
     facts = json.loads(Path("standard.json").read_text())
     assert not facts["holds"]
     assert any("lm_head.weight: the initial output" in failure for failure in facts["failures"])

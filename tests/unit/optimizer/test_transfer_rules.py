@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from optrun.config.choice import choice
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check
 from optrun.optimizer.transfer import RULES, transferred
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth, growth_of
@@ -222,6 +224,87 @@ def test_a_scaled_branch_trains_as_the_multiplied_forward_pass(name: str) -> Non
         torch.testing.assert_close(scaled(x), multiplied(x), rtol=1e-6, atol=1e-9)
 
 
+class Tied(nn.Module):
+    """A table that is the head, too, a matrix, and the norm before the head; `factor` multiplies logits."""
+
+    def __init__(self, width: int = 6, factor: float = 1.0, *, bias: bool = True) -> None:
+        super().__init__()
+        self.factor, self.table, self.hidden = factor, nn.Embedding(50, width), nn.Linear(width, width)
+        self.norm, self.head = nn.LayerNorm(width, bias=bias), nn.Linear(width, 50, bias=False)
+        self.head.weight = self.table.weight
+        nn.init.normal_(self.table.weight, std=0.1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.table(ids)
+        return self.factor * self.head(self.norm(x + torch.tanh(self.hidden(x))))
+
+
+def carrying(grown: dict[str, Growth], factor: float) -> dict[str, Growth]:
+    return {name: replace(size, logits=factor) if "norm" in name else size for name, size in grown.items()}
+
+
+IDS, TARGETS = torch.arange(16), torch.arange(16).flip(0) % 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bias"),
+    [
+        *((name, {}, True) for name in ("adamw", "lamb", "muon", "sgd", "lion")),
+        ("lamb", {"always_adapt": True}, False),
+        ("sgd", {"momentum": 0.9}, True),
+    ],
+)
+def test_a_scaled_norm_trains_as_the_multiplied_logits(name: str, options: dict[str, Any], bias: bool) -> None:
+    """The norm before a tied head has the factor, and the table the rule of an embedding."""
+    factor, lr = 0.25, 0.05
+    config = config_of(name, weight_decay=0.1, **options)
+    torch.manual_seed(0)
+    multiplied, scaled = Tied(factor=factor, bias=bias).double(), Tied(bias=bias).double()
+    scaled.load_state_dict(multiplied.state_dict())
+    optimizers = []
+    for model, share in ((multiplied, 1.0), (scaled, factor)):
+        groups = build_param_groups(model, "standard", lr=lr, weight_decay=0.1)
+        sizes = carrying(growth_of(model, model), share)
+        scale_initial_weights(model, multiplied, sizes)
+        optimizers.append(build_optimizer(config, transferred(groups, sizes, config, MUP, lr=lr), lr=lr))
+    for _ in range(12):
+        for model, optimizer in zip((multiplied, scaled), optimizers, strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(IDS), TARGETS).backward()
+            optimizer.step()
+        torch.testing.assert_close(scaled(IDS), multiplied(IDS), rtol=1e-6, atol=1e-9)
+
+
+def test_a_bias_at_zero_that_is_adapted_carries_no_factor() -> None:
+    model, config = Tied(), config_of("lamb", always_adapt=True)
+    groups = build_param_groups(model, "standard", lr=1.0, weight_decay=0.1)
+    with pytest.raises(ConfigError, match=r"norm.bias .*always_adapt=false"):
+        transferred(groups, carrying(growth_of(model, model), 0.5), config, MUP, lr=1.0)
+
+
+def tied_check(name: str, carries: Callable[[float], float]) -> CoordinateCheck:
+    """Check `Tied` of widths 32 to 256, whose norm has a factor on the logits by the width over that of the base."""
+    config, lr = config_of(name), RATES[name]
+
+    def trial(width: float, seed: int) -> Trial:
+        torch.manual_seed(seed)
+        base, model = (Tied(int(32 * size)).double() for size in (1, width))
+        sizes = carrying(growth_of(model, base), carries(width))
+        scale_initial_weights(model, base, sizes)
+        groups = transferred(build_param_groups(model, lr=lr), sizes, config, MUP, lr=lr)
+        optimizer = build_optimizer(config, groups, lr=lr)
+
+        def train() -> None:
+            for _ in range(4):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(IDS), TARGETS).backward()
+                optimizer.step()
+
+        return Trial(model, lambda: model(IDS), train, sizes)
+
+    return coordinate_check(trial, (1, 2, 4, 8), (0, 1))
+
+
 RATES = {"adamw": 0.01, "lamb": 0.01, "sgd": 0.1, "muon": 0.02}
 
 
@@ -239,6 +322,20 @@ def test_a_wrong_power_in_a_rule_is_found(name: str, power: float, monkeypatch: 
     monkeypatch.setitem(RULES, rule, lambda size, options: right(size, options) * math.pow(size.fan_in, power))
     with pytest.raises(AssertionError, match=r"weight: what its update does .* lr_scale"):
         check_transfer(name, lr=RATES[name])
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_tied_head_is_checked_and_a_wrong_power_of_its_norm_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not tied_check(name, lambda width: 1 / width).failures
+    for power in (-1.5, -0.5):
+        found = tied_check(name, lambda width, power=power: width**power).failures  # type: ignore[misc]
+        assert "head.weight: the initial output" in found[0].in_words()
+    rule = {"sgd": "sgd", "lamb": "lamb"}.get(name, "adam")  # of a vector
+    right = RULES[rule]
+    for power in (0.5, -0.5):
+        monkeypatch.setitem(RULES, rule, lambda size, options, power=power: right(size, options) * size.logits**power)
+        found = tied_check(name, lambda width: 1 / width).failures
+        assert "norm.weight: what its update does" in found[0].in_words()
 
 
 def test_wrong_initial_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,108 @@
+"""What can carry the factor of muP on logits where the head is the embedding: the norm before it.
+
+Logits are E (w n + b), and a factor on them is one on w and b. E keeps the rule of an embedding: its gradients are
+those of a multiplied forward pass. Found in forward passes over shapes, so no architecture is listed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optrun.param_groups.order import Watch, example_batches, run_on_shapes
+from optrun.param_groups.roles import is_norm
+
+
+class NoCarrierError(Exception):
+    """Nothing before the head can carry a factor on the logits; says why."""
+
+
+def carrier_of_logits(model: Any) -> tuple[str, float]:
+    """Find the norm before a model's head, and what its output is multiplied by on the way there.
+
+    Args:
+        model: Of transformers, on any device.
+
+    Returns:
+        The norm's path, and the factor: 1, and the root of 1/width in T5.
+
+    Raises:
+        NoCarrierError: There is none, or its output is not linear in its parameters.
+    """
+    why = "it is no model of transformers"
+    for batch in example_batches(model):
+        try:
+            norms = run_on_shapes(model, batch, _LastNorm).norms
+            path = norms[-1] if norms else ""
+            factor = run_on_shapes(model, batch, partial(_LastNorm, replaced=path)).factor if path else None
+        except Exception as error:  # whatever a model's own code raises
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            continue
+        if not path or norms.count(path) > 1:
+            raise NoCarrierError("no norm of its own stands before the head")
+        if factor is None:
+            raise NoCarrierError(f"between {path} and the head is more than a factor")
+        if not _is_linear(model.get_submodule(path)):
+            raise NoCarrierError(f"the output of {path} is not its parameters times something")
+        return path, factor
+    raise NoCarrierError(f"no forward pass over shapes can be made ({why})")
+
+
+class _LastNorm(Watch):
+    """Notes the norms before the head; one may be replaced by ones and twos, to see how they arrive.
+
+    Attributes:
+        norms: Paths in the order of their calls, if their output is as wide as what the head takes.
+        arrived: At the head.
+    """
+
+    def __init__(self, model: nn.Module, replaced: str = "") -> None:
+        super().__init__(model)
+        self.norms: list[str] = []
+        self.arrived = torch.empty(0)
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+
+        def note(path: str, _: nn.Module, args: object, out: Tensor) -> Tensor | None:
+            del args
+            if out.shape[-1] == head.in_features:
+                self.norms.append(path)
+            return (1.0 + torch.arange(out.shape[-1], device="cpu") % 2).expand(out.shape) if path == replaced else None
+
+        def arrives(_: nn.Module, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            self.arrived = args[0]
+            for handle in handles:
+                handle.remove()
+            return (torch.empty(args[0].shape, dtype=head.weight.dtype, device="meta"),)
+
+        norms = [(path, module) for path, module in model.named_modules() if is_norm(module)]
+        handles = [module.register_forward_hook(partial(note, path)) for path, module in norms]
+        handles.append(head.register_forward_pre_hook(arrives))
+
+    @property
+    def factor(self) -> float | None:
+        """Of what arrived over what the replaced norm put out; None: it is no such multiple."""
+        if self.arrived.device.type == "meta":
+            return None
+        ones, twos = self.arrived[..., 0], self.arrived[..., 1]
+        return float(ones.max()) if ones.min() == ones.max() and torch.equal(twos, 2 * ones) else None
+
+
+@torch.no_grad()
+def _is_linear(norm: nn.Module) -> bool:
+    """Tell whether twice the parameters give twice the output; not so where a norm adds 1 to its weight."""
+    twin = copy.deepcopy(norm).to_empty(device="cpu").double()
+    params = list(twin.parameters())
+    if not params:
+        return False
+    for param in params:
+        param.copy_(torch.arange(1, param.numel() + 1).cos().view_as(param))
+    x = torch.arange(2 * params[0].numel()).sin().double().view(2, -1)
+    once = twin(x)
+    for param in params:
+        param.mul_(2)
+    return torch.allclose(twin(x), 2 * once)
