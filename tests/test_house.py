@@ -23,7 +23,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "launch": (749, 6403),
     "model": (1597, 14607),
     "optimizer": (4166, 45271),
-    "param_groups": (1383, 13638),
+    "param_groups": (1382, 13638),
     "plugin": (30, 226),
     "report": (3952, 50852),
     "runner": (4686, 44021),

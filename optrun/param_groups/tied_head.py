@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ class NoCarrierError(Exception):
     """Nothing before the head can carry a factor on the logits; says why."""
 
 
-def carrier_of_logits(model: Any) -> tuple[str, float]:
+def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
     """Find the norm before a model's head, and what its output is multiplied by on the way there.
 
     Args:
@@ -65,7 +64,7 @@ class _LastNorm(Watch):
         super().__init__(model)
         self.norms: list[str] = []
         self.arrived = torch.empty(0)
-        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
 
         def note(path: str, _: nn.Module, args: object, out: Tensor) -> Tensor | None:
             del args
