@@ -13,6 +13,7 @@ from optrun.cli.parser import GivenOnce
 from optrun.cli.verbs import VERBS
 from optrun.config import keys
 from optrun.config.foreign_names import translated
+from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import get_args_parser
 
 
@@ -66,7 +67,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
     for at, token in enumerate([] if args.help else args.overrides):
         _refuse_blanks(args.overrides, at)
-        _refuse_bare(token)
+        _refuse_bare(token, [*args.overrides, ""][at + 1])
     return args
 
 
@@ -78,12 +79,30 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
         raise ConfigError(f"{found[0]!r}: no blanks stand around the sign. Did you mean {found[1]}={found[2]}?")
 
 
-def _refuse_bare(token: str) -> None:
-    """Refuse what is neither an option nor `key=value`, such as a misspelt verb."""
+_MEANT = {
+    **dict.fromkeys(
+        ("train", "fit", "run"), "optrun trains without a verb. Leave it out; optrun start FILE proposes a line."
+    ),
+    **dict.fromkeys(("sweep", "multirun"), "a sweep is optrun -m with several values, such as lr=1e-3,2e-3."),
+    **dict.fromkeys(("help", "list"), "optrun --help lists every choice."),
+    "version": "it is optrun --version.",
+    "test": "optrun evaluate RUN_DIR gives the metrics of a run, optrun predict its predictions.",
+    "compare": "optrun report DIR compares runs.",
+    "optrun": "the name of the program stands once, at the beginning.",
+}
+"""Words that people begin a line with, and what to type."""
+
+
+def _refuse_bare(token: str, after: str) -> None:
+    """Refuse what is neither an option nor `key=value`, such as a misspelt verb; `after` is the next one."""
     if "=" in token or token.startswith("~"):
         return
-    if token in ("train", "fit"):
-        raise ConfigError(f"{token!r}: optrun trains without a verb. Leave it out; optrun start FILE proposes a line.")
+    if token in _MEANT:
+        raise ConfigError(f"{token!r}: {_MEANT[token]}")
+    if token[0] in "\u2012\u2013\u2014\u2212":
+        raise ConfigError(f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type - or --.")
+    if after and "=" not in after and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from")):
+        raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
     if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
         raise ConfigError(f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?")
     close = nearest(token, VERBS)

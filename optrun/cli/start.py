@@ -6,7 +6,7 @@ import shlex
 import sys
 import textwrap
 
-from optrun.base.errors import EXIT_DONE, ConfigError, printable
+from optrun.base.errors import EXIT_DONE, ConfigError, printable, refuse_url
 from optrun.cli.parser import VerbArguments, VerbParser
 
 _WIDTH = 108
@@ -36,12 +36,18 @@ def run(arguments: VerbArguments) -> int:
         0, or the exit code of the run.
     """
     runs, config_dir = arguments.flag("run"), arguments.options.config_dir
+    place = arguments.positional[0]
+    refuse_url("FILE", place)
+    if not place.strip():
+        raise ConfigError("optrun start '': expected a file, a folder or a name.")
     for token in arguments.overrides:
+        if token.startswith(("data=", "data.train=")):
+            raise ConfigError(f"{token}: optrun start finds it by FILE, here {place}; leave it out.")
         if token.lstrip("+").startswith(("resume=", "branch_from=", "search.", "hydra.sweep")):
             raise ConfigError(f"{token}: has no effect on optrun start, which proposes a new run; leave it out.")
     from optrun.cli.proposal import propose
 
-    made = propose(arguments.positional[0], arguments.overrides, config_dir, _say)
+    made = propose(place, arguments.overrides, config_dir, _say)
     more = [] if config_dir is None else ["--config-dir", config_dir]
     for number, (what, words) in enumerate(made.commands(), 1):
         sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*words, *more])}\n")

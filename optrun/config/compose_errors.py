@@ -85,6 +85,10 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     folders = (Path(source.path) for source in hydra.config_loader.get_sources() if source.scheme() == "file")
     twin = next((path for path in folders if (path / f"{missing}.yml").is_file()), None)
     near = f"{shown(twin / missing)}.yml: call it {name}.yaml." if twin else did_you_mean(name, options)
+    path = Path(config_name if config_name.endswith(".yaml") else f"{config_name}.yaml")
+    if missing == config_name.strip("/") and path.is_file():
+        words = f"--config-dir {path.parent} -cn {path.stem}"
+        return ConfigError(f"-cn {config_name}: no such recipe. For the file {path} write {words}")
     if missing == config_name.strip("/"):
         near = near or "It is the name of a file, not a path."
         return ConfigError(f"-cn {config_name}: no such recipe. {near} Your own are found with --config-dir DIR.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 
 def _table(here: Mapping[str, str], not_offered: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -41,7 +42,7 @@ SWEEPER = _table(
 
 KNOWN = SWEEPER | _table(
     {
-        "optimizer.lr optimizer.learning_rate learning_rate": "lr",
+        "optimizer.lr optimizer.learning_rate learning_rate lrate": "lr",
         "seed": "seed",
         "run_name": "run_name",
         "ckpt_path resume_from_checkpoint": "resume",
@@ -67,7 +68,9 @@ KNOWN = SWEEPER | _table(
         "max_train_samples limit_train_batches": "data.max_train_examples",
         "max_eval_samples limit_val_batches": "data.max_eval_examples",
         "data.sources": "data.mixture",
-        "label_names": "data.label_column",
+        "label_names label": "data.label_column",
+        "text": "data.text_column",
+        "test": "data.eval",
         "weight_decay": "optimizer.{}",
         "adafactor": "optimizer=adafactor",
         "optim": "optimizer=NAME",
@@ -86,31 +89,32 @@ KNOWN = SWEEPER | _table(
         "no_cuda use_cpu": "training.device=cpu",
         "use_mps_device": "training.device=mps",
         "epochs num_epochs max_epochs": "training.num_train_epochs",
-        "batch_size train_batch_size": "training.per_device_train_batch_size",
+        "batch_size train_batch_size bs": "training.per_device_train_batch_size",
         "eval_batch_size": "training.per_device_eval_batch_size",
         "accumulation accumulate_grad_batches": "training.gradient_accumulation_steps",
         "workers num_workers": "training.dataloader_num_workers",
         "mixed_precision": "training.precision",
         "log_every_n_steps logging_strategy": "training.logging_steps",
         "accelerator": "training.device",
-        "max_time": "training.max_seconds",
+        "max_time time_limit": "training.max_seconds",
+        "patience": "training.early_stopping_patience",
         "fast_dev_run": "training.max_steps=1",
         "bf16": "training.precision=bf16",
         "fp16": "training.precision=fp16",
         "activation_checkpointing": "training.gradient_checkpointing",
         "torch_compile": "training.compile",
-        "logging_nan_inf_filter": "training.on_nonfinite",
+        "logging_nan_inf_filter on_nan": "training.on_nonfinite",
         "train_sampling_strategy": "training.group_by_length=true",
         "nnodes num_machines num_nodes": "distributed=NAME distributed.nnodes=N",
-        "num_processes devices": "distributed=NAME training.nproc_per_node=N",
+        "num_processes devices gpus n_gpu": "distributed=NAME training.nproc_per_node=N",
         "strategy": "distributed=NAME",
         "ddp_backend": "distributed=ddp distributed.backend=NAME",
         "ddp_timeout": "distributed.timeout_seconds",
         "fsdp": "distributed=fsdp",
         "r target_modules modules_to_save rank_pattern alpha_pattern layers_to_transform exclude_modules "
         "init_lora_weights lora_alpha lora_dropout use_rslora use_dora": "adapter=lora adapter.{}=VALUE",
-        "use_peft": "adapter=lora",
-        "lora_r": "adapter=lora adapter.r=VALUE",
+        "use_peft use_lora lora": "adapter=lora",
+        "lora_r rank": "adapter=lora adapter.r=VALUE",
         "lora_target_modules": "adapter=lora adapter.target_modules=VALUE",
         "lora_modules_to_save": "adapter=lora adapter.modules_to_save=VALUE",
         "save_steps": "checkpoint.{}",
@@ -120,10 +124,16 @@ KNOWN = SWEEPER | _table(
         "greater_is_better": "checkpoint.mode=max",
         "project": "tracking.{}",
         "logger report_to": "tracking=NAME",
+        "wandb tensorboard mlflow": "tracking={}",
+        "trust_remote_code": "model=pretrained model.{}=true",
+        "n_embd n_layer n_head": "model.config.{}",
         "default_root_dir output_dir": "hydra.run.dir",
     },
     {
         "overwrite_output_dir": "nothing is overwritten; hydra.run.dir=DIR chooses another directory",
+        "dry_run": "optrun explain shows what a run would do, and trains nothing",
+        "num_labels num_classes": "the labels are counted in the rows",
+        "dropout": "each architecture has names of its own, in model.config, such as model.config.resid_pdrop of gpt2",
         "logging_dir": "everything lies in the run directory, hydra.run.dir",
         "precompute_ref_log_probs": "it is always so; the log-probabilities of the start model are kept",
         "loss_weights": "task.loss_type is one loss",
@@ -295,18 +305,23 @@ def explained(found: str, written: bool = False) -> str:
 CHOICES = {
     "task": _table(
         {
-            "text_classification classification": "task=sequence_classification",
+            "text_classification classification sentiment sentiment_analysis": "task=sequence_classification",
             "regression": "task=sequence_classification task.problem_type=regression",
             "ner": "task=token_classification",
             "summarization translation seq2seq": "task=seq2seq_lm",
-            "language_modeling text_generation clm": "task=causal_lm",
+            "language_modeling text_generation clm lm": "task=causal_lm",
             "mlm fill_mask": "task=masked_lm",
             "chat instruction_tuning": "task=sft",
             "sentence_similarity feature_extraction": "task=embedding",
+            "image": "task=image_classification",
             "dpo": "task=preference task.loss_type=sigmoid",
             "ipo orpo simpo": "task=preference task.loss_type={}",
         },
         {
+            "qa question_answering": (
+                "no span of a text is predicted. task=seq2seq_lm writes an answer, with data.text_column and "
+                "data.target_column; task=multiple_choice picks one"
+            ),
             "grpo ppo rloo online_dpo reinforce nash_md xpo gkd dapo rlhf": (
                 "it generates answers while it trains, so its batches are no function of the rows, and neither an "
                 "exact resume nor a verdict would hold. task=preference learns from rows (DPO, ORPO, SimPO and "
@@ -320,12 +335,21 @@ CHOICES = {
             "constant_with_warmup": "scheduler=constant scheduler.num_warmup_steps=STEPS",
             "linear_with_warmup": "scheduler=linear",
             "cosine_with_warmup": "scheduler=cosine",
+            "cosine_with_restarts": "scheduler=cosine scheduler.num_cycles=3",
         }
     ),
-    "adapter": _table({"peft": "adapter=lora", "null": "adapter=none"}),
+    "adapter": _table({"peft": "adapter=lora", "null false": "adapter=none"}),
+    "clip": _table({"null false 0 0.0": "clip=none"}),
+    "checkpoint": _table({"null false no": "checkpoint=none"}),
+    "tracking": _table({"null false no": "tracking=none"}),
+    "distributed": _table(
+        {"true": "distributed=ddp", "null false": "distributed=none", "deepspeed": "distributed=fsdp"}
+    ),
+    "param_groups": _table({"null none false": "param_groups=single"}),
     "optimizer": _table(
         {
-            "adamw_torch adamw_hf": "optimizer=adamw",
+            "adamw_torch adamw_hf torch.optim.adamw": "optimizer=adamw",
+            "sgd_momentum": "optimizer=sgd optimizer.momentum=0.9",
             "adamw_torch_fused": "optimizer=adamw optimizer.fused=true",
         }
     ),
@@ -351,11 +375,13 @@ def other_choice(group: str, name: str) -> str | None:
         ('data=hub data.path=owner/name', None)
     """
     found = CHOICES.get(group, {}).get(name.lower().replace("-", "_"))
+    if found is None and group == "clip" and re.fullmatch(r"\d+(\.\d*)?", name):
+        return f"clip=global_norm clip.max_norm={name}"
     if found is not None or group not in ("model", "data") or name.strip() in ("", "none", "null"):
         return found
     if group == "model":
         return f"model=pretrained {shlex.quote(f'model.path={name}')}"
-    is_file = re.search(r"\.\w{1,8}$", name) is not None or name.startswith((".", "/", "~"))
+    is_file = re.search(r"\.\w{1,8}$", name) or name.startswith((".", "/", "~")) or Path(name).exists()
     return f"data=files {shlex.quote(f'data.train={name}')}" if is_file else f"data=hub data.path={name}"
 
 

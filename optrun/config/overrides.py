@@ -20,7 +20,7 @@ from optrun.config.loader import refuse_listed
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.tokens import key_of
-from optrun.config.types import expected_type, in_yaml
+from optrun.config.types import expected_type, in_yaml, number_meant
 
 SEARCH = "search."
 """Begins what a sweep tries for one optimizer alone: `search.NAME.KEY=VALUES`."""
@@ -74,12 +74,20 @@ def _unreadable(error: HydraException, token: str) -> str:
     return "Hydra's grammar does not have it"
 
 
+_TYPOGRAPHIC = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-")
+    | dict.fromkeys("\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb\u00a0")
+)
+"""Dashes, quotation marks and blanks that a word processor puts in place of those of the keyboard."""
+
+
 def _readings(token: str) -> Iterator[str]:
     """Yield what an unreadable token may have meant, the likeliest first."""
     key, _, value = token.partition("=")
     key, value = key.strip(" \"'"), value.strip()
     yield f"{key}={value}"
-    if value[:1] in "([{" or value.endswith(","):
+    yield f"{key}={value.translate(_TYPOGRAPHIC)}"
+    if value != "," and (value[:1] in "([{" or value.endswith(",")):
         inner = ",".join(piece for piece in re.split(r"[,;\s]+", value.strip("()[] ")) if piece)
         yield f"{key}=[{inner}]" if value[:1] in "([" else f"{key}={inner}"
         yield key + "=" + re.sub(r",\s*}$", "}", value)
@@ -104,7 +112,7 @@ def _fits(token: str) -> bool:
         return False
     group, _, name = override.key_or_group.partition(".")
     if not name and group in store.GROUPS:
-        return set(values_of(override)) <= set(store.GROUPS[group])
+        return {each for value in values_of(override) for each in names_in(group, value)} <= set(store.GROUPS[group])
     schemas = [RunConfig] if group not in store.GROUPS else list(store.GROUPS[group].values())
     owners = [schema for schema in schemas if (name or group) in schema.__dataclass_fields__]
     return not owners or any(_takes(schema, name or group, override) for schema in owners)
@@ -299,7 +307,11 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
         key, _, given = str(override.input_line).partition("=")
         if isinstance(override.value(), IntervalSweep):
             raise ConfigError(f"{key}={given}: an interval is searched. Add -m hydra/sweeper=optuna.")
-        one = next((token for token in (f"{key}=[{given}]", f"{key}={quoted(given)}") if _fits(token)), None)
+        readings = [f"{key}=[{given}]", f"{key}={quoted(given)}"]
+        if re.fullmatch(r"[-+]?\d+,\d+", given):  # a decimal comma, or one between thousands
+            readings[:0] = [f"{key}={given.replace(',', '.')}"]
+            readings[1:1] = [f"{key}={given.replace(',', '')}"] if re.fullmatch(r"\d{1,3},\d{3}", given) else []
+        one = next((token for token in readings if _fits(token)), None)
         hint = f", or write one value as {shlex.quote(one)}" if one and "(" not in given else ""
         raise ConfigError(f"{key}={given}: several values are a sweep. Add -m to run one job for each{hint}.")
 
@@ -312,9 +324,19 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         return token if override.is_add() or override.is_force_add() or override.is_delete() else f"++{token}"
     if key not in all_keys(base):
         raise unknown_key(base, key)
+    group, _, name = key.partition(".")
+    if name == "name" and group in store.GROUPS:
+        raise ConfigError(
+            f"{token}: it would change the name alone. Write {group}={override.get_value_element_as_str()}."
+        )
     if override.is_delete():
         raise ConfigError(f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
-    for value in _typed_values(override):
+    given = _typed_values(override)
+    if override.is_range_sweep() and len(given) == 1:
+        raise ConfigError(
+            f"{token}: it holds {given[0]} alone: range() goes in steps of 1. List the values: {key}=A,B,C."
+        )
+    for value in given:
         assign(base, key, plain_value(value))
     node = node_at(base, key)
     whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
@@ -348,7 +370,9 @@ def assign(cfg: DictConfig, key: str, value: object, *, merge: bool = False) -> 
     try:
         OmegaConf.update(cfg, key, value, merge=merge, force_add=open_prefix(cfg, key) is not None)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected_type(error)}.") from error
+        expected = expected_type(error)
+        meant = number_meant(key, value, expected)
+        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}.{meant}") from error
 
 
 def is_hydra(token: str) -> bool:

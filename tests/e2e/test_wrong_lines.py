@@ -57,7 +57,57 @@ ADVISED = {
     "optimizer=adamw_torch_fused": "optimizer=adamw optimizer.fused=true",
     "lr@x=1e-3": "lr=1e-3",
     "optimizer@x=lamb": "optimizer=lamb",
+    "lr=1e\u22123": "lr=1e-3",
+    "lr=1e\u20133": "lr=1e-3",
+    "lr=\u201c1e-3\u201d": "lr=1e-3",
+    "lr=0,001": "lr=0.001",
+    "training.max_steps=1,000": "training.max_steps=1000",
+    "training.max_steps=1k": "training.max_steps=1000",
+    "training.max_steps=1e3": "training.max_steps=1000",
+    "data.max_length=64.0": "data.max_length=64",
+    "scheduler.warmup_ratio=10%": "scheduler.warmup_ratio=0.1",
+    "optimizer.weight_decay=1%": "optimizer.weight_decay=0.01",
+    "tracking=wandb,tensorboard": "tracking=[wandb,tensorboard]",
+    "tracking=false": "tracking=none",
+    "checkpoint=false": "checkpoint=none",
+    "clip=1.0": "clip=global_norm clip.max_norm=1.0",
+    "clip=0": "clip=none",
+    "distributed=true": "distributed=ddp",
+    "distributed=deepspeed": "distributed=fsdp",
+    "param_groups=none": "param_groups=single",
+    "scheduler=cosine_with_restarts": "scheduler=cosine scheduler.num_cycles=3",
+    "optimizer=torch.optim.AdamW": "optimizer=adamw",
+    "optimizer=sgd_momentum": "optimizer=sgd optimizer.momentum=0.9",
+    "task=sentiment": "task=sequence_classification",
+    "task=lm": "task=causal_lm",
+    "task=image": "task=image_classification",
+    "data=mine": "data=files data.train=mine",
+    "optimizer.name=lamb": "optimizer=lamb",
+    "model.name=bert_tiny": "model=bert_tiny",
+    "LR=1e-3": "lr=1e-3",
+    "optimizer=Lamb": "optimizer=lamb",
+    "optimizer=lamb.yaml": "optimizer=lamb",
+    "optimizer=lamb,": "optimizer=lamb",
+    "optimiser=lamb": "optimizer=lamb",
 }
+
+_NAMES = {
+    "LR=1e-3": ["Did you mean lr?"],
+    "optimizer=Lamb": ["Did you mean lamb?"],
+    "optimizer=lamb.yaml": ["Did you mean lamb?"],
+    "optimiser=lamb": ["Did you mean optimizer?"],
+}
+
+SWEEPS = {
+    "lr=1e-3..1e-2": "lr=1e-3,1e-2",
+    "lr=1e-3-1e-2": "lr=1e-3,1e-2",
+    "lr=1e-3:1e-2": "lr=1e-3,1e-2",
+    "lr=[1e-3,1e-2]": "lr=0.001,0.01",
+    "seed=0..4": "seed=0,1,2,3,4",
+    "seed=0-2": "seed=0,1,2",
+    "seed=[0,1]": "seed=0,1",
+}
+"""What is meant as several runs, and the words behind -m."""
 
 REFUSED = [
     "lr=foo(1)", "lr=range(a,b)", "lr=range()", "lr=range(1,2)", "lr=interval(1,)", "lr=interval(0,1)", "lr=choice()",
@@ -72,6 +122,7 @@ REFUSED = [
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -87,13 +138,24 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
     said = refusal(capsys, line, "--cfg", "job")
     token = ADVISED[line]
     group = token.partition("=")[0] in GROUPS
-    assert (token if group else shlex.quote(token)) in said
+    # a name alone is advised where the rest is right as it was typed
+    assert any(form in said for form in (token if group else shlex.quote(token), *_NAMES.get(line, ())))
     assert optrun(*(token.split() if group else [token]), "--cfg", "job") == 0
+
+
+@pytest.mark.parametrize("line", SWEEPS)
+def test_the_advised_sweep_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"A sweep tries several: -m {SWEEPS[line]}" in refusal(capsys, line)
+    hydra = store.open_hydra()
+    assert overrides.checked(hydra, "config", [SWEEPS[line]], sweep=True) == [SWEEPS[line]]
 
 
 @pytest.mark.parametrize(
     ("words", "advised"),
     [
+        (["lr", "1e-3"], "lr=1e-3"),
+        (["resume", "latest"], "resume=latest"),
+        (["optimizer", "lamb"], "optimizer=lamb"),
         (["lr", "=", "1e-3"], "lr=1e-3"),
         (["lr", "=1e-3"], "lr=1e-3"),
         (["seed=1", "lr=", "1e-3"], "lr=1e-3"),
@@ -108,7 +170,7 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
 )
 def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert advised in refusal(capsys, *words)
-    assert optrun(*advised.split(), "--cfg", "job") == 0
+    assert "resume" in words or optrun(*advised.split(), "--cfg", "job") == 0
 
 
 @pytest.mark.parametrize(
@@ -121,9 +183,54 @@ def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytes
         ("model=bert_tny", ["Did you mean bert_tiny?"]),
         ("--learning_rate=1", ["Here it is written lr=VALUE"]),
         ("--nothing_like_it=1", ["no such option"]),
+        ("--dry-run", ["optrun explain shows what a run would do"]),
+        ("\u2014learning_rate", ["begins with '\u2014'", "no dash of the keyboard"]),
+        ("\u2013m", ["begins with '\u2013'"]),
+        ("run", ["trains without a verb"]),
+        ("sweep", ["optrun -m with several values"]),
+        ("multirun", ["optrun -m with several values"]),
+        ("help", ["optrun --help"]),
+        ("version", ["optrun --version"]),
+        ("test", ["optrun evaluate RUN_DIR"]),
+        ("compare", ["optrun report DIR"]),
+        ("optrun", ["stands once"]),
+        ("data.delimiter=,", ['data.delimiter=","']),
+        ("num_labels=3", ["counted in the rows"]),
+        ("dropout=0.1", ["model.config.resid_pdrop"]),
+        ("gpus=2", ["distributed=NAME training.nproc_per_node=N"]),
+        ("bs=32", ["training.per_device_train_batch_size"]),
+        ("lrate=1e-3", ["Here it is called lr."]),
+        ("wandb=true", ["tracking=wandb"]),
+        ("use_lora=true", ["Here it is called adapter=lora."]),
+        ("n_embd=64", ["model.config.n_embd"]),
+        ("data.label=verdict", ["data.label_column"]),
+        ("data.text=review", ["data.text_column"]),
+        ("data.test=test.csv", ["data.eval"]),
+        ("training.patience=3", ["training.early_stopping_patience"]),
+        ("training.on_nan=skip", ["training.on_nonfinite"]),
+        ("training.time_limit=60", ["training.max_seconds"]),
+        ("task=qa", ["task=seq2seq_lm", "task=multiple_choice"]),
+        ("trust_remote_code=true", ["model=pretrained model.trust_remote_code=true"]),
+        ("lr=None", ["lr=None", "expected a number"]),
+        ("lr=2*1e-3", ["lr=2*1e-3", "expected a number"]),
+        ("lr=10^-3", ["unexpected '^'"]),
+        ("optimizer.betas=[0.9,0.99,0.999]", ["two numbers"]),
+        ("training.max_steps=-1", ["1 or more, or null"]),
+        ("training.num_train_epochs=0", ["a number above 0"]),
+        ("training.device=gpu", ["cuda:N or mps"]),
+        ("scheduler.warmup_ratio=10", ["a number in [0, 1)"]),
+        ("lr=nan", ["a finite number above 0"]),
+        ("lr=inf", ["a finite number above 0"]),
+        ("lr=0", ["a number above 0"]),
+        ("hydra.run.dir=/dev/null", ["this is a file"]),
+        ("resume=no/such/run", ["no such directory"]),
+        ("branch_from=no/such/run", ["no such directory"]),
+        ("lr=$LR", ["lr=$LR", "expected a number"]),
+        ("-cn=mine", ["For the file mine.yaml write --config-dir . -cn mine"]),
     ],
 )
 def test_what_is_said_of_it(line: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text("defaults: [config, _self_]\n")
     said = refusal(capsys, line)
     assert [fact for fact in facts if fact not in said] == [], said
 
@@ -149,7 +256,9 @@ def test_what_cannot_be_read_or_meant(line: str, capsys: pytest.CaptureFixture[s
         assert optrun(*shlex.split(advised[1]), "--cfg", "job") == 0
 
 
-@pytest.mark.parametrize("line", ["lr=glob(*)", "optimizer=glob(zz*)", "lr=interval(1,2)", "hydra/launcher=glob(*)"])
+@pytest.mark.parametrize(
+    "line", ["lr=range(1e-4,1e-3)", "lr=glob(*)", "optimizer=glob(zz*)", "lr=interval(1,2)", "hydra/launcher=glob(*)"]
+)
 def test_what_a_sweep_refuses(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refusal(capsys, "-m", line)
 

@@ -185,7 +185,7 @@ class FilesConfig(PathsConfig, StreamableConfig):
     format: str | None = None
     """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx, text, conll; null:
     by their endings."""
-    delimiter: Annotated[str, matching('tab|[^"\r\n]', 'one character, such as ";", or the word tab')] | None = None
+    delimiter: Annotated[str, matching('tab|[^\\w"\r\n]', 'one character, such as ";", or the word tab')] | None = None
     """What separates the columns of csv and tsv, one character or the word tab; null: found by the first rows, and
     said."""
     encoding: Annotated[str, _encoding] | None = None
