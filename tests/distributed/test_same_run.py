@@ -40,12 +40,14 @@ COMMON = [
 ]
 FLOAT32 = promised("optimizer=", "held to")
 SENTENCES = [*TINY_BERT, "task=sequence_classification", "data=files", "model.config.hidden_dropout_prob=0.1"]
+BASE = ["parametrization.base.n_embd=16", "parametrization.base.n_head=1", "parametrization.base.n_layer=1"]
 CASES = {
     "adamw": Case([*TINY_GPT, "data=files"]),
     "chunked": Case([*TINY_GPT, "data=files", "training.chunked_loss=true"]),
     "layerwise-lamb": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"]),
     "lora": Case([*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]),
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
+    "mup": Case([*TINY_GPT, "data=files", "optimizer=lamb", "lr=1e-2", "parametrization=mup", *BASE]),
     "muon": Case([*TINY_GPT, "data=files", "optimizer=muon"], FLOAT32["muon"]),
     "muon-double": Case([*TINY_GPT, "data=files", "optimizer=muon"], 1e-12, double=True),
     "embedding": Case([*TINY_BERT, "task=embedding", "data=files", "model.config.hidden_dropout_prob=0.1"]),
@@ -96,10 +98,11 @@ def test_an_adapter_on_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_divided_adapter_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lora", "mup"])
+def test_a_divided_model_goes_on_on_another_number_of_ranks(tmp_path: Path, name: str) -> None:
     """On two, then four, then one: the run of one process that was never stopped, and the same model exported."""
-    alone = start_of("alone", CASES["lora"], tmp_path, "none", tmp_path)
-    parted = start_of("parted", CASES["lora"], tmp_path, "fsdp", tmp_path)
+    alone = start_of("alone", CASES[name], tmp_path, "none", tmp_path)
+    parted = start_of("parted", CASES[name], tmp_path, "fsdp", tmp_path)
     start_on(1, [alone], tmp_path)
     start_on(2, [replace(parted, stop_at=3)], tmp_path / "two")
     start_on(4, [replace(parted, stop_at=5)], tmp_path / "four")
