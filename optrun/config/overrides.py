@@ -324,11 +324,6 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         return token if override.is_add() or override.is_force_add() or override.is_delete() else f"++{token}"
     if key not in all_keys(base):
         raise unknown_key(base, key)
-    group, _, name = key.partition(".")
-    if name == "name" and group in store.GROUPS:
-        raise ConfigError(
-            f"{token}: it would change the name alone. Write {group}={override.get_value_element_as_str()}."
-        )
     if override.is_delete():
         raise ConfigError(f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
     given = _typed_values(override)

@@ -82,8 +82,6 @@ ADVISED = {
     "task=lm": "task=causal_lm",
     "task=image": "task=image_classification",
     "data=mine": "data=files data.train=mine",
-    "optimizer.name=lamb": "optimizer=lamb",
-    "model.name=bert_tiny": "model=bert_tiny",
     "LR=1e-3": "lr=1e-3",
     "optimizer=Lamb": "optimizer=lamb",
     "optimizer=lamb.yaml": "optimizer=lamb",
