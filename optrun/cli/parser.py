@@ -112,7 +112,7 @@ class VerbParser(argparse.ArgumentParser):
         self.claims = [piece for piece in re.findall(r"[^\s\[\]]+", arguments) if piece.isalpha() and piece.islower()]
         places = re.split(r"\[?[\w.]+=", arguments)[0]
         self._places = [place.split("|")[0] for place in re.sub(r"\[.*?\]", "", places).split()]
-        self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DIR)\b", places) is not None
+        self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DIR|FILE)\b", places) is not None
         self._least = 0 if self.claims else len(self._places)
         self._most = math.inf if "...]" in places else len(self.claims[:1] or self._places)
         self._arguments = arguments

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
@@ -163,7 +164,7 @@ def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say, *, table
     """
     from optrun.data.build import load_source
     from optrun.data.columns import is_headless
-    from optrun.data.shapes import looks_tagged
+    from optrun.data.shapes import looks_like, looks_tagged
 
     data = [token for token in own if token.lstrip("+").startswith("data.")]
 
@@ -171,17 +172,44 @@ def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say, *, table
         config = compose_request(hydra, CommandLine(overrides=[*place, *more, *data])).config
         return load_source(config.data, seed=config.seed, documents=False)
 
-    source = load([])
-    rows = source.train.rows
-    if looks_tagged(rows) and not _is_said(own, "data.format"):
-        more = ["data.format=conll"]
-        say("lines", "a word and its tag on each (CoNLL)")
-    elif tables and is_headless(source.train) and not _is_said(own, "data.column_names"):
-        more = [f"data.column_names=[{','.join(_names(rows))}]"]
+    source, more = load([]), list[str]()
+    kind = "conll" if looks_tagged(source.train.rows) else looks_like(source.train.rows)
+    if kind is not None and not _is_said(own, "data.format"):
+        say("lines", _LINES[kind])
+        more = [f"data.format={kind}"]
+        source, tables = load(more), kind == "csv"
+    if tables and is_headless(source.train) and not _is_said(own, "data.column_names"):
+        more.append(f"data.column_names=[{','.join(_names(source.train.rows))}]")
         say("names", "there is no line of names: the first line is a row as the others are")
-    else:
-        return source, place
-    return load(more), [*place, *more]
+        source = load(more)
+    held = next((token for token in place if token.startswith("data.eval=")), None)
+    missing = _missing(source) if held is not None else []
+    if held is not None and missing:
+        there = ", ".join(next(iter(source.eval_sets.values())).rows.column_names)
+        lacks = f"{held} calls its columns {there}, and has no {' and '.join(missing)}"
+        say("held", f"{lacks}: it is left out, and a part of data.train is held back instead")
+        place = [token for token in place if token != held]
+        source = load(more)
+    return source, [*place, *more]
+
+
+_LINES = {
+    "conll": "a word and its tag on each (CoNLL)",
+    "json": "an object on each (JSON)",
+    "csv": "as many columns on each (a table)",
+}
+
+
+def _missing(source: Source) -> list[str]:
+    """List the columns of the training rows that the rows to evaluate on would need, and lack."""
+    from optrun.data.columns import same_column
+    from optrun.data.roles import roles_of
+
+    with contextlib.suppress(ConfigError):
+        needed = [name for key, name in roles_of(source.train.rows).columns.items() if key != "text_column"]
+        there = [split.rows.column_names for split in source.eval_sets.values()]
+        return [name for name in needed if any(same_column(name, names) is None for names in there)]
+    return []
 
 
 def _names(rows: Any) -> list[str]:
@@ -196,9 +224,10 @@ def _names(rows: Any) -> list[str]:
 
 def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
     """Say what the rows are, and find the roles of their columns."""
-    from optrun.data.roles import LOOKED_AT, roles_of
+    from optrun.data.roles import LOOKED_AT, roles_of, undecoded
+    from optrun.data.shapes import labelled_lines
 
-    rows = source.train.rows
+    rows = undecoded(source.train.rows)
     held = sum(len(split.rows) for split in source.eval_sets.values())
     lines = rows.column_names == ["text"]
     say(
@@ -215,17 +244,27 @@ def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
         if not _is_said(own, "task"):
             raise ConfigError(f"{source.train.key}: {error} task=NAME and data.text_column=NAME say it.") from error
     say("examples", *(" | ".join(map(_short, head[at].values())) for at in range(min(3, len(head)))))
+    advice = labelled_lines(head)
+    if "look like" in advice:
+        say("doubt", advice)
     if not lines:
-        say("repeated", f"{_repeated(rows, roles):,} rows repeat another one")
+        repeated, empty = _repeated(rows, roles)
+        say("repeated", f"{repeated:,} rows repeat another one")
+        if empty:
+            say("empty", f"{empty:,} rows have nothing in one of these columns")
     return roles
 
 
-def _repeated(rows: Any, roles: Roles | None) -> int:
-    """Count the rows that are equal to one before them in the columns that are read."""
+def _repeated(rows: Any, roles: Roles | None) -> tuple[int, int]:
+    """Count the rows that are equal to one before them in the columns that are read, and those with a gap there."""
     names = list(roles.columns.values()) if roles is not None else rows.column_names
     batches = rows.select_columns(names).iter(batch_size=1000)
-    keys = [hash(repr(row)) for batch in batches for row in zip(*batch.values(), strict=True)]
-    return len(keys) - len(set(keys))
+    keys, empty = list[int](), 0
+    for batch in batches:
+        for row in zip(*batch.values(), strict=True):
+            keys.append(hash(repr(row)))
+            empty += any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in row)
+    return len(keys) - len(set(keys)), empty
 
 
 def _columns(roles: Roles) -> list[str]:
@@ -242,8 +281,8 @@ def _short(value: Any) -> str:
         value = " / ".join(": ".join(str(each) for each in list(turn.values())[:2]) for turn in value)
     elif isinstance(value, list):
         value = " ".join(map(str, value))
-    elif hasattr(value, "mode"):
-        value = f"image of {value.size[0]} x {value.size[1]}"
+    elif isinstance(value, dict) and value.keys() == {"bytes", "path"}:
+        value = "/".join(Path(value["path"] or "an image").parts[-2:])
     text = " ".join(str(value).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN].rsplit(' ', 1)[0]} ..."
 

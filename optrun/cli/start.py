@@ -6,7 +6,7 @@ import shlex
 import sys
 import textwrap
 
-from optrun.base.errors import EXIT_DONE, ConfigError, printable, refuse_url
+from optrun.base.errors import EXIT_DONE, ConfigError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
 
 _WIDTH = 108
@@ -37,7 +37,6 @@ def run(arguments: VerbArguments) -> int:
     """
     runs, config_dir = arguments.flag("run"), arguments.options.config_dir
     place = arguments.positional[0]
-    refuse_url("FILE", place)
     if not place.strip():
         raise ConfigError("optrun start '': expected a file, a folder or a name.")
     for token in arguments.overrides:

@@ -50,6 +50,8 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
     there = split.rows.column_names
     close = nearest(name, there)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    if split.key.startswith("data.eval") and key != "data.text_column":
+        hint += " Its columns are called as those of data.train are."
     return ConfigError(f"{key}={name}: {split.key} has no such column. Columns: {', '.join(there)}.{hint}")
 
 

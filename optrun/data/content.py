@@ -280,7 +280,10 @@ def refuse_broken_row(named: str, path: Path) -> None:
                 )
             except ValueError as error:
                 fault = f"is no JSON: {error}"
-            if row == 1 and (fault is not None or line.lstrip().startswith("[")):
+            if row == 1 and fault is not None and re.fullmatch(r"\{.*\},?", line.strip()):
+                comma = line.strip().endswith(",")
+                fault += ". Leave out the comma at its end" if comma else ". Names and texts stand in double quotes"
+            elif row == 1 and (fault is not None or line.lstrip().startswith("[")):
                 return  # all lines together are one JSON text, or were meant to be
             if fault is not None:
                 raise ConfigError(f"{named}: cannot be read as json: row {row:,} {fault}.")

@@ -121,7 +121,7 @@ FORMATS: dict[str, Format] = {
         Format("parquet", (".parquet",), check_parquet, partial(_by_library, "parquet"), (), b"PAR1", Groups.open),
         Format("arrow", (".arrow", ".feather"), _any_content, partial(_by_library, "arrow"), magic=b"ARROW1"),
         Format("xlsx", (".xlsx",), check_workbook, read_spreadsheet, ("column_names",)),
-        Format("text", (".txt", ".text", ".py", ".md"), check_text, _text, _TEXT),
+        Format("text", (".txt", ".text", ".py", ".md", ".rst"), check_text, _text, _TEXT),
         Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
         Format("saved", (), _any_content, read_saved),
         Format("classes", (), _any_content, read_classes, _TEXT),

@@ -40,6 +40,7 @@ def keys_of_place(name: str) -> dict[str, str]:
         return {"data": name}
     if path.suffix.lower() in by_ending() or "/" not in name:
         resolve("data.train", name)
+        return {"data": "files", "data.train": name}  # a glob
     return {"data": "hub", "data.path": name}
 
 

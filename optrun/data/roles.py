@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "
           ("text1", "text2"), ("question", "sentence"), ("query", "passage"))  # fmt: skip
 _TARGETS = (("source", "target"), ("src", "tgt"), ("input", "target"), ("input", "output"), ("text", "target"),
             ("text", "summary"), ("article", "highlights"), ("document", "summary"),
-            ("question", "answer"))  # fmt: skip
+            ("question", "answer"), ("prompt", "response"), ("instruction", "response"),
+            ("question", "response"))  # fmt: skip
 _CHATS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
 _MOST_CLASSES = 100
 
@@ -58,7 +60,7 @@ def roles_of(rows: Dataset) -> Roles:
     Raises:
         ConfigError: They make no task.
     """
-    head = rows.select(range(min(LOOKED_AT, len(rows))))
+    head = undecoded(rows.select(range(min(LOOKED_AT, len(rows)))))
     columns = {name: [value for value in head[name] if value is not None] for name in rows.column_names}
     found = (
         _by_names(columns)
@@ -72,6 +74,14 @@ def roles_of(rows: Dataset) -> Roles:
     if found is None:
         raise ConfigError(f"its columns make no task that optrun knows. {columns_in_words(rows)}")
     return replace(found, unread=[name for name in columns if name not in found.columns.values()])
+
+
+def undecoded(rows: Dataset) -> Dataset:
+    """Leave images as they lie: one that cannot be decoded is told, with its row, when it is trained on."""
+    for name, feature in rows.features.items():
+        if type(feature).__name__ == "Image":
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows
 
 
 Columns = Mapping[str, list[object]]
@@ -138,7 +148,9 @@ def _seq2seq(columns: Columns) -> Roles | None:
     for source, target in _TARGETS:
         found = usual_columns((source, target), list(columns))
         if len(found) == 2 and all(_is_text(columns[name]) for name in found) and not _is_few(columns[found[1]]):
-            return Roles("seq2seq_lm", {"text_column": found[0], "target_column": found[1]})
+            named = "called prompt and completion they are a chat, which task=sft trains"
+            doubts = [f"{found[0]} and {found[1]}: {named}"] if target in ("answer", "response") else []
+            return Roles("seq2seq_lm", {"text_column": found[0], "target_column": found[1]}, doubts=doubts)
     return None
 
 
@@ -165,7 +177,30 @@ def _texts(columns: Columns) -> Roles | None:
     if not texts:
         return None
     text = _first_of(_TEXTS, texts, columns)
-    return Roles("causal_lm", {"text_column": text}, doubts=[f"data.text_column={n}" for n in texts if n != text][:2])
+    several = _several_labels(columns)
+    if several is not None:
+        labels, keys = several
+        return Roles("sequence_classification", {"text_column": text, **labels}, [*keys, _SEVERAL])
+    doubts = [f"data.text_column={name}" for name in texts if name != text][:2]
+    for name in usual_columns((*_LABELS, "chosen"), [name for name in columns if name != text]):
+        held = {str(value) for value in columns[name]}
+        why = f"{len(held):,} different values" if len(held) > 1 else f"the one value {', '.join(held)!r}"
+        doubts.append(f"{name} is no label: it holds {why}")
+    return Roles("causal_lm", {"text_column": text}, doubts=doubts)
+
+
+_SEVERAL = "task.problem_type=multi_label_classification"
+
+
+def _several_labels(columns: Columns) -> tuple[Mapping[str, str], list[str]] | None:
+    """Find several labels of a row, lists of them or a column of 0 and 1 for each, and the keys that read them."""
+    listed = [name for name in usual_columns(_LABELS, list(columns)) if _is_list(columns[name])]
+    binary = [name for name in columns if {str(value) for value in columns[name]} == {"0", "1"}]
+    if listed:
+        return {"label_column": listed[0]}, []
+    if len(binary) > 1 and all(re.fullmatch(r"[A-Za-z]\w*(?<!_column)", name) for name in binary):
+        return {name: name for name in binary}, [f"data.label_columns=[{','.join(binary)}]"]
+    return None
 
 
 def _label(rows: Dataset, columns: Columns, others: Sequence[str]) -> str | None:

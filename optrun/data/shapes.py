@@ -25,6 +25,8 @@ _LINES = (
     (re.compile(r"([A-Za-z][\w-]*): *\S"), "LABEL:text", _AT_COLON),
     (re.compile(r"([^\t]{1,40})\t\S"), "LABEL, a tab, text", ""),
 )
+_FEW = 9
+"""Lines that may have as many commas each by chance."""
 _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
 
@@ -49,10 +51,11 @@ def columns_in_words(rows: Dataset) -> str:
         Sentences, such as `Columns: text (objects with en, de), label.`.
     """
     described = []
-    advice = _labelled_lines(rows)
+    advice = labelled_lines(rows)
     for name, feature in rows.features.items():
         if not is_nested(feature):
-            described.append(name)
+            binary = "binary" in str(getattr(feature, "dtype", ""))
+            described.append(f"{name} (bytes; write them as texts)" if binary else name)
             continue
         cell = next(
             (value for value in rows.select_columns([name])[:100][name] if value and isinstance(value, dict | list)),
@@ -93,7 +96,7 @@ def _advice(name: str, value: object) -> str:
     return ""
 
 
-def _labelled_lines(rows: Dataset) -> str:
+def labelled_lines(rows: Dataset) -> str:
     """Explain what to do with lines of text that begin with their label; empty if they do not."""
     lines = _lines(rows)
     if not lines:
@@ -114,9 +117,14 @@ def _labelled_lines(rows: Dataset) -> str:
 
 
 def looks_tagged(rows: Dataset) -> bool:
-    """Tell whether lines of text are a word and its tag each."""
-    lines = _lines(rows)
-    return bool(lines) and all(map(_WORD_AND_TAG.match, lines))
+    """Tell whether lines of text, or the rows of a table and its line of names, are a word and its tag each."""
+    if any(getattr(feature, "dtype", "") not in ("string", "large_string") for feature in rows.features.values()):
+        return False
+    cells = zip(*rows[:100].values(), strict=True)
+    lines = ["\t".join(map(str, row)) for row in cells if any(row) and str(row[-1]).strip()]
+    if len(rows.column_names) > 1:
+        lines.append("\t".join(rows.column_names))
+    return bool(lines) and all(_WORD_AND_TAG.match(line) for line in lines)
 
 
 def _lines(rows: Dataset) -> list[str]:
@@ -124,6 +132,15 @@ def _lines(rows: Dataset) -> list[str]:
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
         return []
     return [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
+
+
+def looks_like(rows: Dataset) -> str | None:
+    """Name the format of lines of text that are a table or objects all the same; None: they are texts."""
+    lines = [line.strip() for line in _lines(rows)]
+    if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
+        return "json"
+    widths = [{line.count(mark) for line in lines} for mark in ",;\t|"]
+    return "csv" if len(lines) > _FEW and any(len(width) == 1 and width != {0} for width in widths) else None
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:

@@ -91,6 +91,11 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({"x/a.csv": "a", "x/b.txt": "b"}, ["x"], ["data.train=x", "Give files or a glob"]),
         ({}, ["some/name"], ["data.path=some/name"]),
         ({"a.bin": "abcd"}, ["a.bin"], ["model.tokenizer"]),
+        ({}, [""], ["expected a file, a folder or a name"]),
+        ({}, ["https://site/a.csv"], ["FILE=https://site/a.csv", "a URL"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "data=hub"], ["data=hub", "finds it by FILE"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "data.train=b.csv"], ["data.train=b.csv", "leave it out"]),
+        ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
     ],
 )
 def test_what_it_refuses(
@@ -129,6 +134,21 @@ FOLDERS = {
                                             ["data.label_column='2'", "data.text_column=Review"]),
     "CoNLL in a text": ({"a.txt": "Anna B-PER\nsings O\n\n" * 9}, "a.txt",
                         ["data.format=conll", "task=token_classification"]),
+    "a glob": ({f"{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 5 for n in "ab"}, "*.csv",
+               ["data=files", "data.train='*.csv'", "data.label_column=label"]),
+    "CoNLL in a table": ({"a.tsv": "Anna\tB-PER\nsings\tO\n\n" * 9}, "a.tsv",
+                         ["data.format=conll", "task=token_classification"]),
+    "a table in a text": ({"a.txt": REVIEWS}, "a.txt", ["data.format=csv", "data.label_column=verdict"]),
+    "objects in a text": ({"a.txt": '{"text": "a b", "label": "u"}\n{"text": "c d", "label": "v"}\n' * 9}, "a.txt",
+                          ["data.format=json", "data.label_column=label"]),
+    "rows to evaluate on that are called otherwise": (
+        {"x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9, "x/test.csv": "line,kind\na b,u\n"}, "x",
+        ["data.train=x/train.csv", "data.label_column=label"]),
+    "a file called as an option": ({"-a.csv": REVIEWS}, "-a.csv", ["data.label_column=verdict"]),
+    "a file with a sign in its name": ({"a=b.csv": REVIEWS}, "a=b.csv", ["data.train='a=b.csv'"]),
+    "restructured text": ({"a.rst": "a line of words\n" * 20}, "a.rst", ["data.train=a.rst", "task=causal_lm"]),
+    "a label for each column": ({"a.csv": "text,bad,rude\n" + "a b,0,1\nc d,1,0\n" * 9}, "a.csv",
+                                ["data.label_columns=[bad,rude]", "task.problem_type=multi_label_classification"]),
     "a task of one's own choice": ({"a.txt": "a line of words\n" * 20}, "a.txt task=masked_lm", ["task=masked_lm"]),
 }  # fmt: skip
 
@@ -158,6 +178,38 @@ def test_a_batch_that_fits_and_examples_that_are_not_cut(
     assert "training.global_batch_size=16" in train
     batch = next(word for word in train if word.startswith("training.per_device_train_batch_size="))
     assert int(batch.partition("=")[2]) < 16
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_left_out_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train.csv").write_text("text,label\n" + "a b,u\nc d,v\n,u\n" * 9)
+    (here / "test.csv").write_text("line,kind\na b,u\n")
+    said, (train, *_) = started(capsys, "train.csv")
+    assert "data.eval=test.csv calls its columns line, kind, and has no label: it is left out" in said
+    assert "9 rows have nothing in one of these columns" in said
+    assert not [word for word in train if word.startswith("data.eval")]
+
+
+@pytest.mark.usefixtures("quick")
+def test_labels_inside_of_lines_are_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a.txt").write_text("__label__good a b c d\n__label__bad e f g h\n" * 9)
+    said, _ = started(capsys, "a.txt")
+    assert "Its lines look like __label__NAME text" in said
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_image_that_cannot_be_decoded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    for number in range(12):
+        path = here / "mine" / ("cat" if number % 2 else "dog") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    (here / "mine" / "cat" / "99.png").write_text("no")
+    said, (train, *_) = started(capsys, "mine")
+    assert "cat/1.png | cat" in said
+    assert optrun(*train, "checkpoint=none") == 2
+    assert "cat/99.png): this is no image that Pillow knows" in capsys.readouterr().err
 
 
 def test_overrides_that_a_comparison_decides_itself() -> None:

@@ -82,9 +82,23 @@ SHAPES: dict[str, tuple[dict[str, Callable[[], Any]], str, dict[str, str]]] = {
                 {"text_column": "question", "choices_column": "choices", "label_column": "answer"}),
     "paths of images": ({"file": lambda: f"{random.random()}.png", "label": of("cat", "dog")}, "image_classification",
                         {"image_column": "file", "label_column": "label"}),
+    "a prompt and its response": ({"prompt": text, "response": text}, "seq2seq_lm",
+                                  {"text_column": "prompt", "target_column": "response"}),
+    "several labels": ({"text": text, "labels": lambda: random.sample("abc", 2)}, "sequence_classification",
+                       {"text_column": "text", "label_column": "labels"}),
+    "a column for each label": ({"text": text, "toxic": of(0, 1), "rude": of("0", "1")}, "sequence_classification",
+                                {"text_column": "text", "toxic": "toxic", "rude": "rude"}),
     "texts alone": ({"text": text}, "causal_lm", {"text_column": "text"}),
     "texts and numbers": ({"n": lambda: random.random(), "body": text}, "causal_lm", {"text_column": "body"}),
 }  # fmt: skip
+
+
+SEVERAL = "task.problem_type=multi_label_classification"
+OVERRIDES = {
+    "fractions": ["task.problem_type=regression"],
+    "several labels": [SEVERAL],
+    "a column for each label": ["data.label_columns=[toxic,rude]", SEVERAL],
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -94,13 +108,28 @@ def test_a_table(shape: str) -> None:
     found = roles_of(Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)]))
     assert (found.task, dict(found.columns)) == (task, expected)
     assert set(found.unread) == set(columns) - set(expected.values())
-    assert bool(found.overrides) == (shape == "fractions")
+    assert list(found.overrides) == OVERRIDES.get(shape, [])
 
 
 def test_what_may_be_something_else_is_told() -> None:
     random.seed(0)
     rows = [{"question": text(), "comment": text(), "label": random.choice("ab")} for _ in range(40)]
     assert "data.text_column=question holds texts as well" in roles_of(Dataset.from_list(rows)).doubts
+
+
+@pytest.mark.parametrize(
+    ("columns", "doubt"),
+    [
+        ({"text": text, "label": of("a")}, "label is no label: it holds the one value 'a'"),
+        ({"text": text, "label": lambda: f"{random.random()}%"}, "label is no label: it holds 40 different values"),
+        ({"prompt": text, "chosen": lambda: text(20)}, "data.text_column=prompt"),
+        ({"question": text, "response": text}, "called prompt and completion they are a chat"),
+    ],
+)
+def test_what_is_not_read_as_it_is_called_is_told(columns: dict[str, Callable[[], Any]], doubt: str) -> None:
+    random.seed(0)
+    found = roles_of(Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)]))
+    assert any(doubt in each for each in found.doubts), found.doubts
 
 
 def test_declared_classes_are_the_labels() -> None:
