@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -197,9 +199,10 @@ def test_resume_over_two_nodes_is_certified(tmp_path: Path) -> None:
     given = tokens(tmp_path, *NODES[:2], "distributed.timeout_seconds=60")
     given = [token for token in given if not token.startswith("checkpoint.")]
     command = ["certify", "resume", *given, *own]
-    with program("tests.distributed.forked_ranks", command, tmp_path, merged=False) as process:
-        said, errors = process.communicate(timeout=300 + 60 * kills)
-    assert process.returncode == 0, said + errors
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = [sys.executable, "-m", "tests.distributed.forked_ranks", *command]  # it forks itself: by no preloaded one
+    done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300 + 60 * kills)
+    assert done.returncode == 0, done.stdout + done.stderr
     paper = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
     assert paper["holds"] is True
     assert len(paper["kills"]) == kills == sum(paper["victims"].values())
