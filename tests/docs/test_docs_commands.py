@@ -84,8 +84,8 @@ def _composes(command: Command, arguments: list[str]) -> None:
     arguments = [
         one
         for one in arguments
-        if not one.startswith(("branch_", "lr=auto", "lr_from=", "widths=", "depths=", "seeds="))
-    ]  # no trunk, no sweep; keys of certify transfer
+        if not one.startswith(("resume=", "branch_", "lr=auto", "lr_from=", "widths=", "depths=", "seeds="))
+    ]  # no run, no trunk, no sweep; keys of certify transfer
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
 

@@ -158,7 +158,7 @@ WRONG = [
     # words, pieces of the message
     (["adapter=lorra"], ["adapter=lorra", "lora"]),
     (["adapter.r=4"], ["adapter.r", "belongs to adapter=lora"]),
-    (["adapter=lora", "adapter.rank=4"], ["adapter.rank", "adapter=lora has"]),
+    (["adapter=lora", "adapter.rank=4"], ["adapter.rank", "adapter=lora adapter.r=VALUE"]),
     (["lora_r=8"], ["lora_r", "adapter=lora adapter.r=VALUE"]),
     (["load_in_4bit=true"], ["load_in_4bit", "model.quantization=4bit"]),
     (["model.quantization=4bit"], ["model.quantization", "belongs to model=pretrained"]),
