@@ -227,9 +227,9 @@ def _recorded(rank: Rank, run: RunDir, timeout: float) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
     def write(silent: dict[int, Heartbeat]) -> None:  # noqa: ARG001
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError, ImportError):  # the recorder is no public part of torch
+            from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 
-        with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(_dump_fr_trace_json())
 
