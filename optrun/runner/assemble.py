@@ -25,9 +25,6 @@ from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
-from optrun.model.attention import needs_device
-from optrun.model.build import CAUSAL, refuse_seer
-from optrun.model.documents import expect_apart
 from optrun.model.mapped import cast_slices, mapped_dtype
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
@@ -40,6 +37,7 @@ from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, base_digest, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.chunked import settle_chunked_loss
+from optrun.runner.placing import place, try_sharded
 from optrun.runner.prepare import Prepared
 from optrun.runner.reference import settle_reference
 from optrun.runner.resume.checkpoint import OpenedCheckpoint
@@ -56,7 +54,7 @@ from optrun.training.noise_scale import NoiseScale
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
-from optrun.training.step import BySource, Precision, TrainStep
+from optrun.training.step import BySource, TrainStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -122,7 +120,7 @@ def assemble(
     saved, snapshot = opened.saved, opened.snapshot
     batch = settle_batch(request, saved, world.size, branches=opened.trunk is not None)
     config, task, model = batch.request.config, prepared.task, prepared.model
-    _place(model, config, device)
+    place(model, config, device)
     chunked_note = settle_chunked_loss(task, model, config, world)
     plan = EpochPlan(
         examples=len(task.train),
@@ -193,37 +191,6 @@ def assemble(
     )
     told = [note for note in notes if note is not None]
     return Assembled(setup, batch.request, constants, start, batch.derived, told)
-
-
-def _place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
-    """Move a model that is not sharded to its device, and see there that it keeps documents apart.
-
-    Raises:
-        ConfigError: It does not, or nobody could tell.
-    """
-    keeps = config.task.keeps_apart if needs_device(model) else None  # others were tried on the CPU
-    if not isinstance(config.distributed, FsdpConfig):
-        model.to(device)
-        if keeps is not None:
-            expect_apart(model, keeps, Precision(device, config.training.precision.value).autocast())
-    elif keeps is not None:
-        raise ConfigError(
-            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
-            f"{keeps} keeps documents apart by it. Take sdpa, or distributed=ddp."
-        )
-
-
-def _try_sharded(model: PreTrainedModel, config: RunConfig) -> None:
-    """Check on all of its ranks, of which none has it whole, that a model does what its task needs.
-
-    Raises:
-        ConfigError: It sees the tokens that it should predict, or other documents.
-    """
-    if config.task.AUTO_CLASS == CAUSAL:
-        refuse_seer(config.model, model)
-    keeps = config.task.keeps_apart
-    if keeps is not None:
-        expect_apart(model, keeps, Precision(model.device, config.training.precision.value).autocast())
 
 
 def _start(
@@ -382,7 +349,7 @@ def _train_step(
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
     if prepared.sharded:
         cast_slices(model)
-        _try_sharded(model, config)
+        try_sharded(model, config)
     params = dict(model.named_parameters())  # the same, or the shards that took their place
     for group in groups:
         group["params"] = [(name, params[name]) for name, _ in group["params"]]

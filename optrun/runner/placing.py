@@ -1,0 +1,49 @@
+"""Where a model comes to lie, and the trials of it that wait until it lies there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.distributed import FsdpConfig
+from optrun.config.schema.run import RunConfig
+from optrun.model.attention import needs_device
+from optrun.model.build import CAUSAL, refuse_seer
+from optrun.model.documents import expect_apart
+from optrun.training.step import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
+    """Move a model that is not sharded to its device, and see there that it keeps documents apart.
+
+    Raises:
+        ConfigError: It does not, or nobody could tell.
+    """
+    keeps = config.task.keeps_apart if needs_device(model) else None  # others were tried on the CPU
+    if not isinstance(config.distributed, FsdpConfig):
+        model.to(device)
+        if keeps is not None:
+            expect_apart(model, keeps, Precision(device, config.training.precision.value).autocast())
+    elif keeps is not None:
+        raise ConfigError(
+            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
+            f"{keeps} keeps documents apart by it. Take sdpa, or distributed=ddp."
+        )
+
+
+def try_sharded(model: PreTrainedModel, config: RunConfig) -> None:
+    """Check on all of its ranks, of which none has it whole, that a model does what its task needs.
+
+    Raises:
+        ConfigError: It sees the tokens that it should predict, or other documents.
+    """
+    if config.task.AUTO_CLASS == CAUSAL:
+        refuse_seer(config.model, model)
+    keeps = config.task.keeps_apart
+    if keeps is not None:
+        expect_apart(model, keeps, Precision(model.device, config.training.precision.value).autocast())
