@@ -40,6 +40,14 @@ trainer = transformers.Trainer(model, arguments, train_dataset=rows)
 trainer.train()
 trainer.save_model()
 """
+TO_FIRST_STEP = """
+import os
+from optrun.training.loop import Loop
+step = Loop._step
+Loop._step = lambda loop: (step(loop), os._exit(0))
+from optrun.cli.main import run
+run(["training.max_steps=1", "data.eval_fraction=0"])
+"""
 
 
 def starts() -> dict[str, list[str]]:
@@ -51,6 +59,7 @@ def starts() -> dict[str, list[str]]:
         "`optrun --help`": [*optrun, "--help"],
         "`optrun --cfg job`": [*optrun, "--cfg", "job"],
         "`optrun explain`": [*optrun, "explain"],
+        "to the end of the first step, without evaluation": ["-c", TO_FIRST_STEP],
         "`optrun training.max_steps=1`": [*optrun, "training.max_steps=1"],
         "one step by hand": ["-c", BARE + MODEL + BY_HAND],
         "one step by transformers.Trainer": ["-c", BARE + MODEL + BY_TRAINER],

@@ -16,8 +16,10 @@ from optrun.base.options import Options
 from optrun.config.request import Request
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.model import PretrainedConfig
+from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, StandardParametrizationConfig, merged
 from optrun.config.schema.run import RunConfig
+from optrun.optimizer.build import choice_of
 from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check
 from optrun.runner.assemble import assemble
 from optrun.runner.prepare import Prepared, initial_model, prepare
@@ -87,7 +89,8 @@ def certify(
             watch(f"{along} x{size:g}, seed {seed}")
             return trials(size, seed)
 
-        found.append(coordinate_check(told, sizes, seeds, along))
+        by_gradient = SCHEMAS[choice_of(config.optimizer)].transfer == "sgd"
+        found.append(coordinate_check(told, sizes, seeds, along, by_gradient=by_gradient))
     return found
 
 

@@ -119,6 +119,6 @@ def _cell(line: Line | None) -> Text:
 
     if line is None:
         return Text("–", style="dim")
-    right = f" ({line.expected:+g})" if line.expected else ""
+    right = f" ({line.right})" if line.expected or line.below else ""
     style = "bold red" if line.fails else "dim" if line.expected is None else ""
     return Text(f"{line.slope:+.2f} ±{2 * line.noise:.2f}{right}", style=style)

@@ -53,12 +53,14 @@ class Line:
         measure: `initial`: mean absolute output of its module at the start; `change`: of the difference after the
             steps; `update`: of the part that the change of this parameter alone makes.
         expected: Slope of it over size, on log axes; None: shown, and not judged.
+        below: How far below it a slope is right as well: see `_shared`.
         values: By size, one for each seed.
     """
 
     parameter: str
     measure: str
     expected: float | None
+    below: float = 0.0
     values: dict[float, list[float]] = field(default_factory=dict)
 
     @property
@@ -84,8 +86,13 @@ class Line:
         """Whether the slope is off by more than the tolerance, and by more than twice its noise beyond half of that."""
         if self.expected is None:
             return False
-        off = abs(self.slope - self.expected)
+        off = max(self.slope - self.expected, self.expected - self.below - self.slope)
         return not off <= TOLERANCE and not off - 2 * self.noise <= TOLERANCE / 2
+
+    @property
+    def right(self) -> str:
+        """Name the slopes that are right."""
+        return f"{(self.expected or 0) - self.below:+.1f} to " * bool(self.below) + f"{self.expected or 0:+.1f}"
 
     def in_words(self) -> str:
         """Say what fails and where to look."""
@@ -99,7 +106,7 @@ class Line:
         look = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[self.measure]
         return (
             f"{self.parameter}: {what} {way} with the size, by a power of {self.slope:+.2f} (± {2 * self.noise:.2f}) "
-            f"where {self.expected:+.1f} is right: look at its {look}"
+            f"where {self.right} is right: look at its {look}"
         )
 
 
@@ -131,6 +138,7 @@ class CoordinateCheck:
                     "slope": line.slope,
                     "noise": line.noise,
                     "expected": line.expected,
+                    "below": line.below,
                     "fails": line.fails,
                     "means": {f"{size:g}": float(np.mean(values)) for size, values in line.values.items()},
                 }
@@ -146,7 +154,12 @@ class CoordinateCheck:
 
 
 def coordinate_check(
-    trial: Callable[[float, int], Trial], sizes: Sequence[float], seeds: Sequence[int], along: str = "width"
+    trial: Callable[[float, int], Trial],
+    sizes: Sequence[float],
+    seeds: Sequence[int],
+    along: str = "width",
+    *,
+    by_gradient: bool = False,
 ) -> CoordinateCheck:
     """Train models of several sizes for a few steps each, and see what goes with the size.
 
@@ -155,20 +168,38 @@ def coordinate_check(
         sizes: Two or more, rising.
         seeds: Of initial weights.
         along: `width` or `depth`.
+        by_gradient: An update is as large as its gradient, as those of SGD are.
 
     Raises:
         ConfigError: The models cannot be compared, see `growth_of`.
     """
     largest, smallest = (trial(size, seeds[0]) for size in (sizes[-1], sizes[0]))
     grown = _with_tied_heads(largest.model, largest.sizes or growth_of(largest.model, smallest.model))
+    shared = _shared(largest, smallest, grown) if by_gradient and along == "width" else set()
     lines: dict[tuple[str, str], Line] = {}
     for size in sizes:
         for seed in seeds:
             for key, value in _merged(measure(trial(size, seed)), along).items():
-                line = lines.setdefault(key, Line(*key, expected=_expected(*key, grown, along)))
+                below = 0.5 if key[0] in shared and key[1] == "update" else 0.0
+                line = lines.setdefault(key, Line(*key, expected=_expected(*key, grown, along), below=below))
                 line.values.setdefault(size, []).append(value)
     whole = [line for line in lines.values() if _is_whole(line, sizes, seeds)]
     return CoordinateCheck(along, whole)
+
+
+def _shared(larger: Trial, smaller: Trial, grown: Mapping[str, Growth]) -> set[str]:
+    """Name parameters of one size that act on units whose number grows, as the norms of queries on heads.
+
+    The gradient of such a one is a sum over units. They begin as noise, which adds up to a power of -1/2 of what it
+    comes to once they learn alike.
+    """
+    counts = []
+    for trial in (larger, smaller):
+        with _recorded(trial.model) as calls:
+            trial.forward()
+        counts.append({path: sum(tensor.numel() for tensor in call.outputs) for path, call in calls.items()})
+    grow = {path for path, count in counts[0].items() if count > counts[1].get(path, count)}
+    return {name for name, size in grown.items() if size.kind == "of one size" and name.rpartition(".")[0] in grow}
 
 
 def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:

@@ -338,6 +338,56 @@ def test_a_tied_head_is_checked_and_a_wrong_power_of_its_norm_found(name: str, m
         assert "norm.weight: what its update does" in found[0].in_words()
 
 
+class SharedGain(nn.Module):
+    """Heads of eight numbers, more of them the wider it is, and one norm for all."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(6, width), nn.RMSNorm(8), nn.Linear(width, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads: Tensor = self.norm(self.inner(x).unflatten(-1, (-1, 8)))
+        logits: Tensor = self.head(torch.tanh(heads).flatten(-2))
+        return logits
+
+
+def shared_check(steps: int, lr: float, *, by_gradient: bool) -> CoordinateCheck:
+    """Check `SharedGain` of widths 32 to 512 with SGD."""
+    config = config_of("sgd")
+    batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def trial(width: float, seed: int) -> Trial:
+        torch.manual_seed(seed)
+        base, model = (SharedGain(int(32 * size)).double() for size in (1, width))
+        sizes = growth_of(model, base)
+        scale_initial_weights(model, base, sizes)
+        groups = transferred(build_param_groups(model, lr=lr), sizes, config, MUP, lr=lr)
+        optimizer = build_optimizer(config, groups, lr=lr)
+
+        def train() -> None:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(batch), torch.arange(4)).backward()
+                optimizer.step()
+
+        return Trial(model, lambda: model(batch), train, sizes)
+
+    return coordinate_check(trial, (1, 2, 4, 8, 16), range(12), by_gradient=by_gradient)
+
+
+def test_a_gain_that_heads_share_begins_with_noise() -> None:
+    """Under SGD its update is a sum over heads: m^-1/2 while they are noise, 1 once they learn alike."""
+    [plain] = shared_check(1, 0.01, by_gradient=False).failures
+    assert (plain.parameter, plain.measure) == ("norm.weight", "update")
+    assert plain.slope == pytest.approx(-0.5, abs=0.1)
+    check = shared_check(1, 0.01, by_gradient=True)
+    assert not check.failures
+    [line] = [line for line in check.lines if line.below]
+    assert (line.parameter, line.measure, line.right) == ("norm.weight", "update", "-0.5 to +0.0")
+    [learnt] = [line for line in shared_check(20, 0.5, by_gradient=True).lines if line.below]
+    assert learnt.slope == pytest.approx(0, abs=0.1), "so the factor of its rule, 1, is right"
+
+
 def test_wrong_initial_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Growth, "width_init", property(lambda size: size.fan_in**-0.5))  # of the head, too
     with pytest.raises(AssertionError, match=r"4.weight: the initial output .* standard deviation"):
