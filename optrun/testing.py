@@ -136,8 +136,10 @@ def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int]
 
 
 def _network(width: int) -> nn.Sequential:
-    inner = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 4)]
-    return nn.Sequential(*inner).double()
+    layers = [nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 4)]
+    for layer in layers:
+        nn.init.zeros_(layer.bias)  # as transformers has it; torch's own goes with the width, which four numbers hide
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).double()
 
 
 def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, object]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
+from optrun.config.dialects import DIALECTS, dialect_options
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
@@ -311,6 +312,20 @@ RATES = {"adamw": 0.01, "lamb": 0.01, "sgd": 0.1, "muon": 0.02}
 @pytest.mark.parametrize("name", [*RATES, "lion"])
 def test_the_coordinate_check_passes(name: str) -> None:
     check_transfer(name, lr=RATES.get(name, 0.01))
+
+
+BOUNDED = {"deepspeed": "min_trust", "pytorch_optimizer": "max_param_norm", "torch_optimizer": "max_param_norm"}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_dialects_are_carried_or_refused(name: str) -> None:
+    for dialect in DIALECTS[name]:
+        options = dialect_options(name, dialect, weight_decay=0.0 if name == "adamax" else 0.1)
+        if name == "lamb" and dialect in BOUNDED:
+            with pytest.raises(ConfigError, match=rf"optimizer.{BOUNDED[dialect]}=.* one width alone"):
+                check_transfer(name, lr=0.01, **options)
+        else:
+            check_transfer(name, lr=0.01, **options)
 
 
 @pytest.mark.parametrize("name", RATES)
