@@ -106,14 +106,16 @@ def share(optimizer: torch.optim.Optimizer, moments: dict[tuple[Tensor, str], Te
                 state[key] = moments.setdefault((param, moment), state[key])
 
 
-def peers(params: dict[str, Parameter]) -> dict[str, Any]:
-    """Other packages' classes by name; None where one is not installed."""
+def peers(params: dict[str, Parameter], only: str) -> dict[str, Any]:
+    """Other packages' classes by name, if `only` is found in it; None where one is not installed."""
     found: dict[str, Any] = {}
     for name, module, options in (
         ("torch Adamax", "torch.optim", {}),
         ("timm Lamb", "timm.optim", {"max_grad_norm": None}),
         ("pytorch_optimizer Lamb", "pytorch_optimizer", {}),
     ):
+        if not re.search(only, name):
+            continue
         try:
             found[name] = getattr(importlib.import_module(module), name.split()[1])(params.values(), lr=LR, **options)
         except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another torch, below timm
@@ -122,7 +124,8 @@ def peers(params: dict[str, Parameter]) -> dict[str, Any]:
     return found
 
 
-def contenders(params: dict[str, Parameter], device: str) -> dict[str, Step | None]:
+def contenders(params: dict[str, Parameter], device: str, only: str) -> dict[str, Step | None]:
+    """Steps by name: of the reference, and of those in whose name `only` is found; the others are not made."""
     copies = [torch.empty_like(param) for param in params.values()]
     moments: dict[tuple[Tensor, str], Tensor] = {}
 
@@ -137,15 +140,18 @@ def contenders(params: dict[str, Parameter], device: str) -> dict[str, Step | No
     share(reference, moments)
     found: dict[str, Step | None] = {REFERENCE: reference.step, "a copy of the weights": copy}
     for made in (AdamW, AdamWDL, LazyAdam, Adamax, Lamb, Lion, ScheduleFreeAdamW, AdEMAMix, Mars):
+        own = f"optrun {made.__name__}"
+        if not any(re.search(only, name) for name in (own, *(f"{own}, {kernel}" for kernel in NAMES))):
+            continue
         optimizer = made(listed, lr=LR)
         share(optimizer, moments)
-        own = kernels(optimizer, device)
-        found |= {f"optrun {made.__name__}, {name}" if name != "torch" else f"optrun {made.__name__}":
-                  by(name if name != "torch" else "auto", optimizer) for name in own}  # fmt: skip
-    grouped = Lamb(groups, lr=LR)
-    share(grouped, moments)
-    found["optrun Lamb, 28 groups"] = by("auto", grouped)
-    for name, optimizer in peers(params).items():
+        for name in kernels(optimizer, device):
+            found |= {own: by("auto", optimizer)} if name == "torch" else {f"{own}, {name}": by(name, optimizer)}
+    if re.search(only, "optrun Lamb, 28 groups"):
+        grouped = Lamb(groups, lr=LR)
+        share(grouped, moments)
+        found["optrun Lamb, 28 groups"] = by("auto", grouped)
+    for name, optimizer in peers(params, only).items():
         if optimizer is not None:
             share(optimizer, moments)
         found[name] = optimizer and (lambda optimizer=optimizer: optimizer.step())  # some wrap their step
@@ -190,7 +196,7 @@ def seconds(step: Step, device: str) -> float:
 
 def measured(given: argparse.Namespace, device: str) -> tuple[float, dict[str, str]]:
     """Seconds of the reference, and the cells of each contender on one device."""
-    steps = contenders(bert(given.layers, given.vocabulary, device), device)
+    steps = contenders(bert(given.layers, given.vocabulary, device), device, given.only)
     reference = steps[REFERENCE]
     assert reference is not None
     found: dict[str, list[float]] = {name: [] for name in steps if re.search(given.only, name)}
@@ -253,7 +259,7 @@ def drift(steps: int) -> str:
         found = weights(made, torch.float32, name)
         return "–" if found is None else f"{(found - exact[made]).abs().max().item():.1e}"
 
-    makers = (Lamb, Adamax, AdamWDL, LazyAdam, Mars)
+    makers = (Lamb, Adamax, AdamWDL, LazyAdam, Lion, ScheduleFreeAdamW, AdEMAMix, Mars)
     exact = {made: weights(made, torch.float64, "loop") for made in makers}
     rows = [f"| kernel | {' | '.join(made.__name__ for made in makers)} |", "| --- " * (len(makers) + 1) + "|"]
     for name in NAMES[1:]:
@@ -270,7 +276,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=30522)
-    parser.add_argument("--only", default="", help="contenders whose name has this in it")
+    parser.add_argument("--only", default="", help="contenders in whose name this regular expression is found")
     parser.add_argument("--drift", type=int, default=0, metavar="STEPS")
     given = parser.parse_args()
     torch.set_num_threads(1 if given.drift else given.threads)

@@ -8,23 +8,28 @@ from typing import Any
 import torch
 
 from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.kernels.triton import launch
 from tests.optimizer_cases import CASES, Case
 
 NAMES = ("body.weight", "body.bias", "gain", "start")
 
 
-def has_kernels(case: Case, options: Mapping[str, Any]) -> bool:
-    """Whether kernels that go by addresses have the formula, with some options at least."""
+def formula(case: Case, options: Mapping[str, Any]) -> str:
+    """The name of the formula among those kernels; empty: they do not have it."""
     built = case.build([(name, torch.nn.Parameter(torch.ones(2, 16))) for name in NAMES], **options)
-    return isinstance(built, BatchOptimizer) and bool(built.FORMULA.name)
+    return built.FORMULA.name if isinstance(built, BatchOptimizer) else ""
 
 
-OWN = [(case, options) for case in CASES for options in case.good if has_kernels(case, options)]
+OWN = [(case, options) for case in CASES for options in case.good if formula(case, options)]
 OWN += [  # bounds that the table has beside options which only the loop and foreach compute
     (next(case for case in CASES if case.name == "lamb"), options)
     for options in ({"min_param_norm": 30.0}, {"min_trust": 20.0, "always_adapt": True})
 ]
 OWN_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(OWN)]
+BY_TRITON = [own for own in OWN if formula(*own) in launch.FORMULAS]
+BY_TRITON_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(BY_TRITON)]
+COMPILED = list(dict.fromkeys(case.name for case, _ in OWN))
+"""Optimizers that the compiled kernel steps."""
 LONG = 2 * 16384 + 37
 """More than two chunks of the compiled kernel."""
 

@@ -107,7 +107,8 @@ class AdEMAMix(BatchOptimizer):
         alpha: Weight of the slow moment, >= 0; with 0 it is AdamW.
         alpha_warmup_steps: Steps after which alpha(t) is alpha; None or 0: at once.
         beta3_warmup_steps: Steps after which b3(t) is b3; None or 0: at once.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -127,7 +128,7 @@ class AdEMAMix(BatchOptimizer):
     OPTIONS = AdEMAMixConfig
     ORDER = "lr betas eps weight_decay alpha alpha_warmup_steps beta3_warmup_steps foreach"
     DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
-    FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix)
+    FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix, "ademamix")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
     def _numbers(self, group: Group, param: Tensor) -> Numbers:

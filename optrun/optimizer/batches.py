@@ -77,12 +77,6 @@ class Batch:
         """Whether no tensor has pieces on other ranks."""
         return not any(numbers["sharding"].groups for numbers in self.numbers)
 
-    @property
-    def foreach(self) -> bool:
-        """Whether multi-tensor operations are asked for; unasked on accelerators, and for norms over ranks."""
-        asked = self.options.get("foreach")
-        return bool(asked) if asked is not None else self.params[0].device.type != "cpu" or not self.whole
-
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of moments and updates: float32 for 16-bit parameters, else their own."""

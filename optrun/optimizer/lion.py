@@ -53,7 +53,8 @@ class Lion(BatchOptimizer):
         lr: Learning rate, a number >= 0 or a function of the step from 0.
         betas: b1 of the interpolation and b2 of the moment, each in [0, 1).
         weight_decay: Decoupled, >= 0; may be a function of the step.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -73,5 +74,5 @@ class Lion(BatchOptimizer):
     OPTIONS = LionConfig
     ORDER = "lr betas weight_decay foreach"
     DEFAULTS: ClassVar[Options] = {"lr": 1e-4}
-    FORMULA = Formula(_single_tensor_lion, _multi_tensor_lion)
+    FORMULA = Formula(_single_tensor_lion, _multi_tensor_lion, "lion")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg",)

@@ -14,10 +14,56 @@ from optrun.config.schema.optimizer import MarsConfig
 from optrun.optimizer.adam_update import ADAM
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
+from optrun.optimizer.kernels.choice import Formula, Update
 from optrun.optimizer.numerics import Sharding, norms
 
 WAVE = 2**20
-"""Elements of which corrected gradients, which are new tensors, are made before Adam's step takes them."""
+"""Elements of which the loop makes corrected gradients, which are new tensors, before Adam's step takes them."""
+
+
+def _single_tensor_mars(batch: Batch) -> None:
+    """Step tensors as AdamW, on corrected gradients or on their own, some at a time."""
+    _step(batch, ADAM.loop, foreach=False)
+
+
+def _multi_tensor_mars(batch: Batch) -> None:
+    """Step as `_single_tensor_mars`, all corrected gradients at once."""
+    assert ADAM.foreach is not None
+    _step(batch, ADAM.foreach, foreach=True)
+
+
+def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
+    """Correct gradients and step with them by a form of Adam."""
+    for corrected in (True, False):
+        for some in _waves(batch, corrected, together=foreach):
+            last_grads, grads, options = some.state.pop("last_grad"), some.grads, batch.options
+            if corrected:
+                some.grads = corrected_grads(
+                    grads,
+                    last_grads,
+                    foreach=foreach,
+                    shardings=some.each("sharding"),
+                    strengths=some.each("strength"),
+                )
+            else:
+                options = {**options, "betas": options["betas_1d"]}
+            adam(replace(some, options=options))
+            torch._foreach_copy_(last_grads, grads)
+
+
+def _waves(batch: Batch, corrected: bool, *, together: bool) -> Iterator[Batch]:
+    """Yield parts of a batch whose corrected gradients are there at once: all together, or few."""
+    wave: list[int] = []
+    total = 0
+    for i, x in enumerate(batch.numbers):
+        if x["corrected"] == corrected:
+            wave.append(i)
+            total += batch.params[i].numel()
+        if total >= WAVE and not together:
+            yield batch.some(wave)
+            wave, total = [], 0
+    if wave:
+        yield batch.some(wave)
 
 
 class Mars(BatchOptimizer):
@@ -26,7 +72,7 @@ class Mars(BatchOptimizer):
     One step of one tensor of two or more dimensions, t counting the gradients it has had from 1:
 
         c = g + gamma b1 / (1 - b1) (g - g')        g' the gradient of the step before, g itself at first
-        c = c / max(1, |c|)
+        c = c / |c|    where |c| > 1
         m = b1 m + (1 - b1) c
         v = b2 v + (1 - b2) c^2
         w = w (1 - lr weight_decay)
@@ -66,7 +112,7 @@ class Mars(BatchOptimizer):
 
     OPTIONS = MarsConfig
     ORDER = "lr betas eps weight_decay gamma optimize_1d betas_1d foreach"
-    FORMULA = ADAM
+    FORMULA = Formula(_single_tensor_mars, _multi_tensor_mars, "mars", norms=True)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
 
     def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
@@ -74,39 +120,6 @@ class Mars(BatchOptimizer):
         strength = 0.0 if first else group["gamma"] * beta1 / (1 - beta1)
         corrected = group["optimize_1d"] or param.dim() >= 2
         return {**super()._numbers(group, param), "strength": strength, "corrected": corrected}
-
-    def _update(self, batch: Batch) -> None:
-        """Step tensors as AdamW, on corrected gradients or on their own."""
-        for corrected in (True, False):
-            for some in _waves(batch, corrected):
-                last_grads, grads, options = some.state.pop("last_grad"), some.grads, batch.options
-                if corrected:
-                    some.grads = corrected_grads(
-                        grads,
-                        last_grads,
-                        foreach=batch.foreach,
-                        shardings=some.each("sharding"),
-                        strengths=some.each("strength"),
-                    )
-                else:
-                    options = {**options, "betas": options["betas_1d"]}
-                self.FORMULA.step(replace(some, options=options))
-                torch._foreach_copy_(last_grads, grads)
-
-
-def _waves(batch: Batch, corrected: bool) -> Iterator[Batch]:
-    """Yield parts of a batch whose corrected gradients are there at once: all with foreach, few without."""
-    wave: list[int] = []
-    total, together = 0, batch.foreach
-    for i, x in enumerate(batch.numbers):
-        if x["corrected"] == corrected:
-            wave.append(i)
-            total += batch.params[i].numel()
-        if total >= WAVE and not together:
-            yield batch.some(wave)
-            wave, total = [], 0
-    if wave:
-        yield batch.some(wave)
 
 
 def corrected_grads(
@@ -127,7 +140,7 @@ def corrected_grads(
         strengths: gamma b1 / (1 - b1), of each.
 
     Returns:
-        New tensors: c = g + strength (g - g'), over max(1, |c|).
+        New tensors: c = g + strength (g - g'), over |c| where that is more than 1: a NaN spoils no other entry.
 
     Example:
         >>> grads, last_grads = [torch.tensor([3.0, 0.0])], [torch.tensor([3.0, 4.0])]
@@ -138,8 +151,12 @@ def corrected_grads(
         found = []
         for grad, last_grad, sharding, strength in zip(grads, last_grads, shardings, strengths, strict=True):
             corrected = last_grad.lerp(grad, 1 + strength)
-            found.append(corrected.div_(norms([corrected], [sharding])[0].clamp(min=1.0)))
+            found.append(corrected.div_(_divisors(norms([corrected], [sharding]))[0]))
         return found
     found = list(torch._foreach_lerp(last_grads, grads, [1 + strength for strength in strengths]))
-    torch._foreach_div_(found, list(norms(found, shardings, foreach=True).clamp(min=1.0).unbind()))
+    torch._foreach_div_(found, list(_divisors(norms(found, shardings, foreach=True)).unbind()))
     return found
+
+
+def _divisors(grad_norms: Tensor) -> Tensor:
+    return torch.where(grad_norms > 1, grad_norms, torch.ones_like(grad_norms))

@@ -80,7 +80,8 @@ class ScheduleFreeAdamW(BatchOptimizer):
         weight_lr_power: Power of the lr in them, >= 0; so steps of a warm-up count for less.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them: the late steps of
             an average are smaller than what 16 bits hold.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -101,7 +102,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
 
     OPTIONS = ScheduleFreeConfig
     ORDER = "lr betas eps weight_decay r weight_lr_power master_weights foreach"
-    FORMULA = Formula(_single_tensor_schedule_free, _multi_tensor_schedule_free)
+    FORMULA = Formula(_single_tensor_schedule_free, _multi_tensor_schedule_free, "schedule_free")
     MOMENTS: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
 

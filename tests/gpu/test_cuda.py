@@ -12,7 +12,7 @@ import torch
 
 from optrun.optimizer import Lamb
 from optrun.optimizer.kernels.triton.found import why_not
-from tests.kernel_cases import OWN, OWN_IDS, ends
+from tests.kernel_cases import BY_TRITON, BY_TRITON_IDS, ends
 from tests.optimizer_cases import CASES, Case
 from tests.resume.test_exact import COMMON, HALF, WHOLE, causal_lm, classification
 from tests.running import optrun, records, state, summary, tensors
@@ -83,7 +83,7 @@ def test_half_of_the_steps_moves_between_devices(tmp_path: Path, monkeypatch: py
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["hardware"]["device"] == "cpu"
 
 
-@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
+@pytest.mark.parametrize(("case", "options"), BY_TRITON, ids=BY_TRITON_IDS)
 def test_triton_kernels_are_foreach_and_repeat_their_bits(
     case: Case, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ class Formula:
     foreach: Update | None = None
     """None: the loop is all there is."""
     name: str = ""
-    """In `step.c` and among Triton's kernels; empty: they do not have it."""
+    """Among `ROWS`, those that `step.c` has, and perhaps Triton's kernels too; empty: only what is above."""
     computed: Callable[[Group], bool] = lambda _: True
     """Whether these compute it with the options of a group."""
     norms: bool = False
@@ -54,7 +54,7 @@ class Formula:
             whole: No tensor has pieces on other ranks.
         """
         if self.name and self.computed(options) and (whole or not self.norms):
-            return ("triton", "compiled", "loop")
+            return ("triton", "compiled", "loop") if self.name in launch.FORMULAS else ("compiled", "loop")
         return ("loop",) if whole else ("foreach", "loop")
 
     def kernel(self, options: Options, device: str, *, whole: bool) -> str:

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from optrun.optimizer.kernels.build import LIBRARY, SOURCE, digest
-from optrun.optimizer.kernels.rows import Rows
-
-FORMULAS = ("adam", "adamax", "lamb")
-"""In the order of `UPDATES` in step.c."""
+from optrun.optimizer.kernels.rows import ROWS, Rows
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
     """Take one step of a formula over tensors in place.
 
     Args:
-        formula: One of `FORMULAS`.
-        lists: Parameters, gradients, first moments, second moments or running maxima; of one length, on the CPU,
+        formula: One of `ROWS`.
+        lists: Parameters, gradients, each kind of state in the order of its class; of one length, on the CPU,
             contiguous, all float32 or all float64.
         rows: The numbers of each tensor.
 
@@ -67,13 +64,13 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
     loaded = library().loaded
     assert loaded is not None
     params, count = lists[0], len(rows)
-    addresses = ctypes.c_void_p * count
+    places = [tensor.data_ptr() for tensors in lists for tensor in tensors]
     ratios = (ctypes.c_double * count)()
     failed = loaded.optrun_step(
-        FORMULAS.index(formula),
+        list(ROWS).index(formula),
         int(params[0].dtype == torch.float64),
         ctypes.c_int64(count),
-        *(addresses(*(tensor.data_ptr() for tensor in tensors)) for tensors in lists),
+        (ctypes.c_void_p * len(places))(*places),
         (ctypes.c_int64 * count)(*(param.numel() for param in params)),
         (ctypes.c_double * (count * len(rows[0])))(*chain.from_iterable(row.values() for row in rows)),
         ratios,

@@ -79,15 +79,15 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     kernel = kernel_of(optimizer, device, whole=whole)
     if kernel == "torch":
         return "torch's own"
+    if device == "cpu":
+        fastest, reason, instead = "compiled", why_not_compiled(), "loop"
+    else:
+        fastest, reason, instead = "Triton", why_not(device), "foreach"
     taken = {
         _kernel_of_group(stepper, group, device, whole=whole)
         for stepper, group in _steppers(optimizer)
         if isinstance(stepper, BatchOptimizer)
         and group.get("foreach") is None
-        and "compiled" in stepper.FORMULA.ways(group, whole=whole)
+        and fastest.lower() in stepper.FORMULA.ways(group, whole=whole)
     }
-    if device == "cpu":
-        fastest, reason, instead = "compiled", why_not_compiled(), "loop"
-    else:
-        fastest, reason, instead = "Triton", why_not(device), "foreach"
     return f"{kernel}; the {fastest} one: {reason}" if reason and instead in taken else kernel

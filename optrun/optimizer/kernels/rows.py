@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.lamb_rule import corrections
@@ -29,6 +30,11 @@ NUMBERS: dict[str, float] = {
     "eps_ratio": 0.0,
     "min_ratio": 0.0,
     "max_ratio": math.inf,
+    "beta3": 0.0,
+    "alpha": 0.0,
+    "rate": 0.0,
+    "mix": 0.0,
+    "strength": 0.0,
 }
 """Fields of `Numbers` in step.c, which says what they are, in its order; and what they are where a formula has none."""
 
@@ -92,5 +98,49 @@ def of_lamb(batch: Batch) -> Rows:
     return rows
 
 
-ROWS = {"adam": of_adam, "adamax": of_adamax, "lamb": of_lamb}
-"""By the names of the formulas."""
+def of_lion(batch: Batch) -> Rows:
+    """Collect the numbers of `lion._single_tensor_lion`."""
+    beta1, beta2 = batch.options["betas"]
+    return [{**NUMBERS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]} for x in batch.numbers]
+
+
+def of_schedule_free(batch: Batch) -> Rows:
+    """Collect the numbers of `schedule_free._single_tensor_schedule_free`."""
+    (_, beta2), rows = batch.options["betas"], []
+    for x in batch.numbers:
+        row = {**NUMBERS, "beta2": beta2, "eps": batch.options["eps"], "rate": x["lr"], "scale": x["scale"]}
+        root = 1.0 / math.sqrt(bias_correction(beta2, x["step"]))
+        rows.append({**row, "root": root, "mix": x["mix"], "decay": x["decay"]})
+    return rows
+
+
+def of_ademamix(batch: Batch) -> Rows:
+    """Collect the numbers of `ademamix._single_tensor_ademamix`."""
+    (beta1, beta2, _), rows = batch.options["betas"], []
+    for x in batch.numbers:
+        first, root = 1.0 / bias_correction(beta1, x["step"]), 1.0 / math.sqrt(bias_correction(beta2, x["step"]))
+        row = {**NUMBERS, "beta1": beta1, "beta2": beta2, "eps": batch.options["eps"], "scale": x["lr"], "root": root}
+        rows.append({**row, "first": first, "keep": x["keep"], "alpha": x["alpha"], "beta3": x["beta3"]})
+    return rows
+
+
+def of_mars(batch: Batch) -> Rows:
+    """Collect the numbers of `mars._single_tensor_mars`."""
+    plain = of_adam(replace(batch, options={**batch.options, "betas": batch.options["betas_1d"]}))
+    clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
+    return [
+        {**row, **clipped, "strength": x["strength"]} if x["corrected"] else other
+        for row, other, x in zip(of_adam(batch), plain, batch.numbers, strict=True)
+    ]
+
+
+ROWS = {
+    "adam": of_adam,
+    "adamax": of_adamax,
+    "lamb": of_lamb,
+    "lion": of_lion,
+    "schedule_free": of_schedule_free,
+    "ademamix": of_ademamix,
+    "mars": of_mars,
+}
+"""By the names of the formulas, in the order of `updates` in step.c."""

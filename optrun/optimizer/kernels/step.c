@@ -1,4 +1,4 @@
-/* One step of Adam, Adamax and LAMB over a list of tensors: each formula as the loop beside it in Python writes it.
+/* One step over a list of tensors: each formula as the loop of its paper's file in Python writes it.
  *
  * Tensors are cut into chunks of a fixed size, which threads take from one queue in a fixed order. Every element is
  * computed by the same operations whatever the number of threads or the instruction set (compiled without contraction to
@@ -25,17 +25,20 @@ enum { WAVE = 1 << 20 }; /* elements between LAMB's passes at least: what was re
 const char *optrun_digest(void) { return DIGEST; }
 
 typedef struct { /* of one tensor; the order is that of `NUMBERS` in rows.py */
-    double scale;   /* lr / (1 - beta1^t) of Adam and Adamax, lr of LAMB */
+    double scale;   /* lr / (1 - beta1^t) of Adam and Adamax, the weights' own of Schedule-Free, lr of the others */
     double keep;    /* what decoupled decay leaves of a weight */
     double beta1, beta2, eps;
     double eps_gradient, eps_denominator; /* Adamax's, beside |g| and beside the maximum */
     double root;    /* 1 / sqrt(1 - beta2^t) */
-    double first;   /* LAMB's 1 / (1 - beta1^t) */
+    double first;   /* 1 / (1 - beta1^t) of LAMB and AdEMAMix */
     double l1, l2;  /* coupled decay */
-    double decay;   /* LAMB's, inside the norm */
+    double decay;   /* inside the direction: LAMB's and Schedule-Free's */
     double unscale; /* 1 / loss scale */
     double adapt, nesterov; /* 0 or 1 */
     double min_norm, max_norm, eps_ratio, min_ratio, max_ratio; /* LAMB's bounds of |w| and of the ratio */
+    double beta3, alpha; /* AdEMAMix's: decay and weight of the slow moment */
+    double rate, mix;    /* Schedule-Free's: lr of z, share of z in the weights */
+    double strength;     /* of MARS's correction; its ratio is 1 / max(1, |c|) */
 } Numbers;
 
 typedef struct {
@@ -46,7 +49,8 @@ typedef struct {
 typedef struct Step Step;
 typedef void (*Update)(const Step *, const Job *);
 struct Step {
-    void **params, **grads, **firsts, **seconds;
+    void **places;          /* of parameters, of gradients, of each kind of state: of all tensors */
+    int64_t tensors;
     const Numbers *numbers;
     double *sums;           /* of each chunk: squares of weights, squares of directions */
     double *ratios;         /* of each tensor */
@@ -120,11 +124,6 @@ static void *work(void *given)
 #define OF(name) JOIN(name, _double)
 #include "step.c"
 
-static const Update UPDATES[2][3][2] = {
-    {{adam_float, NULL}, {adamax_float, NULL}, {lamb_moments_float, lamb_update_float}},
-    {{adam_double, NULL}, {adamax_double, NULL}, {lamb_moments_double, lamb_update_double}},
-};
-
 /* The second pass over the tensors of jobs[from:to], each from the chunk on that was read last. */
 static int64_t append_second_pass(Job *jobs, int64_t from, int64_t to)
 {
@@ -140,8 +139,9 @@ static int64_t append_second_pass(Job *jobs, int64_t from, int64_t to)
     return count;
 }
 
-static void fill_queue(Step *step, int64_t tensors, const int64_t *sizes)
+static void fill_queue(Step *step, const int64_t *sizes)
 {
+    const int64_t tensors = step->tensors;
     int64_t chunk = 0, from = 0, wave = 0;
     for (int64_t tensor = 0; tensor < tensors; tensor++) {
         step->chunks[tensor] = chunk;
@@ -161,22 +161,22 @@ static void fill_queue(Step *step, int64_t tensors, const int64_t *sizes)
 }
 
 /* Update `tensors` tensors of `sizes` elements in place; ratios are written. Returns 0, or 1 where memory is short. */
-int optrun_step(int formula, int wide, int64_t tensors, void **params, void **grads, void **firsts, void **seconds,
-                const int64_t *sizes, const double *numbers, double *ratios, int threads)
+int optrun_step(int formula, int wide, int64_t tensors, void **places, const int64_t *sizes, const double *numbers,
+                double *ratios, int threads)
 {
     int64_t chunks = 1;
     for (int64_t tensor = 0; tensor < tensors; tensor++)
         chunks += (sizes[tensor] + CHUNK - 1) / CHUNK;
-    const Update *updates = UPDATES[wide][formula];
-    Step step = {.params = params, .grads = grads, .firsts = firsts, .seconds = seconds, .ratios = ratios,
-                 .numbers = (const Numbers *)numbers, .updates = {updates[0], updates[1]}};
+    const Update *updates = wide ? updates_double[formula] : updates_float[formula];
+    Step step = {.places = places, .tensors = tensors, .numbers = (const Numbers *)numbers, .ratios = ratios,
+                 .updates = {updates[0], updates[1]}};
     step.jobs = malloc(2 * chunks * sizeof(Job));
     step.sums = malloc(2 * chunks * sizeof(double));
     step.chunks = malloc((tensors + 1) * sizeof(int64_t));
     step.open = malloc((tensors + 1) * sizeof(*step.open));
     int short_of_memory = !step.jobs || !step.sums || !step.chunks || !step.open;
     if (!short_of_memory) {
-        fill_queue(&step, tensors, sizes);
+        fill_queue(&step, sizes);
         pthread_t others[MOST_THREADS];
         int64_t wanted = step.count / 4 < threads ? step.count / 4 : threads; /* a thread costs as much as a chunk */
         int started = 0;
@@ -195,13 +195,13 @@ int optrun_step(int formula, int wide, int64_t tensors, void **params, void **gr
 
 #else /* -- the formulas, for one REAL ----------------------------------------------------------------------------- */
 
-#define GIVEN                                                              \
-    const Numbers *x = &step->numbers[job->tensor];                        \
-    REAL *restrict w = (REAL *)step->params[job->tensor] + job->begin;     \
-    const REAL *restrict grad = (REAL *)step->grads[job->tensor] + job->begin; \
-    REAL *restrict m = (REAL *)step->firsts[job->tensor] + job->begin;     \
-    REAL *restrict v = (REAL *)step->seconds[job->tensor] + job->begin;    \
-    const int64_t n = job->end - job->begin;                               \
+#define TENSOR(kind) ((REAL *)step->places[(kind) * step->tensors + job->tensor] + job->begin)
+#define GIVEN                                           \
+    const Numbers *x = &step->numbers[job->tensor];     \
+    REAL *restrict w = TENSOR(0);                       \
+    const REAL *restrict grad = TENSOR(1);              \
+    REAL *restrict m = TENSOR(2);                       \
+    const int64_t n = job->end - job->begin;            \
     const REAL beta1 = x->beta1, rest1 = 1 - x->beta1, beta2 = x->beta2, rest2 = 1 - x->beta2, eps = x->eps
 
 /* beta a + rest b, exact where a is b and where beta is 0. Not for squares: with a infinite it is no number. */
@@ -215,6 +215,7 @@ INLINE REAL OF(sign)(REAL x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
 INLINE void OF(adam_as)(const Step *step, const Job *job, const int coupled, const int nesterov)
 {
     GIVEN;
+    REAL *restrict v = TENSOR(3);
     const REAL keep = x->keep, root = x->root, scale = x->scale, l2 = x->l2, unscale = x->unscale;
     for (int64_t i = 0; i < n; i++) {
         REAL g = grad[i] * unscale;
@@ -240,6 +241,7 @@ FAST static void OF(adam)(const Step *step, const Job *job) /* every case a loop
 FAST static void OF(adamax)(const Step *step, const Job *job)
 {
     GIVEN;
+    REAL *restrict v = TENSOR(3);
     (void)rest2;
     const REAL keep = x->keep, scale = x->scale, l1 = x->l1, l2 = x->l2;
     const REAL eps_gradient = x->eps_gradient, eps_denominator = x->eps_denominator;
@@ -287,6 +289,7 @@ INLINE double OF(total)(const Lanes *sums)
 FAST static void OF(lamb_moments)(const Step *step, const Job *job)
 {
     GIVEN;
+    REAL *restrict v = TENSOR(3);
     const REAL root = x->root, correction = x->first, l1 = x->l1, l2 = x->l2, decay = x->decay;
     Lanes weights = {0}, directions = {0};
     REAL direction[BLOCK];
@@ -314,10 +317,98 @@ FAST static void OF(lamb_moments)(const Step *step, const Job *job)
 FAST static void OF(lamb_update)(const Step *step, const Job *job)
 {
     GIVEN;
+    REAL *restrict v = TENSOR(3);
     (void)grad, (void)beta1, (void)beta2, (void)rest1, (void)rest2;
     const REAL keep = x->keep, root = x->root, correction = x->first, decay = x->decay;
     const REAL scale = x->scale * step->ratios[job->tensor];
     for (int64_t i = 0; i < n; i++)
         w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
 }
+
+FAST static void OF(lion)(const Step *step, const Job *job)
+{
+    GIVEN;
+    (void)eps;
+    const REAL keep = x->keep, scale = x->scale;
+    for (int64_t i = 0; i < n; i++) {
+        const REAL g = grad[i], first = m[i];
+        w[i] = keep * w[i] - scale * OF(sign)(OF(lerp)(first, g, beta1, rest1));
+        m[i] = OF(lerp)(first, g, beta2, rest2);
+    }
+}
+
+FAST static void OF(schedule_free)(const Step *step, const Job *job) /* m is z */
+{
+    GIVEN;
+    (void)beta1, (void)rest1;
+    REAL *restrict v = TENSOR(3);
+    const REAL root = x->root, scale = x->scale, decay = x->decay, rate = x->rate, mix = x->mix, rest = 1 - x->mix;
+    for (int64_t i = 0; i < n; i++) {
+        const REAL g = grad[i], second = beta2 * v[i] + rest2 * (g * g);
+        REAL direction = g / (SQRT(second) * root + eps);
+        if (decay)
+            direction += decay * w[i];
+        v[i] = second;
+        w[i] = OF(lerp)(w[i], m[i], rest, mix) - scale * direction;
+        m[i] -= rate * direction;
+    }
+}
+
+FAST static void OF(ademamix)(const Step *step, const Job *job)
+{
+    GIVEN;
+    REAL *restrict slow = TENSOR(3), *restrict v = TENSOR(4);
+    const REAL keep = x->keep, root = x->root, scale = x->scale, correction = x->first, alpha = x->alpha;
+    const REAL beta3 = x->beta3, rest3 = 1 - x->beta3;
+    for (int64_t i = 0; i < n; i++) {
+        const REAL g = grad[i], second = beta2 * v[i] + rest2 * (g * g);
+        const REAL first = OF(lerp)(m[i], g, beta1, rest1), third = OF(lerp)(slow[i], g, beta3, rest3);
+        m[i] = first;
+        slow[i] = third;
+        v[i] = second;
+        w[i] = keep * w[i] - scale * ((first * correction + alpha * third) / (SQRT(second) * root + eps));
+    }
+}
+
+/* MARS's c. */
+INLINE REAL OF(corrected)(REAL last, REAL g, REAL strength) { return OF(lerp)(last, g, -strength, 1 + strength); }
+
+FAST static void OF(mars_norm)(const Step *step, const Job *job)
+{
+    const Numbers *x = &step->numbers[job->tensor];
+    const REAL *grad = TENSOR(1), *last = TENSOR(4), strength = x->strength;
+    const int64_t n = x->adapt ? job->end - job->begin : 0;
+    Lanes squares = {0};
+    REAL c[BLOCK];
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        const int64_t length = n - begin < BLOCK ? n - begin : BLOCK;
+        for (int64_t i = 0; i < length; i++)
+            c[i] = OF(corrected)(last[begin + i], grad[begin + i], strength);
+        OF(add_squares)(&squares, c, length);
+    }
+    step->sums[2 * job->chunk] = 0;
+    step->sums[2 * job->chunk + 1] = (REAL)OF(total)(&squares); /* infinite where it is to the loop */
+}
+
+FAST static void OF(mars_update)(const Step *step, const Job *job)
+{
+    GIVEN;
+    REAL *restrict v = TENSOR(3), *restrict last = TENSOR(4);
+    const REAL keep = x->keep, root = x->root, scale = x->scale, strength = x->strength;
+    const REAL ratio = step->ratios[job->tensor];
+    const int adapt = x->adapt != 0;
+    for (int64_t i = 0; i < n; i++) {
+        const REAL g = adapt ? OF(corrected)(last[i], grad[i], strength) * ratio : grad[i];
+        const REAL first = OF(lerp)(m[i], g, beta1, rest1), second = beta2 * v[i] + rest2 * (g * g);
+        last[i] = grad[i];
+        m[i] = first;
+        v[i] = second;
+        w[i] = keep * w[i] - scale * (first / (SQRT(second) * root + eps));
+    }
+}
+
+static const Update OF(updates)[][2] = { /* in the order of `ROWS` in rows.py */
+    {OF(adam)}, {OF(adamax)}, {OF(lamb_moments), OF(lamb_update)}, {OF(lion)}, {OF(schedule_free)}, {OF(ademamix)},
+    {OF(mars_norm), OF(mars_update)},
+};
 #endif

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from optrun.base.errors import OtherFormatError
 from optrun.optimizer import AdamW, Lamb, torch_named
-from optrun.optimizer.batches import Batch
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.restore import canonical, placed
 from optrun.optimizer.state import group_differences, load_named_state, named_state
@@ -356,13 +355,6 @@ def test_state_goes_where_its_parameter_is_and_the_step_stays() -> None:
     moved = {key: placed(torch.ones(2), there, {}, key) for key in ("exp_avg", "step")}
     assert {key: value.device.type for key, value in moved.items()} == {"exp_avg": "meta", "step": "cpu"}
     assert placed(torch.ones(()), there, {"fused": True}, "step").device.type == "meta"
-
-
-def test_fused_kernels_are_taken_where_asked_for() -> None:
-    for asked in (True, False):
-        assert Batch({"foreach": asked}, params=[torch.ones(1)]).foreach is asked
-    assert not Batch({"foreach": None}, params=[torch.ones(1)]).foreach
-    assert Batch({"foreach": None}, params=[torch.ones(1, device="meta")]).foreach
 
 
 def test_adamw_is_fused_however_its_parameters_are_given() -> None:

@@ -21,7 +21,7 @@ from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.optimizer.kernels.triton import found, launch
 from optrun.optimizer.kernels.triton import trial as trials
 from tests import triton_stand_in
-from tests.kernel_cases import OWN, OWN_IDS, ends
+from tests.kernel_cases import BY_TRITON, BY_TRITON_IDS, ends
 from tests.optimizer_cases import CASES, Case
 
 INSTALLED = find_spec("triton") is not None
@@ -70,7 +70,7 @@ def test_what_runs_them() -> None:
     assert ("triton.runtime.interpreter" in sys.modules) is INSTALLED
 
 
-@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
+@pytest.mark.parametrize(("case", "options"), BY_TRITON, ids=BY_TRITON_IDS)
 def test_they_are_the_loop(case: Case, options: Mapping[str, Any], use: Kernel) -> None:
     for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
         use("loop")

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from optrun.optimizer.kernels.rows import Rows
 
+FORMULAS = ("adam", "adamax", "lamb")
+"""Those of `ROWS` that have kernels here."""
 ALIGNMENT = 16
 """Bytes of the widest load of a thread."""
 
@@ -24,7 +26,7 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
     """Take one step of a formula over tensors in place.
 
     Args:
-        formula: "adam", "adamax" or "lamb".
+        formula: One of `FORMULAS`.
         lists: Parameters, gradients, first moments, second moments or running maxima; of one length, on one device,
             contiguous, all float32 or all float64.
         rows: The numbers of each tensor.

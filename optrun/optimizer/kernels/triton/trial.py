@@ -28,7 +28,7 @@ def trial(device: torch.device) -> str:
         time.
     """
     try:
-        return next((wrong for formula in ("adam", "adamax", "lamb") if (wrong := _wrong(formula, device))), "")
+        return next((wrong for formula in launch.FORMULAS if (wrong := _wrong(formula, device))), "")
     except Exception as error:  # of the compiler, the linker, the driver: there are other kernels
         return f"they fail there: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
