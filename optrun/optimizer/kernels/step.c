@@ -4,7 +4,7 @@
  * computed by the same operations whatever the number of threads or the instruction set (compiled without contraction to
  * fused multiply-add), and LAMB's sums are added lane by lane and chunk by chunk in order: the same input gives the same
  * bits on every machine of IEEE arithmetic. LAMB needs its direction twice, for the norm and for the update, and computes
- * it twice: that moves fewer bytes than to keep it, and needs no memory.
+ * it twice: that moves fewer bytes than to keep it, and needs no memory. So does MARS with its corrected gradient.
  *
  * The file includes itself once for float and once for double. */
 #ifndef REAL
@@ -17,7 +17,8 @@
 
 /* Elements. A block is short so that the processor loads the next one while it roots, divides and sums this one. */
 enum { CHUNK = 16384, BLOCK = 64, LANES = 16, MOST_THREADS = 64 };
-enum { WAVE = 1 << 20 }; /* elements between LAMB's passes at least: what was read is still in the cache */
+enum { AHEAD = 2048 };   /* bytes: what is read so much later is asked for now, across the ends of pages, too */
+enum { WAVE = 1 << 20 }; /* elements between two passes at least: what was read is still in the cache */
 
 #ifndef DIGEST
 #define DIGEST ""
@@ -204,6 +205,21 @@ int optrun_step(int formula, int wide, int64_t tensors, void **places, const int
     const int64_t n = job->end - job->begin;            \
     const REAL beta1 = x->beta1, rest1 = 1 - x->beta1, beta2 = x->beta2, rest2 = 1 - x->beta2, eps = x->eps
 
+/* Where the block from `begin` on ends. */
+INLINE int64_t OF(block)(const REAL *const *read, int streams, int64_t begin, int64_t n)
+{
+    for (int64_t at = AHEAD; at < AHEAD + BLOCK * (int64_t)sizeof(REAL); at += 64)
+        for (int stream = 0; stream < streams; stream++)
+            __builtin_prefetch((const char *)(read[stream] + begin) + at);
+    return n - begin < BLOCK ? n : begin + BLOCK;
+}
+
+#define STREAMS ((int)(sizeof(read) / sizeof(*read)))
+#define EACH(...)                                                            \
+    const REAL *const read[] = {__VA_ARGS__};                                \
+    for (int64_t i = 0; i < n;)                                              \
+        for (const int64_t end = OF(block)(read, STREAMS, i, n); i < end; i++)
+
 /* beta a + rest b, exact where a is b and where beta is 0. Not for squares: with a infinite it is no number. */
 INLINE REAL OF(lerp)(REAL a, REAL b, REAL beta, REAL rest)
 {
@@ -217,7 +233,7 @@ INLINE void OF(adam_as)(const Step *step, const Job *job, const int coupled, con
     GIVEN;
     REAL *restrict v = TENSOR(3);
     const REAL keep = x->keep, root = x->root, scale = x->scale, l2 = x->l2, unscale = x->unscale;
-    for (int64_t i = 0; i < n; i++) {
+    EACH(w, grad, m, v) {
         REAL g = grad[i] * unscale;
         if (coupled)
             g += l2 * w[i];
@@ -245,7 +261,7 @@ FAST static void OF(adamax)(const Step *step, const Job *job)
     (void)rest2;
     const REAL keep = x->keep, scale = x->scale, l1 = x->l1, l2 = x->l2;
     const REAL eps_gradient = x->eps_gradient, eps_denominator = x->eps_denominator;
-    for (int64_t i = 0; i < n; i++) {
+    EACH(w, grad, m, v) {
         REAL g = grad[i];
         if (l2)
             g += l2 * w[i];
@@ -293,8 +309,9 @@ FAST static void OF(lamb_moments)(const Step *step, const Job *job)
     const REAL root = x->root, correction = x->first, l1 = x->l1, l2 = x->l2, decay = x->decay;
     Lanes weights = {0}, directions = {0};
     REAL direction[BLOCK];
+    const REAL *const read[] = {w, grad, m, v};
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
-        const int64_t length = n - begin < BLOCK ? n - begin : BLOCK;
+        const int64_t length = OF(block)(read, STREAMS, begin, n) - begin;
         REAL *restrict W = w + begin, *restrict M = m + begin, *restrict V = v + begin;
         const REAL *restrict G = grad + begin;
         for (int64_t i = 0; i < length; i++) {
@@ -321,7 +338,7 @@ FAST static void OF(lamb_update)(const Step *step, const Job *job)
     (void)grad, (void)beta1, (void)beta2, (void)rest1, (void)rest2;
     const REAL keep = x->keep, root = x->root, correction = x->first, decay = x->decay;
     const REAL scale = x->scale * step->ratios[job->tensor];
-    for (int64_t i = 0; i < n; i++)
+    EACH(w, m, v)
         w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
 }
 
@@ -330,7 +347,7 @@ FAST static void OF(lion)(const Step *step, const Job *job)
     GIVEN;
     (void)eps;
     const REAL keep = x->keep, scale = x->scale;
-    for (int64_t i = 0; i < n; i++) {
+    EACH(w, grad, m) {
         const REAL g = grad[i], first = m[i];
         w[i] = keep * w[i] - scale * OF(sign)(OF(lerp)(first, g, beta1, rest1));
         m[i] = OF(lerp)(first, g, beta2, rest2);
@@ -343,7 +360,7 @@ FAST static void OF(schedule_free)(const Step *step, const Job *job) /* m is z *
     (void)beta1, (void)rest1;
     REAL *restrict v = TENSOR(3);
     const REAL root = x->root, scale = x->scale, decay = x->decay, rate = x->rate, mix = x->mix, rest = 1 - x->mix;
-    for (int64_t i = 0; i < n; i++) {
+    EACH(w, grad, m, v) {
         const REAL g = grad[i], second = beta2 * v[i] + rest2 * (g * g);
         REAL direction = g / (SQRT(second) * root + eps);
         if (decay)
@@ -360,7 +377,7 @@ FAST static void OF(ademamix)(const Step *step, const Job *job)
     REAL *restrict slow = TENSOR(3), *restrict v = TENSOR(4);
     const REAL keep = x->keep, root = x->root, scale = x->scale, correction = x->first, alpha = x->alpha;
     const REAL beta3 = x->beta3, rest3 = 1 - x->beta3;
-    for (int64_t i = 0; i < n; i++) {
+    EACH(w, grad, m, v, slow) {
         const REAL g = grad[i], second = beta2 * v[i] + rest2 * (g * g);
         const REAL first = OF(lerp)(m[i], g, beta1, rest1), third = OF(lerp)(slow[i], g, beta3, rest3);
         m[i] = first;
@@ -378,10 +395,11 @@ FAST static void OF(mars_norm)(const Step *step, const Job *job)
     const Numbers *x = &step->numbers[job->tensor];
     const REAL *grad = TENSOR(1), *last = TENSOR(4), strength = x->strength;
     const int64_t n = x->adapt ? job->end - job->begin : 0;
+    const REAL *const read[] = {grad, last};
     Lanes squares = {0};
     REAL c[BLOCK];
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
-        const int64_t length = n - begin < BLOCK ? n - begin : BLOCK;
+        const int64_t length = OF(block)(read, STREAMS, begin, n) - begin;
         for (int64_t i = 0; i < length; i++)
             c[i] = OF(corrected)(last[begin + i], grad[begin + i], strength);
         OF(add_squares)(&squares, c, length);
@@ -397,7 +415,7 @@ FAST static void OF(mars_update)(const Step *step, const Job *job)
     const REAL keep = x->keep, root = x->root, scale = x->scale, strength = x->strength;
     const REAL ratio = step->ratios[job->tensor];
     const int adapt = x->adapt != 0;
-    for (int64_t i = 0; i < n; i++) {
+    EACH(w, grad, m, v, last) {
         const REAL g = adapt ? OF(corrected)(last[i], grad[i], strength) * ratio : grad[i];
         const REAL first = OF(lerp)(m[i], g, beta1, rest1), second = beta2 * v[i] + rest2 * (g * g);
         last[i] = grad[i];
