@@ -66,7 +66,7 @@ struct Step {
 typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
 
 /* What takes most of the time is compiled for several instruction sets, of which the loader picks one. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if !defined(FAST) && defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
 #define FAST __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import runpy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -125,6 +126,34 @@ def test_threads_change_no_bit(name: str, use: Kernel, monkeypatch: pytest.Monke
         found.append(params)
     for params in found[1:]:
         assert all(torch.equal(found[0][name], param) for name, param in params.items())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not KERNELS or (platform.system(), platform.machine()) != ("Linux", "x86_64"),
+    reason="no compiler, or another processor",
+)
+def test_instruction_sets_change_no_bit(tmp_path: Path, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loader picks, and each set for itself, as far as this processor has it."""
+    use("compiled")
+    has = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    found = []
+    for flags in ((), ("-DFAST=",), ("-DFAST=", "-mavx2"), ("-DFAST=", "-mavx512f")):
+        if flags and flags[-1].startswith("-m") and flags[-1].removeprefix("-m") not in has:
+            continue
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "FLAGS", (*build.FLAGS, *flags))
+            folder = tmp_path / str(len(found))
+            folder.mkdir()
+            assert build.build(folder) is None
+            made = library.load(folder)
+        assert made.loaded is not None
+        monkeypatch.setattr(library, "library", lambda made=made: made)
+        cases = [(case, options, dtype) for case, options in OWN for dtype in (torch.float32, torch.float64)]
+        found.append([ends(*case) for case in cases])
+    for own in found[1:]:
+        for here, truth in zip(own, found[0], strict=True):
+            torch.testing.assert_close(here, truth, rtol=0, atol=0)
 
 
 def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
