@@ -43,7 +43,8 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
     """List the names of all linear maps that are called as modules and share their weight with no other.
 
     transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none,
-    nor are two of a Mamba block: their weights are read, and they are never called. Beside stacked experts, peft takes
+    nor are two of a Mamba block: their weights are read, and they are never called. A linear module with a forward pass
+    of its own, such as Llama 4's router, may return something else than a product. Beside stacked experts, peft takes
     the names of dense projections for those of the experts, so that these are left out, too.
     """
     from transformers.pytorch_utils import Conv1D
@@ -55,7 +56,8 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
     return [
         path
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and path not in shared and not path.startswith(tuple(held))
+        if type(module).forward in (nn.Linear.forward, Conv1D.forward)
+        if path not in shared and not path.startswith(tuple(held))
         if not _read_by_kernel(model, path) and not (experts and path.rpartition(".")[2] in _OF_EXPERTS)
     ]
 
