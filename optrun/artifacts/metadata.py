@@ -62,8 +62,8 @@ class CheckpointMetadata:
     model_config: PlainDict = ABSENT
     """Of transformers, after JSON."""
     adapter: PlainDict | None = None
-    """`base`, a digest of the frozen weights, which are not saved; `target_modules` and `modules_to_save`, the
-    modules it was put into. None: all weights are saved."""
+    """`base`, a digest of the frozen weights, which are not saved; `target_modules`, `target_parameters`
+    and `modules_to_save`: what it was put into. None: all weights are saved."""
     reference: str | None = None
     """Digest of the weights that preferences are measured against: those that training started from. None: no task of
     the kind, or a loss without a reference."""

@@ -111,8 +111,10 @@ KNOWN = SWEEPER | _table(
         "ddp_backend": "distributed=ddp distributed.backend=NAME",
         "ddp_timeout": "distributed.timeout_seconds",
         "fsdp": "distributed=fsdp",
-        "r target_modules modules_to_save rank_pattern alpha_pattern layers_to_transform exclude_modules "
-        "init_lora_weights lora_alpha lora_dropout use_rslora use_dora": "adapter=lora adapter.{}=VALUE",
+        "r target_modules target_parameters modules_to_save rank_pattern alpha_pattern "
+        "layers_to_transform exclude_modules init_lora_weights lora_alpha lora_dropout use_rslora use_dora": (
+            "adapter=lora adapter.{}=VALUE"
+        ),
         "use_peft use_lora lora": "adapter=lora",
         "lora_r rank": "adapter=lora adapter.r=VALUE",
         "lora_target_modules": "adapter=lora adapter.target_modules=VALUE",
@@ -138,7 +140,6 @@ KNOWN = SWEEPER | _table(
         "precompute_ref_log_probs": "it is always so; the log-probabilities of the start model are kept",
         "loss_weights": "task.loss_type is one loss",
         "truncation_mode": "data.max_length keeps the start of a row",
-        "target_parameters": "factors stand beside modules alone, not beside stacked parameters of experts",
         "deterministic full_determinism": "on a processor a run is the same each time; on an accelerator torch decides",
         "lr_scheduler_kwargs": "an argument is a key of its own, scheduler.KEY=VALUE",
         "optim_args": "an argument is a key of its own, optimizer.KEY=VALUE",

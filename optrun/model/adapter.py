@@ -112,11 +112,13 @@ def inject(
 
     _refuse_running_statistics(model)
     saved = _modules_to_save(config, model, auto_class, list(new))
-    targets = _targets(config, model, saved, auto_class)
+    parameters = _target_parameters(config, model, saved)
+    targets = _targets(config, model, saved, auto_class, parameters)
     notes = []
     if quantization is not None:
         aside = [*saved, *head_modules(model)]
         frozen = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
+        frozen = [path for path in frozen if path not in _holders(parameters)]
         notes.append(quantize(quantization, model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
@@ -127,6 +129,7 @@ def inject(
             lora = peft.LoraConfig(
                 **{name: getattr(config, name) for name in names},
                 target_modules=list(targets),
+                target_parameters=parameters or None,
                 modules_to_save=saved or None,
                 bias=config.bias.value,
                 rank_pattern=dict(config.rank_pattern),
@@ -142,7 +145,7 @@ def inject(
         if param.requires_grad:  # what trains is float32, whatever it stands beside
             param.data = param.data.float()
     places = _places(model)
-    _refuse_other_places(places, Places(targets, saved))
+    _refuse_other_places(places, Places(targets, saved, parameters))
     setattr(model, _MARK, Injected(_names(model, places), places, base))
     unread = "; so does what its weights lack, which are not read here" if meta and base is not None else ""
     return [_note(config, model, places) + unread, *notes]
@@ -167,7 +170,7 @@ def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     inside = () if adapter is None else tuple(f"{path}." for path in adapter.places.saved)
     own = frozenset() if adapter is None else adapter.names
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
-        plain = name.replace(".base_layer.", ".")
+        plain = name.replace("base_layer.", "")
         if name not in own and not name.startswith(inside) and plain not in found:
             found[plain] = tensor.detach()
     return found
@@ -198,7 +201,8 @@ def merge(model: nn.Module) -> None:
         parent, _, leaf = path.rpartition(".")
         if isinstance(module, BaseTunerLayer):
             module.merge(safe_merge=True)
-            setattr(model.get_submodule(parent), leaf, module.get_base_layer())
+            if leaf != "base_layer":  # a second parameter of a module, whose wrapper stands inside the first one's
+                setattr(model.get_submodule(parent), leaf, module.get_base_layer())
         elif isinstance(module, ModulesToSaveWrapper):
             setattr(model.get_submodule(parent), leaf, module.modules_to_save[ADAPTER])
     for left in ("peft_config", _MARK):
@@ -237,13 +241,44 @@ def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str
     return [*saved, *holders]
 
 
-def _targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str) -> list[str]:
+def _target_parameters(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str]) -> list[str]:
+    """List the parameters that get factors of their own.
+
+    Raises:
+        ConfigError: A name that fits none, or one that factors cannot stand beside.
+    """
+    key, asked = "adapter.target_parameters", config.target_parameters
+    if asked is None:
+        return []
+    axes = {name: param.ndim for name, param in model.named_parameters()}
+    stacked = [name for name, count in axes.items() if count == 3]
+    found, shared = matched(key, asked, axes, stacked or None, "parameter"), shared_modules(model)
+    for name in found:
+        why = ""
+        if axes[name] not in (2, 3):
+            why = f"has {axes[name]} axis, and factors stand beside 2 or 3"
+        elif any(_inside(name, path) for path in saved):
+            why = "trains whole, with its module"
+        elif other := shared.get(name.rpartition(".")[0]):
+            why = f"is the weight of {other}, too"
+        if why:
+            raise ConfigError(f"{key}={list(asked)}: {name} {why}. Name others.")
+    return found
+
+
+def _holders(parameters: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[0] for name in parameters}
+
+
+def _targets(
+    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str, parameters: Sequence[str]
+) -> list[str]:
     """List the modules that get factors, those left out that are excluded, or stand in another layer.
 
     Raises:
         ConfigError: A name, a layer or a pattern that fits none of them.
     """
-    found = _asked_targets(config, model, saved, auto_class)
+    found = _asked_targets(config, model, saved, auto_class, _holders(parameters))
     if config.exclude_modules is not None:
         out = set(matched("adapter.exclude_modules", config.exclude_modules, found))
         found = [path for path in found if path not in out]
@@ -258,22 +293,28 @@ def _targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], a
         found = [path for path in found if numbers.get(path) in wanted]
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
-            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in found):
-                near = near_names(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in found)))
+            places = [*found, *parameters]
+            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in places):
+                near = near_names(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in places)))
                 raise ConfigError(f"adapter.{key}={pattern}: no module with factors has such a name. {near}")
-    if not found:
+    if not found and not parameters:
         raise ConfigError(
             f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors beside. Leave one in."
         )
     return found
 
 
-def _asked_targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str) -> list[str]:
+def _asked_targets(
+    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str, holders: set[str]
+) -> list[str]:
     key, asked = "adapter.target_modules", config.target_modules
+    if asked == []:  # the schema allows it beside parameters alone
+        return []
     if asked in (None, "all-linear"):
         aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
         targets = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
-        if not targets:
+        targets = [path for path in targets if path not in holders]
+        if not targets and not holders:
             shown = "null" if asked is None else asked
             raise ConfigError(
                 f"{key}={shown}: {type(model).__name__} has no linear module besides its head. Name others."
@@ -292,6 +333,11 @@ def _asked_targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[s
         )
     shared = shared_modules(model)
     for path in found:
+        if path in holders:
+            raise ConfigError(
+                f"{key}={asked}: {path} holds one of adapter.target_parameters={config.target_parameters}, and would "
+                "get factors twice. Leave one of them out."
+            )
         if path in shared:
             raise ConfigError(
                 f"{key}={asked}: {path} shares its weight with {shared[path]}: factors beside one of them would make "
@@ -319,12 +365,19 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 def _places(model: nn.Module) -> Places:
     """Find where peft put its layers, under the names from before."""
+    from peft.tuners.lora import ParamWrapper
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    modules = list(model.named_modules())
-    kinds = (BaseTunerLayer, ModulesToSaveWrapper)
-    return Places(*([path for path, module in modules if isinstance(module, kind)] for kind in kinds))
+    places = Places([], [], [])
+    for path, module in model.named_modules():
+        if isinstance(module, ParamWrapper):
+            places.parameters.append(f"{path}.{module.parameter_name}".replace("base_layer.", ""))
+        elif isinstance(module, BaseTunerLayer):
+            places.targets.append(path)
+        elif isinstance(module, ModulesToSaveWrapper):
+            places.saved.append(path)
+    return places
 
 
 def _refuse_other_places(found: Places, wanted: Places) -> None:
@@ -336,6 +389,7 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
     for key, there, asked in (
         ("target_modules", found.targets, wanted.targets),
         ("modules_to_save", found.saved, wanted.saved),
+        ("target_parameters", found.parameters, wanted.parameters),
     ):
         other = set(there) ^ set(asked)
         if other:
@@ -353,8 +407,11 @@ def _names(model: nn.Module, places: Places) -> frozenset[str]:
 
 
 def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
-    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
-    listed = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
+    beside = " and ".join(
+        f"{len(paths)} {what}{'s'[: len(paths) - 1]} ({', '.join(kinds[:6])}{', ...' if len(kinds) > 6 else ''})"
+        for what, paths in (("module", places.targets), ("parameter", places.parameters))
+        if (kinds := list(dict.fromkeys(path.rpartition(".")[2] for path in paths)))
+    )
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     sizes = tensor_sizes(model)
     copies = sum(
@@ -367,6 +424,6 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     own = ", others by adapter.rank_pattern" if config.rank_pattern else ""
     plus = "" if ratio is None else f"; B at {ratio:g} times the lr of A"
     return (
-        f"adapter={config.name}: factors of rank {config.r}{own} beside {len(places.targets)} modules ({listed}){whole}"
+        f"adapter={config.name}: factors of rank {config.r}{own} beside {beside}{whole}"
         f": {trained:,} of {total:,} parameters train, {trained / total:.2%}{plus}"
     )

@@ -28,15 +28,17 @@ _NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 
 @dataclass(frozen=True)
 class Places:
-    """Dotted names of modules.
+    """Dotted names of modules, and of parameters.
 
     Attributes:
-        targets: With factors.
-        saved: Trained whole.
+        targets: Modules with factors.
+        saved: Modules that train whole.
+        parameters: Parameters with factors of their own.
     """
 
-    targets: Sequence[str]
-    saved: Sequence[str]
+    targets: list[str]
+    saved: list[str]
+    parameters: list[str]
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
@@ -101,7 +103,11 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
 
 
 def matched(
-    key: str, asked: str | Sequence[str], modules: Iterable[str], shown: Iterable[str] | None = None
+    key: str,
+    asked: str | Sequence[str],
+    modules: Iterable[str],
+    shown: Iterable[str] | None = None,
+    kind: str = "module",
 ) -> list[str]:
     r"""List the modules that names, ends of names or one regular expression stand for, as peft reads them.
 
@@ -110,6 +116,7 @@ def matched(
         asked: What was given.
         modules: All there are.
         shown: Those that a message suggests; None: all.
+        kind: What they are where they are no modules, for messages.
 
     Returns:
         In the order of the model.
@@ -135,13 +142,13 @@ def matched(
         fitting = {name for name in every if name == end or name.endswith(f".{end}")}
         if not fitting:
             raise ConfigError(
-                f"{key}={list(asked)}: {end} is the name of no module, nor the end of one. {_ends(end, near)}"
+                f"{key}={list(asked)}: {end} is the name of no {kind}, nor the end of one. {_ends(end, near)}"
             )
         taken |= fitting
     return [name for name in every if name in taken]
 
 
 def _ends(end: str, names: Sequence[str]) -> str:
-    """Suggest last pieces of names, which is what people write."""
-    pieces = dict.fromkeys(name.rpartition(".")[2] for name in names)
-    return near_names(end, pieces if "." not in end else names)
+    """Suggest as many last pieces of names as people wrote."""
+    pieces = end.count(".") + 1
+    return near_names(end, dict.fromkeys(".".join(name.split(".")[-pieces:]) for name in names))

@@ -103,8 +103,8 @@ def put_in(model: nn.Module) -> None:
     """Give a model the weights of its files, in their dtype; those of modules that peft has wrapped, too."""
     weights: Mapping[str, torch.Tensor] = getattr(model, _MARK, (None, {}))[1]
     for name, param in model.named_parameters():
-        for part in (".base_layer", ".original_module", ".modules_to_save.default"):
-            name = name.replace(f"{part}.", ".")
+        for part in ("base_layer.", "original_module.", "modules_to_save.default."):
+            name = name.replace(part, "")
         if name in weights:
             param.data = weights[name]
 

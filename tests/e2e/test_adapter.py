@@ -127,6 +127,45 @@ def test_from_scratch_the_model_is_published_merged(place: Path, capsys: pytest.
     assert "merge=true" in capsys.readouterr().err
 
 
+EXPERTS = [
+    "model=from_config", "model.model_type=qwen3_moe", "model.vocab_size=320", "task.sample_tokens=0",
+    "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, "
+    "intermediate_size: 32, moe_intermediate_size: 24, num_experts: 4, num_experts_per_tok: 2}",
+    "data=files", "data.train=corpus.txt", "data.max_length=32",
+]  # fmt: skip
+
+
+def test_stacked_experts_from_a_start_to_an_export(place: Path) -> None:
+    """Trained, stopped and gone on to the bit, merged, and loaded by peft: all compute the same."""
+    import peft
+
+    assert optrun(*EXPERTS, "training.max_steps=1", "checkpoint=none", "hydra.run.dir=moe") == 0
+    words = [*EXPERTS[5:], "task.sample_tokens=0", "model=pretrained", "model.path=moe/model", "adapter=lora"]
+    words += ["adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]", *FULL[6:]]
+    assert optrun("explain", *words) == 0
+    assert optrun(*words, FOUR, "hydra.run.dir=experts") == 0
+    assert optrun(*words, "training.max_steps=2", "hydra.run.dir=stopped") == 0
+    assert optrun("resume=stopped", FOUR) == 0
+    assert tensors(Path("stopped"), 4) == tensors(Path("experts"), 4)
+    assert records(Path("stopped"))[-1] == records(Path("experts"))[-1]
+    facts = state(Path("experts"), 4)["adapter"]["target_parameters"]
+    assert facts == [f"model.layers.{at}.mlp.experts.{name}" for at in (0, 1) for name in ("down_proj", "gate_up_proj")]
+    before, after = (load_file(f"experts/checkpoints/step-0000000{at}/model.safetensors") for at in (2, 4))
+    assert sum("mlp.experts" in name for name in after) == 8
+    assert not [name for name in after if torch.equal(before[name], after[name])], "every factor trains"
+    assert optrun("export", "experts", "experts-alone") == 0
+    assert optrun("export", "experts", "experts-merged", "merge=true") == 0
+    kind = transformers.AutoModelForCausalLM
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.PeftModel.from_pretrained(kind.from_pretrained("moe/model"), "experts-alone")
+    merged, base = kind.from_pretrained("experts-merged"), kind.from_pretrained("moe/model")
+    found = logits(merged, "experts-merged")
+    torch.testing.assert_close(found, logits(model, "experts-merged"), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found, logits(base, "experts-merged"), atol=1e-3)
+    assert sorted(merged.state_dict()) == sorted(base.state_dict())
+
+
 HALF = ["model.dtype=bfloat16", "training.precision=bf16"]
 
 

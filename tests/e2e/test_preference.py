@@ -145,7 +145,7 @@ def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str
         ),
         (["adapter=lora", "adapter.init_lora_weights=eva"], ["adapter.init_lora_weights=eva", "pissa", "corda"]),
         (["adapter=lora", "adapter.layers_to_transform=x"], ["adapter.layers_to_transform=x", "number of a layer"]),
-        (["target_parameters=[a]"], ["stacked parameters"]),
+        (["target_parameters=[a]"], ["adapter=lora adapter.target_parameters=VALUE"]),
         (["loss_type=ipo"], ["task=preference task.loss_type=NAME"]),
     ],
 )
