@@ -46,6 +46,20 @@ CASES = {
     "chunked": Case([*TINY_GPT, "data=files", "training.chunked_loss=true"]),
     "layerwise-lamb": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"]),
     "lora": Case([*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]),
+    "experts": Case(
+        [
+            "data=files",
+            "model=from_config",
+            "model.model_type=qwen3_moe",
+            "model.vocab_size=320",
+            "data.max_length=16",
+            "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, "
+            "intermediate_size: 32, moe_intermediate_size: 24, num_experts: 4, num_experts_per_tok: 2}",
+            "adapter=lora",
+            "adapter.target_parameters=[experts.gate_up_proj,experts.down_proj]",
+            "task.sample_tokens=0",
+        ]
+    ),
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
     "mup": Case([*TINY_GPT, "data=files", "optimizer=lamb", "lr=1e-2", "parametrization=mup", *BASE]),
     "muon": Case([*TINY_GPT, "data=files", "optimizer=muon"], FLOAT32["muon"]),
@@ -93,8 +107,8 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_on_two_ranks(tmp_path: Path) -> None:
-    """Factors and a head that trains whole; under FSDP the frozen base is divided, too."""
-    check(tmp_path, 2, ["ddp", "fsdp"], ["lora"])
+    """Factors, of stacked experts too, and a head that trains whole; under FSDP the frozen base is divided, too."""
+    check(tmp_path, 2, ["ddp", "fsdp"], ["lora", "experts"])
 
 
 @pytest.mark.slow
@@ -119,7 +133,7 @@ def test_a_divided_model_goes_on_on_another_number_of_ranks(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("ranks", "kinds", "names"),
     [
-        (2, ["ddp", "fsdp"], [name for name in CASES if name != "lora"]),
+        (2, ["ddp", "fsdp"], [name for name in CASES if name not in ("lora", "experts")]),
         (4, ["fsdp", "hsdp"], ["layerwise-lamb", "muon", "double"]),
     ],
 )
