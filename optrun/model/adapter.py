@@ -254,13 +254,15 @@ def _target_parameters(config: LoraConfig, model: PreTrainedModel, saved: Sequen
     stacked = [name for name, count in axes.items() if count == 3]
     found, shared = matched(key, asked, axes, stacked or None, "parameter"), shared_modules(model)
     for name in found:
-        why = ""
+        holder, why = name.rpartition(".")[0], ""
         if axes[name] not in (2, 3):
             why = f"has {axes[name]} axis, and factors stand beside 2 or 3"
         elif any(_inside(name, path) for path in saved):
             why = "trains whole, with its module"
-        elif other := shared.get(name.rpartition(".")[0]):
+        elif other := shared.get(holder):
             why = f"is the weight of {other}, too"
+        elif any(_inside(other, holder) for other in _holders(axes) - {holder}):  # a merge could not unwrap these
+            why = f"stands beside modules in {holder}"
         if why:
             raise ConfigError(f"{key}={list(asked)}: {name} {why}. Name others.")
     return found

@@ -327,6 +327,13 @@ REFUSED = [
     (SEQUENCE, "bert", COMMON, {"modules_to_save": ["clasifier"]}, ["adapter.modules_to_save", "mean classifier?"]),
     (CAUSAL, "gpt2", GPT2, {"target_modules": ["lm_head"]}, ["lm_head", "shares its weight with", "wte"]),
     (CAUSAL, "gpt2", GPT2, {"modules_to_save": ["lm_head"]}, ["lm_head", "shares its weight with", "wte"]),
+    (
+        CAUSAL,
+        "mamba",
+        {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 40},
+        {"target_parameters": ["A_log"]},
+        ["A_log stands beside modules in backbone.layers.0.mixer"],
+    ),
     *(
         (CAUSAL, "qwen3_moe", {**MOE, **EXPERTS[0][1], **more}, {"target_parameters": names, **options}, facts)
         for names, more, options, facts in (
