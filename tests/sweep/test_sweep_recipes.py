@@ -45,6 +45,7 @@ def expanded(name: str, *words: str) -> list[Job]:
         ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
         ("lora_minilm_sst2", 2 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
         ("preference_lr", 2 * 6 * 3, ["model.path=somewhere"]),
+        ("embedding_lr", 3 * 3 * 3, ["model.path=somewhere"]),
         pytest.param("transfer_width", 3 * 2 * 3 * 6 * 2, [], marks=pytest.mark.slow),  # composes 108 times
         ("transfer_length", 3 * 6 * 3, []),
     ],
@@ -99,6 +100,20 @@ def test_chats_and_preferences_go_on_from_one_start(place: Path) -> None:
     assert optrun("-cn", "preference_lr", *given) == 0
     assert [row["status"] for row in result().values()] == ["finished"] * 2
     assert sorted(split(load_runs([Path("sweep")]))) == ["preference on stdlib_preferences", "sft on stdlib_chat"]
+
+
+@pytest.mark.slow
+def test_embeddings_go_on_from_one_start(place: Path) -> None:
+    words = ["training.max_steps=2", "data.max_train_examples=64", "data.max_eval_examples=8"]
+    shape = ["model.config.num_hidden_layers=1", "model.config.hidden_size=32"]
+    assert optrun("-cn", "embedding_tiny", *words, *shape, "hydra.run.dir=start") == 0
+    given = [*words, "model.path=start/model", "lr=1e-3", "seed=0", "hydra.sweep.dir=sweep"]
+    assert optrun("-cn", "embedding_lr", *given) == 0
+    assert [row["status"] for row in result().values()] == ["finished"] * 3
+    found = load_runs([Path("sweep")])
+    assert sorted((run.optimizer, str(run.setting("adapter.name"))) for run in found) == [
+        ("adamw", "lora"), ("adamw", "none"), ("lamb", "none"),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
