@@ -128,7 +128,7 @@ class MultipleChoice(Task):
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of all choices, and the examples."""
-        filled = int(_filled(batch, self.padding).sum()) if self.unequal else 0
+        filled = int(_filled(batch).sum()) if self.unequal else 0
         return int(batch["attention_mask"].sum()) - filled, len(batch["labels"])
 
     # Rows of unequal choices --------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class MultipleChoice(Task):
     def logits(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
         """Return the scores of the choices, shape (batch, choices); minus infinity marks a missing one."""
         found: torch.Tensor = outputs.logits
-        return found.masked_fill(_filled(batch, self.padding), -torch.inf) if self.unequal else found
+        return found.masked_fill(_filled(batch), -torch.inf) if self.unequal else found
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
         """Compute every task's loss over a row's own choices; smoothing spreads over these, too."""
@@ -237,21 +237,25 @@ def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[R
 def pad_choices(examples: list[Example], padding: int) -> Batch:
     """Pad ids, masks and, if the tokenizer makes them, token types; shape (batch, choices, longest).
 
-    A place without a choice is the padding token alone, which the model reads: nothing to read would be 0/0.
+    A place without a choice is two padding tokens, of which the model reads the second: nothing to read would be 0/0,
+    and the first one is what any choice has.
     """
     most = max(len(example["input_ids"]) for example in examples)
-    empty = {"input_ids": np.array([padding]), "token_type_ids": np.array([0])}
+    empty = {"input_ids": np.array([padding, padding]), "token_type_ids": np.array([0, 0])}
+    places = [(example, at) for example in examples for at in range(most)]
     rows: list[Example] = [
         {name: example[name][at] if at < len(example[name]) else empty[name] for name in empty if name in example}
-        for example in examples
-        for at in range(most)
+        for example, at in places
     ]
-    return {name: values.unflatten(0, (len(examples), -1)) for name, values in pad_inputs(rows, padding).items()}
+    batch = pad_inputs(rows, padding)
+    batch["attention_mask"][[at >= len(example["input_ids"]) for example, at in places], 0] = 0
+    return {name: values.unflatten(0, (len(examples), -1)) for name, values in batch.items()}
 
 
-def _filled(batch: Batch, padding: int) -> torch.Tensor:
+def _filled(batch: Batch) -> torch.Tensor:
     """Mark places without a choice with True; shape (batch, choices)."""
-    return (batch["attention_mask"].sum(-1) == 1) & (batch["input_ids"][..., 0] == padding)
+    mask = batch["attention_mask"]
+    return (mask[..., 0] == 0) & (mask.sum(-1) == 1)
 
 
 def count_choices(split: Split, column: str) -> np.ndarray:

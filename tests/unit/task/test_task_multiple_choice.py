@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMultipleChoice, BertConfig
+from transformers.utils.generic import ModelOutput
 
 from optrun.base.errors import ConfigError
 from optrun.task.facts import data_facts
@@ -112,6 +115,17 @@ def test_sources_of_unequal_choices_are_judged_as_unequal_rows_are(make_task: Ma
         for row, own in ((0, 2), (1, 4))
     ]
     assert float(first.loss(outputs, batch)) == pytest.approx(float(sum(wanted)) / 2, rel=1e-5)
+
+
+def test_a_choice_that_is_the_padding_token_alone_is_one(make_task: Make, make_source: Make) -> None:
+    """A tokenizer may mark no ends, and pad with the mark that a choice is."""
+    task = make_task("multiple_choice", make_source(UNEQUAL))
+    ids = [[np.array([task.padding])] * count for count in (2, 3)]
+    batch = task.collate([{"input_ids": each, "labels": np.int64(1)} for each in ids])
+    outputs = ModelOutput(logits=torch.zeros(2, 3))
+    assert task.logits(outputs, batch).isinf().tolist() == [[False, False, True], [False] * 3]
+    assert float(task.loss(outputs, batch)) == pytest.approx((math.log(2) + math.log(3)) / 2)
+    assert task.sizes(batch) == (5, 2)
 
 
 def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make, tokenizer: Make) -> None:
