@@ -101,12 +101,12 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
         ConfigError: The tokenizer knows next to nothing of the texts.
     """
     mixed = task.train if isinstance(task.train, MixedExamples) else None
-    train_source, sources = source, {}
+    sources: dict[str, SplitFacts] = {}
     if mixed is None:
         train = _split_facts(task, task.train, source.train.key, tokenizer, None)
+        doubts = label_doubts(task, source, task.train, train.labels)
     else:
         assert isinstance(source, MixedSource)
-        train_source = next(iter(source.parts.values()))
         sources = {
             name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
             for name, part in mixed.sources.items()
@@ -114,6 +114,11 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
         labels = {label: sum(part.labels.get(label, 0) for part in sources.values()) for label in task.labels}
         span = _joined([(part.span, part.examples) for part in sources.values() if part.span is not None])
         train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
+        doubts = [
+            doubt
+            for name, part in mixed.sources.items()
+            for doubt in label_doubts(task, source.parts[name], part, sources[name].labels)
+        ]
     held = {
         name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
         if mixed is None
@@ -127,7 +132,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
                 f"tokenizer ({len(tokenizer):,} entries): the texts would be lost. Name a tokenizer that knows them "
                 "with model.tokenizer, or take a model that does."
             )
-    return DataFacts(train, held, sources, label_doubts(task, train_source, train.labels))
+    return DataFacts(train, held, sources, list(dict.fromkeys(doubts)))
 
 
 def _joined(spans: Sequence[tuple[Span, int]]) -> Span | None:

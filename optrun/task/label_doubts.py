@@ -10,6 +10,7 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.data.columns import label_column, text_column
+from optrun.data.loader import ExampleSource
 from optrun.data.source import Source
 from optrun.task.base import Task
 
@@ -21,13 +22,14 @@ _FEWEST = 10
 """Labels from which one in every second row is odd."""
 
 
-def label_doubts(task: Task, source: Source, counts: Mapping[str, int]) -> list[str]:
+def label_doubts(task: Task, source: Source, examples: ExampleSource, counts: Mapping[str, int]) -> list[str]:
     """Name labels that differ by spelling alone, and columns that seem to have changed places.
 
     Args:
         task: After it has read its source.
-        source: The rows.
-        counts: Label to how often it stands in the training rows.
+        source: The rows; one of a mixture.
+        examples: What was made of its training rows.
+        counts: Label to how often it stands in them.
 
     Returns:
         A sentence for each doubt, with the values and the keys.
@@ -46,7 +48,7 @@ def label_doubts(task: Task, source: Source, counts: Mapping[str, int]) -> list[
         for alike in _alike(task.labels)
     ]
     if name is not None and task.unit == "examples" and not task.config.of_sets:
-        doubts += _looks_like_text(task, source, name, [label for label, count in counts.items() if count])
+        doubts += _looks_like_text(source, examples, name, [label for label, count in counts.items() if count])
     return doubts
 
 
@@ -61,9 +63,9 @@ def _alike(labels: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _looks_like_text(task: Task, source: Source, name: str, met: Sequence[str]) -> list[str]:
+def _looks_like_text(source: Source, examples: ExampleSource, name: str, met: Sequence[str]) -> list[str]:
     """Warn of a label column with more different values than texts, or with another one in every second row."""
-    rows, hashes = len(source.train.rows), getattr(task.train, "hashes", None)
+    rows, hashes = len(source.train.rows), getattr(examples, "hashes", None)
     texts = len(met) if hashes is None else len(np.unique(hashes[: max(1000, 10 * len(met))]))
     if texts >= len(met) and (2 * len(met) <= rows or len(met) < _FEWEST):
         return []

@@ -198,3 +198,17 @@ def test_numbers_of_a_mixture_are_those_of_all_its_sources(make_source: Make, ma
     facts = data_facts(tasks[0], source, words)
     assert facts.train.span == (1.0, (1 + 2 + 9 + 6 + 7 + 8) / 6, 9.0)
     assert [split.span for split in facts.sources.values()] == [(1.0, 1.5, 2.0), (6.0, 7.5, 9.0)]
+
+
+def test_odd_labels_of_any_source_of_a_mixture_are_told(make_source: Make, make_task: Make, words: Any) -> None:
+    texts = [f"{word} b {number % 21}" for number, word in enumerate("abc" * 20)]
+    right = make_source({"text": texts, "label": ["d", "e"] * 30}, label_column="label", text_column="text")
+    swapped = make_source({"text": ["d", "e"] * 30, "kind": texts}, label_column="kind", text_column="text")
+    tasks = [make_task("sequence_classification", one, words) for one in (right, swapped)]
+    tasks[0].labels = [*tasks[0].labels, *tasks[1].labels]
+    tasks[0].train = MixedExamples({"a": tasks[0].train, "b": tasks[1].train}, None, "first_exhausted", seed=0)
+    tasks[0].train.sources["b"].scalars["labels"] += 2
+    source = MixedSource(right.train, right.eval_sets, right.columns, parts={"a": right, "b": swapped})
+    (told,) = data_facts(tasks[0], source, words).doubts
+    assert "data.label_column=kind: 21 labels in 60 training rows" in told
+    assert "data.text_column=kind data.label_column=text" in told
