@@ -131,8 +131,8 @@ class Preference(ChatTask):
         alike = chosen_hashes == rejected_hashes
         if alike.all():
             raise ConfigError(
-                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, so nothing is preferred. Are both "
-                "columns of the right data?"
+                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(alike):,} of {len(alike):,}, so "
+                "nothing is preferred. Take rows with equal answers out of the data, or correct the two columns."
             )
         if alike.any():
             self.notes.append(

@@ -87,7 +87,7 @@ def test_the_start_prefers_nothing(make_source: Make, make_task: Make, tokenizer
         ({"prompt": ["a"], "chosen": ["b"]}, ["no column rejected", "Columns: prompt, chosen"]),
         ({"prompt": ["a"], "chosen": ["b"], "reject": ["c"]}, ["Did you mean reject? Call it rejected"]),
         ({"messages": [said("a", "b")]}, ["no column chosen"]),
-        ({**TEXTS, "rejected": TEXTS["chosen"]}, ["the same in every row"]),
+        ({**TEXTS, "rejected": TEXTS["chosen"]}, ["the same in every row, 3 of 3", "Take rows with equal answers out"]),
         ({**TEXTS, "rejected": ["a", "", "b"]}, ["row 2", "empty rejected answer"]),
         ({"chosen": ["a"], "rejected": [said("a")]}, ["str and list"]),
         ({"chosen": [said("a", "b")], "rejected": [said("c", "d")]}, ["has no prompt", "share no first turn"]),
