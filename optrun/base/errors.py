@@ -134,6 +134,12 @@ def refuse_url(key: str, value: object) -> None:
             )
 
 
+def show_cursor() -> None:
+    """Show the cursor that a live display hid, before a process ends at once; other outputs get nothing."""
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h")
+
+
 def printable(text: str) -> str:
     r"""Escape control characters of a text from outside, such as a file's name, as `\x1b`; line ends stay.
 

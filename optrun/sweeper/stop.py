@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from optrun.base.errors import show_cursor
 from optrun.base.reading import read_text
 
 GRACE_SECONDS = 300.0
@@ -88,6 +89,7 @@ class Stop:
             if not self.owns_process:
                 raise KeyboardInterrupt
             saved = f"nothing new was saved of {cut} job{'s' * (cut > 1)}" if cut else "every job was saved before"
+            show_cursor()
             sys.stderr.write(f"\nstopped at once: {saved}. The same command goes on.\n")
             sys.stderr.flush()
             os._exit(128 + number)

@@ -198,7 +198,7 @@ class LiveView(PlainView):
         """Take the display away; the events stay."""
         self.live.stop()
 
-    def _draw(self, board: Board) -> Panel:
+    def _draw(self, board: Board) -> Group:
         left = self.eta(board)
         bar = Table.grid(expand=True)  # a bar alone does not end its line
         bar.add_row(ProgressBar(total=max(board.total, 1), completed=board.done))
@@ -210,7 +210,10 @@ class LiveView(PlainView):
             rows.append(Text(board.best_line(), style="bold green"))
         if board.running:
             rows.append(_running_table(board.running))
-        return Panel(Group(*rows), title=escape(self.title), title_align="left", padding=(1, 2))
+        panel = Panel(Group(*rows), title=escape(self.title), title_align="left", padding=(1, 2))
+        return Group(
+            panel, ""
+        )  # an empty line takes the ^C that a terminal shows; behind a full one it goes to the next
 
 
 def _running_table(running: Sequence[JobRow]) -> Table:

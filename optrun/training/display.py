@@ -200,7 +200,7 @@ class LiveDisplay(Display):
         """Take the display away; the result table has its last figures."""
         self.live.stop()
 
-    def _draw(self) -> Panel:
+    def _draw(self) -> Group:
         table = Table.grid(padding=(0, 3))
         shown: list[tuple[str, str, Callable[[float], str]]] = [
             ("loss", "train/loss", number),
@@ -213,12 +213,15 @@ class LiveDisplay(Display):
         present = [(label, draw(self.values[name])) for label, name, draw in shown if name in self.values]
         table.add_row(*(Text(label, style="dim") for label, _ in present))
         table.add_row(*(Text(value, style="bold") for _, value in present))
-        return Panel(
+        panel = Panel(
             Group(self.progress, Padding(table, (1, 0, 0, 0))),
             title=escape(self.title),
             title_align="left",
             padding=(1, 2),
         )
+        return Group(
+            panel, ""
+        )  # an empty line takes the ^C that a terminal shows; behind a full one it goes to the next
 
 
 def _columns() -> list[ProgressColumn]:

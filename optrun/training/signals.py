@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
+from optrun.base.errors import show_cursor
+
 
 class Stopped(BaseException):
     """A request to stop, raised where waiting for the next step makes no sense; no defect and no `Exception`.
@@ -100,6 +102,7 @@ class SignalHandler:
                 raise KeyboardInterrupt
             for worker in multiprocessing.active_children():
                 worker.kill()
+            show_cursor()
             os.write(2, b"\nstopped at once: nothing new was saved\n")
             os._exit(128 + number)
         self.stop_signal = signal.Signals(number)

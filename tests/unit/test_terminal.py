@@ -1,0 +1,101 @@
+"""What a terminal shows when a run is stopped by its keys: no torn panel, no lost line, and a cursor."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import sys
+import time
+
+TITLE = "a title of a run"
+PROGRAM = f"""
+import time
+from rich.console import Console
+from optrun.training.display import LiveDisplay
+from optrun.training.signals import SignalHandler
+
+with SignalHandler() as signals:
+    display = LiveDisplay(Console(), {TITLE!r})
+    display.start(0, 9)
+    display.note("begun")
+    while not signals.stop_requested:
+        time.sleep(0.01)
+    display.note("asked to stop")
+    while STAYS:
+        time.sleep(0.01)
+    display.stop()
+print("the end")
+"""
+
+
+class Screen:
+    """The lines of a terminal of 80 columns, as far as what is written to it needs.
+
+    A column past the last is in the next line, as soon as something is written there.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[int, str] = {}
+        self.x = self.y = 0
+        self.cursor = True
+
+    def feed(self, text: str) -> None:
+        for found in re.finditer(r"\x1b\[([?\d;]*)([A-Za-z])|([\s\S])", text):
+            arg, code, letter = found.groups()
+            if letter == "\n":
+                self.y += 1
+            elif letter == "\r":
+                self.x = 0
+            elif letter is not None and letter >= " ":
+                self.x, self.y = (0, self.y + 1) if self.x == 80 else (self.x, self.y)
+                line = self.lines.get(self.y, "").ljust(self.x)
+                self.lines[self.y] = line[: self.x] + letter + line[self.x + 1 :]
+                self.x += 1
+            elif code == "A":
+                self.y -= int(arg or 1)
+            elif code == "K":
+                self.lines[self.y] = ""
+            elif (arg, code) in (("?25", "h"), ("?25", "l")):
+                self.cursor = code == "h"
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for _, line in sorted(self.lines.items()) if line.strip())
+
+
+def played(*, presses: int) -> tuple[Screen, int]:
+    """Run the program on a terminal of 80 columns, and press Ctrl-C while its panel is there."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+        os.execv(sys.executable, [sys.executable, "-c", PROGRAM.replace("STAYS", str(presses > 1))])
+    raw, waits = b"", [b"\xe2\x95\xaf", b"asked to stop"][:presses]  # the panel's last corner
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if waits and waits[0] in raw:
+            waits.pop(0)
+            os.write(terminal, b"\x03")
+        if select.select([terminal], [], [], 0.05)[0]:
+            try:
+                raw += os.read(terminal, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+    screen = Screen()
+    screen.feed(raw.decode())
+    return screen, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def test_a_panel_is_taken_away_whole_after_a_key() -> None:
+    """The terminal writes ^C where the cursor is: behind a full line that is the next one."""
+    screen, code = played(presses=1)
+    assert code == 0
+    assert screen.text().splitlines() == ["begun", "asked to stop", "the end"]
+    assert screen.cursor
+
+
+def test_a_second_key_leaves_a_cursor() -> None:
+    screen, code = played(presses=2)
+    assert code == 130
+    assert "stopped at once: nothing new was saved" in screen.text()
+    assert screen.cursor
