@@ -240,7 +240,8 @@ def _reason(message: str, dialect: Dialect) -> str:
         return f"{line} (a quotation mark is opened and not closed; inside of quotes it is written twice)"
     if "columns, got" in line and dialect.quoted:
         mark = "a comma" if dialect.delimiter == "," else repr(dialect.delimiter)
-        return f"{line} (a field with {mark} needs quotes around it)"
+        first = "; or the first line does not name the columns" if "row 1: " in line else ""
+        return f"{line} (a field with {mark} needs quotes around it{first})"
     if "Empty CSV" in line:
         return "there is no header line."
     return line

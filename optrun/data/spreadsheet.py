@@ -47,7 +47,8 @@ def read_spreadsheet(asked: Reading) -> Dataset:
     rows: list[list[str | None]] = []
     for path in asked.files:
         table = _sheet(asked, path)
-        here = list(asked.options.column_names or ()) or [name or "" for name in next(table, [])]
+        said = asked.options.column_names
+        here = list(said or ()) or [name or "" for name in next(table, [])]
         while here and not here[-1]:
             here.pop()
         twice = [name for name in here if here.count(name) > 1]
@@ -61,10 +62,18 @@ def read_spreadsheet(asked: Reading) -> Dataset:
         names = here
         for number, row in enumerate(table, 1):
             if any(cell is not None for cell in row[len(names) :]):
-                raise ConfigError(f"{asked.key}={path}: row {number:,} has more cells than the {len(names)} columns.")
+                raise ConfigError(f"{asked.key}={path}: {_too_wide(names, number, named=said is None)}")
             rows.append([*row, *[None] * len(names)][: len(names)])
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return Dataset.from_dict(columns, features=Features({name: Value("string") for name in names}))
+
+
+def _too_wide(names: list[str], number: int, *, named: bool) -> str:
+    """Explain a row with more cells than there are names: a first row of one cell is a title."""
+    if named and len(names) == 1:
+        told = f"row {number:,} has more cells than the first one, which is {names[0]!r} alone"
+        return f"{told}. If that is a title, delete it: the first row has the names of the columns."
+    return f"row {number:,} has more cells than the {len(names)} columns."
 
 
 def _sheet(asked: Reading, path: Path) -> Iterator[list[str | None]]:

@@ -245,6 +245,7 @@ def test_a_workbook(tmp_path: Path) -> None:
         ([["text", None, "label"], ["a", "b", "c"]], ["names of the columns", "data.column_names"]),
         ([["text", "text"], ["a", "b"]], ["each once"]),
         ([["text"], ["a", "b"]], ["row 1", "more cells"]),
+        ([["Reviews of May"], [], ["text", "label"], ["a", "b"]], ["'Reviews of May' alone", "a title, delete it"]),
         ([["text"], ["=1+1"]], ["row 2", "formula without a value", "=1+1"]),
         ([], ["names of the columns"]),
     ],
