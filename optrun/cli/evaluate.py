@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError
+from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.config.registry.origins import require
 
@@ -159,11 +159,8 @@ def _show(checkpoint: Path, found: Evaluated) -> None:
     from optrun.report.table import to_rich
     from optrun.runner.class_tables import confusion_table, figures_table
 
-    table = Table(
-        title=f"{checkpoint} · step {found.step:,} · {found.examples:,} examples",
-        title_justify="left",
-        title_style="dim",
-    )
+    sys.stdout.write(printable(f"{checkpoint} · step {found.step:,} · {found.examples:,} examples") + "\n")
+    table = Table()
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in found.metrics.items():

@@ -42,7 +42,8 @@ def say(contenders: int, seeds: int) -> str:
     found = f"a difference of {foreseen(contenders, seeds):.1f} sd is found in 4 of 5 cases"
     now = found if seeds >= MIN_SEEDS else "nothing is tested"
     more = next((f"; {n} seeds: {foreseen(contenders, n):.1f} sd" for n in MORE_SEEDS if n > seeds), "")
-    return f"{contenders} contenders, {seeds} seeds: {now}{more} (sd: between the seeds of a contender)"
+    told = "the standard deviation over the seeds of a contender"
+    return f"{contenders} contenders, {seeds} seeds: {now}{more} (sd: {told})"
 
 
 def by_workload(configs: Sequence[Mapping[str, object]]) -> list[list[Run]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from optrun.runner.train import Outcome
 
 
+_PIPED = 120
+"""Characters of a line that goes into a file."""
 _MOST_CLASSES = 12
 """A table of more is left to `optrun evaluate`."""
 
@@ -120,6 +124,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     summary = outcome.summary
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
+        continuation = re.sub(r"\n(\s*\n){2,}", "\n\n", continuation).rstrip()  # a model may write line breaks alone
         console.print(
             Panel(
                 f"[bold]{escape(printable(prompt))}[/]{escape(printable(continuation))}",
@@ -128,11 +133,11 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             )
         )
     _results(console, summary)
-    for line in (sentence_of(summary), best_told(summary)):
-        if line:
-            console.print(escape(printable(line)), highlight=False, soft_wrap=True)
-    if summary.get("stopped"):
-        console.print(escape(printable(summary["message"])), highlight=False, soft_wrap=True)
+    for line in (sentence_of(summary), best_told(summary), summary["message"] if summary.get("stopped") else ""):
+        if line:  # broken between words, which a terminal does not do
+            width = console.width if console.is_terminal else _PIPED
+            parts = textwrap.wrap(printable(line), width, break_long_words=False, break_on_hyphens=False)
+            console.print(escape("\n".join(parts)), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
     quoted = shlex.quote(path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
