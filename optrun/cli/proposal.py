@@ -122,6 +122,8 @@ def propose(name: str, own: Sequence[str], config_dir: str | None, say: Say) -> 
     keys = keys_of_place(name)
     formats = _formats(keys)
     say("", *(f"format {kind}" for kind in formats))
+    if "data.eval" in keys and not _is_said(own, "data.eval"):
+        say("", f"{keys['data.eval']} lies beside it: these rows are to evaluate on")
     place = [f"{key}={_value(value)}" for key, value in keys.items() if not _is_said(own, key)]
     task, found = "causal_lm", list[str]()
     if keys["data"] != "tokens":
@@ -249,9 +251,9 @@ def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
         say("doubt", advice)
     if not lines:
         repeated, empty = _repeated(rows, roles)
-        say("repeated", f"{repeated:,} rows repeat another one")
+        say("repeated", f"{repeated:,} row{'s repeat' if repeated != 1 else ' repeats'} another one")
         if empty:
-            say("empty", f"{empty:,} rows have nothing in one of these columns")
+            say("empty", f"{empty:,} row{'s have' if empty != 1 else ' has'} nothing in one of these columns")
     return roles
 
 
@@ -383,11 +385,14 @@ class _Run:
         trial: Trial | None = None
         if facts.parameters + facts.frozen_parameters <= _TRIED and _is_small(self.config().data):
             trial = try_steps(self.config())
+            say("", *(note for note in trial.notes if note.startswith("data.eval has no column")))
             say("lengths", *_lengths(trial))
         steps = self._epochs(facts)
         seconds = None if trial is None or trial.seconds is None else trial.seconds * (USUAL_BATCH / batch)
         if trial is not None and seconds is not None:
             say("time", f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without evaluation")
+        elif trial is not None:
+            say("time", "not measured: the start model is first run over all rows, as the reference of the loss")
         common, grids = without(self.overrides, *_OF_ONE_RUN), {}
         for name in _CONTENDERS:
             lr = compose_request(self.hydra, CommandLine(overrides=[*common, f"optimizer={name}"])).config.lr

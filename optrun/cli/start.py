@@ -60,7 +60,13 @@ def run(arguments: VerbArguments) -> int:
 
 def _say(name: str, *lines: str) -> None:
     """Print a heading of ten characters and its lines."""
-    wrapped = [part for line in lines for part in textwrap.wrap(printable(line), _WIDTH, drop_whitespace=False) or [""]]
+    wrapped = [part.rstrip() for line in lines for part in _wrapped(printable(line))]
     for at, line in enumerate(wrapped):
         sys.stdout.write(f"{'' if at else name:<10}{line}".rstrip() + "\n")
     sys.stdout.flush()
+
+
+def _wrapped(line: str) -> list[str]:
+    """Break a line between words, each part as far in as it begins."""
+    inside = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=inside, replace_whitespace=False) or [""]

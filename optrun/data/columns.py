@@ -176,8 +176,8 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
             return found_column
         if evaluation and len(candidates) == 1:
             source.notes.append(
-                f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is read instead "
-                f"(say data.eval_text_column={candidates[0]} to confirm)"
+                f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is read "
+                f"(data.eval_text_column={candidates[0]} says so)"
             )
             return candidates[0]
         key = "data.text_column"

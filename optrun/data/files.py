@@ -153,6 +153,8 @@ def _why_nothing(name: str) -> str:
         return why_not(path, by_ending())
     if path.exists():
         return f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once. Write it to one."
+    if path.is_symlink():
+        return f"a link to {path.readlink()}, where there is nothing. Link to the file again, or give the file itself."
     if glob.has_magic(name):
         return "no file matches this glob."
     beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optrun.base.errors import ConfigError
 from optrun.config import registry
-from optrun.data.content import name_inside
+from optrun.data.content import COMPRESSED, name_inside
 from optrun.data.files import resolve
 from optrun.data.folders import files_of, is_read, why_not
 from optrun.data.formats import by_ending
@@ -31,10 +31,10 @@ def keys_of_place(name: str) -> dict[str, str]:
     path = Path(name).expanduser()
     if path.is_dir():
         return _folder(path)
-    if path.exists() or not may_be_name(name):
+    if path.exists() or path.is_symlink() or not may_be_name(name):
         resolve("data.train", str(path))
         kind = "tokens" if path.suffix == ".bin" else "files"
-        held = next((other for other in _siblings(path) if other.exists()), None)
+        held = next((other for other in _siblings(path) if other.exists()), None) or _in_other_format(path)
         return {"data": kind, "data.train": str(path)} | ({"data.eval": str(held)} if held else {})
     if name in registry.choices("data"):
         return {"data": name}
@@ -48,6 +48,24 @@ def _siblings(path: Path) -> list[Path]:
     """List the names that the rows to evaluate on may have beside those to train on."""
     found = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
     return [path.with_name(path.name[: found.start()] + held + path.name[found.end() :]) for held in _HELD if found]
+
+
+def _in_other_format(path: Path) -> Path | None:
+    """Find rows to evaluate on in another format than those to train on; a text goes with texts alone."""
+    known, beside = by_ending(), {other.name for other in path.parent.iterdir()}
+    packed = "" if path.suffix.lower() not in COMPRESSED else path.suffix
+    ending = Path(path.name.removesuffix(packed)).suffix
+    own = known.get(ending.lower())
+    if own is None:
+        return None
+    for held in _siblings(path):
+        stem = held.name.removesuffix(packed).removesuffix(ending)
+        for other, row in known.items():
+            names = [f"{stem}{other}{compressed}" for compressed in ("", *COMPRESSED)]
+            found = next((name for name in names if name in beside), None)
+            if found and (row.name == "text") == (own.name == "text"):
+                return path.with_name(found)
+    return None
 
 
 def _folder(folder: Path) -> dict[str, str]:

@@ -72,7 +72,8 @@ def roles_of(rows: Dataset) -> Roles:
         or _texts(columns)
     )
     if found is None:
-        raise ConfigError(f"its columns make no task that optrun knows. {columns_in_words(rows)}")
+        bare = "" if any(map(_is_text, columns.values())) else " None of them holds texts, which optrun trains on."
+        raise ConfigError(f"its columns make no task that optrun knows. {columns_in_words(rows)}{bare}")
     return replace(found, unread=[name for name in columns if name not in found.columns.values()])
 
 

@@ -128,7 +128,11 @@ def cut(
     together = ""
     if 0 < len(repeating) < len(rows) - 1:  # else all rows are equal
         is_held = _held_together(order, held, repeating, first)
-        together = f"; {len(repeating):,} rows repeat another one, and are on its side"
+        together = (
+            "; 1 row repeats another one, and is on its side"
+            if len(repeating) == 1
+            else f"; {len(repeating):,} rows repeat another one, and are on its side"
+        )
     train, evaluation = split.take(np.flatnonzero(~is_held)), split.take(np.flatnonzero(is_held))
     evaluation.key = f"{split.key} (held back)"
     which = f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"

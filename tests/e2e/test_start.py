@@ -95,6 +95,8 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({}, ["https://site/a.csv"], ["FILE=https://site/a.csv", "a URL"]),
         ({"a.csv": REVIEWS}, ["a.csv", "data=hub"], ["data=hub", "finds it by FILE"]),
         ({"a.csv": REVIEWS}, ["a.csv", "data.train=b.csv"], ["data.train=b.csv", "leave it out"]),
+        ({"a.csv": "text,label\na, b,u\n"}, ["a.csv"], ["row 1", "needs quotes", "or the first line does not name"]),
+        ({"a.csv": "1.5,2\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["None of them holds texts"]),
         ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
     ],
 )
@@ -126,6 +128,9 @@ FOLDERS = {
                                       "train.jsonl", ["data.eval=valid.jsonl", "task=causal_lm"]),
     "parts of one table": ({f"x/{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 3 for n in range(3)},
                            "x", ["data.train='x/*.csv'"]),
+    "rows to evaluate on in another format": (
+        {"x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9, "x/test.jsonl": '{"text": "a b", "label": "u"}\n',
+         "x/dev.txt": "a b"}, "x", ["data.train=x/train.csv", "data.eval=x/test.jsonl", "data.label_column=label"]),
     "no line of names": ({"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")}, "a.tsv",
                          ["data.column_names=[column1,text,label]"]),
     "a text that is the word text": ({"a.csv": REVIEWS.replace(";", ",").replace("Review", "text") + "9,text,good\n"},
@@ -188,6 +193,25 @@ def test_what_is_left_out_is_told(here: Path, capsys: pytest.CaptureFixture[str]
     assert "data.eval=test.csv calls its columns line, kind, and has no label: it is left out" in said
     assert "9 rows have nothing in one of these columns" in said
     assert not [word for word in train if word.startswith("data.eval")]
+
+
+def test_texts_to_evaluate_on_in_a_column_called_otherwise(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in SST-2, whose `train.tsv` has `sentence` and whose `dev.tsv` has `content`."""
+    (here / "train.tsv").write_text("label\tsentence\n" + "u\ta b\nv\tc d\n" * 9)
+    (here / "dev.tsv").write_text("label\tcontent\n" + "u\te b\nv\tc f\n" * 9)
+    said, (train, *_) = started(capsys, "train.tsv")
+    assert "data.eval=dev.tsv" in train
+    assert "dev.tsv lies beside it: these rows are to evaluate on" in said
+    assert "its only text column, 'content', is read" in " ".join(said.split())
+
+
+def test_a_link_to_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "data").mkdir()
+    for name in ("a.csv", "data/mine"):
+        (here / name).symlink_to("/no/such/file.csv")
+        assert optrun("start", name) == 2
+        said = capsys.readouterr().err
+        assert f"data.train={name}: a link to /no/such/file.csv, where there is nothing" in said
 
 
 @pytest.mark.usefixtures("quick")
