@@ -201,7 +201,10 @@ class VerbParser(argparse.ArgumentParser):
         positional = [token for token in options.arguments if not is_override(token)]
         if not self._least <= len(positional) <= self._most:
             given = " ".join(["optrun", self.verb, *positional])
-            raise ConfigError(f"{given}: expected optrun {self.verb} {self._arguments}. See optrun {self.verb} --help")
+            file = positional[-1] if len(positional) > self._most and Path(positional[-1]).is_file() else ""
+            hint = f". A file of rows has a key, such as data.eval={file} or data.train={file}." if file else ""
+            usage = f"expected optrun {self.verb} {self._arguments}. See optrun {self.verb} --help"
+            raise ConfigError(f"{given}: {usage}{hint}")
         if self.takes_paths:
             for name, path in zip_longest(self._places, positional, fillvalue=self._places[-1]):
                 refuse_url(name, path)

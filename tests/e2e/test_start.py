@@ -240,3 +240,16 @@ def test_overrides_that_a_comparison_decides_itself() -> None:
     own = ["optimizer=lamb", "optimizer.eps=1", "lr=1", "task=sft", "hydra.run.dir=x"]
     made = proposal.Proposal(own, {"adamw": "1,2"}, 9, None)
     assert made.commands()[1][1] == ["-m", "search.adamw.lr=1,2", "seed=0,1,2", "task=sft"]
+
+
+def test_the_mistakes_that_come_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a.csv").write_text(REVIEWS)
+    (here / "outputs" / "reviews").mkdir(parents=True)
+    for words, expected in (
+        ("explain a.csv", "data.train=a.csv"),
+        ("predict outputs/reviews a.csv", "data.eval=a.csv"),
+        ("evaluate outputs/review", "Did you mean outputs/reviews?"),
+        ("resume=outputs/review", "Did you mean resume=outputs/reviews?"),
+    ):
+        assert optrun(*words.split()) == 2
+        assert expected in capsys.readouterr().err

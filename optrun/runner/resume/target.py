@@ -82,7 +82,9 @@ def locate(value: str, key: str = "") -> Target:
     refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = Path(value).expanduser()
     if not path.exists():
-        close = nearest(value, ("latest", "auto")) if key == "resume=" else []
+        folders = path.parent.glob("*/") if path.parent.is_dir() else ()
+        words = ("latest", "auto") if key == "resume=" else ()
+        close = nearest(value, (*words, *(str(folder) for folder in folders)))
         hint = f" Did you mean {key}{close[0]}?" if close else ""
         raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).{hint}")
     if path.is_file() and path.parent.name == CHECKPOINTS:
