@@ -67,6 +67,6 @@ def _say(name: str, *lines: str) -> None:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Break a line between words, each part as far in as it begins."""
+    """Split a line between words, each part as far in as it begins."""
     inside = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(line, _WIDTH, subsequent_indent=inside, replace_whitespace=False) or [""]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import select
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.cli import evaluate
+from optrun.runner import console
+from optrun.runner.evaluate import Evaluated
 
 TITLE = "a title of a run"
 PROGRAM = f"""
@@ -99,3 +110,27 @@ def test_a_second_key_leaves_a_cursor() -> None:
     assert code == 130
     assert "stopped at once: nothing new was saved" in screen.text()
     assert screen.cursor
+
+
+@pytest.mark.parametrize(("kind", "width"), [("a terminal", 60), ("a file", 120)])
+def test_sentences_at_the_end_break_between_words(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = "best: step 12 by eval/accuracy 0.55 (max), " + "a tie of several evaluations " * 6
+    monkeypatch.setattr(console, "sentence_of", lambda _: "")
+    monkeypatch.setattr(console, "best_told", lambda _: best)
+    monkeypatch.setattr(console, "_results", lambda *_: None)
+    shown = Console(file=io.StringIO(), force_terminal=kind == "a terminal", width=60, color_system=None)
+    values = {"plugins": (), "max_steps": 12, "main_metric": {"name": "eval/accuracy"}}
+    outcome = SimpleNamespace(summary=values, sample=("say:", "\n" * 40 + "yes" + "\n" * 40), run=RunDir(Path("run")))
+    console.show(shown, outcome, SimpleNamespace(EVALUATION_ROWS=""))  # type: ignore[arg-type]
+    lines = [line.rstrip() for line in shown.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    told = lines[next(at for at, line in enumerate(lines) if line.startswith("best:")) : -1]
+    assert len(told) > 1
+    assert all(len(line) <= width for line in told)
+    assert " ".join(told) == best.strip()
+    assert len(lines) - len(told) < 8  # of eighty empty lines one is left
+
+
+def test_the_title_of_an_evaluation_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = Path("outputs/a_run_with_a_name/checkpoints/step-00000016")
+    evaluate._show(checkpoint, Evaluated(16, 300, {"eval/loss": 0.5}, {}, None))
+    assert capsys.readouterr().out.splitlines()[0] == f"{checkpoint} · step 16 · 300 examples"
