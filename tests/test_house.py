@@ -17,7 +17,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "certify": (1100, 11385),
     "cli": (3104, 28739),
     "config": (5090, 42736),
-    "data": (4734, 49175),
+    "data": (4765, 49452),
     "distributed": (1222, 10730),
     "explain": (1014, 10641),
     "launch": (749, 6405),

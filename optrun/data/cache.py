@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -34,6 +35,10 @@ _CHUNK = 1 << 20
 _SEAL = "seal.json"
 YOUNG_SECONDS = 2.0
 """A file that was changed so short a time ago may change again within the tick of its file system's clock."""
+_LOOK_SECONDS = 0.1
+"""Between two looks at who makes an entry."""
+_SILENT_SECONDS = 300.0
+"""After so long without a byte nobody waits for another process to make an entry."""
 _discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -105,8 +110,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         kind: Subfolder of the cache, such as "tokens".
         key: Digest of everything the content depends on, with the `versions` of packages that make it.
         make: Fills the folder it is given. It is flushed and renamed to its name only when `make` returned, so that a
-            killed process leaves nothing that a later one would trust; two processes may make the same thing at once.
-            An entry that is not what it was when it was made is discarded and made anew; `discarded` tells.
+            killed process leaves nothing that a later one would trust. Other processes wait, and use the same files:
+            the ranks of a machine, and those of all machines that share the cache. An entry that is not what it was
+            when it was made is discarded and made anew; `discarded` tells.
 
     Returns:
         The folder. Where the cache cannot be written, a temporary one that lives as long as the process.
@@ -115,6 +121,50 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         StorageError: The disk refused while `make` wrote.
     """
     folder = cache_dir() / kind / key
+    if folder.is_dir() and _damage(folder, key) is None:
+        return folder
+    with _alone(folder):
+        return _whole_or_made(folder, key, make)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes an entry, by a lock that the kernel frees when its holder ends.
+
+    Nothing depends on it but time: where there are no locks, two processes make the same, and the first rename counts.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # no locks on this disk, or nothing can be written
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = folder.parent / f".making-{folder.name[:16]}.lock"
+            _wait_for(stack.enter_context(lock.open("a")).fileno(), folder)
+            stack.callback(lock.unlink, missing_ok=True)
+        yield
+
+
+def _wait_for(lock: int, folder: Path) -> None:
+    """Take a lock, or wait no longer for a holder that writes nothing, as one that is stopped.
+
+    Raises:
+        OSError: There are no locks on this disk.
+    """
+    written, since = -1, time.monotonic()
+    while time.monotonic() - since < _SILENT_SECONDS:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            now = 0
+            for path in folder.parent.glob(f".making-{folder.name[:16]}-*/*"):
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    now += path.stat().st_size
+            if now != written:
+                written, since = now, time.monotonic()
+            time.sleep(_LOOK_SECONDS)
+
+
+def _whole_or_made(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
+    """Return an entry that is there and whole, else make it."""
     try:
         if folder.is_dir():
             damage = _damage(folder, key)
@@ -123,7 +173,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
             _discard(folder, damage)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder.parent)
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f".making-{folder.name[:16]}-", dir=folder.parent))
     except OSError:
         aside = _temporary()
     lasting = aside.parent == folder.parent
@@ -297,4 +347,4 @@ def _sweep(folder: Path) -> None:
     for left in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+                left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)

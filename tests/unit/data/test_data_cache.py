@@ -76,6 +76,63 @@ def test_another_process_was_first(cache: Path) -> None:
     assert [path.name for path in (cache / "kind").iterdir()] == ["key"]
 
 
+COUNTS = """
+import os, sys, time
+from pathlib import Path
+from optrun.data import cache
+
+def make(folder):
+    Path(sys.argv[1], f"made-{os.getpid()}").touch()
+    (folder / "x").write_text("made")
+    time.sleep(float(sys.argv[2]))
+
+print(cache.cached("kind", "key", make))
+"""
+
+
+def several(tmp_path: Path, *seconds: float) -> list[subprocess.Popen[str]]:
+    """Processes that ask for one entry, and take so many seconds to make it."""
+    words = [sys.executable, "-c", COUNTS, str(tmp_path)]
+    return [subprocess.Popen([*words, str(each)], stdout=subprocess.PIPE, text=True) for each in seconds]
+
+
+def makers(tmp_path: Path) -> list[int]:
+    return [int(path.name.removeprefix("made-")) for path in tmp_path.glob("made-*")]
+
+
+def test_processes_at_once_make_it_once(cache: Path, tmp_path: Path) -> None:
+    processes = several(tmp_path, 1.0, 1.0, 1.0)
+    assert {process.communicate(timeout=60)[0].strip() for process in processes} == {str(cache / "kind" / "key")}
+    assert len(makers(tmp_path)) == 1
+    assert [path.name for path in (cache / "kind").iterdir()] == ["key"], "the lock is gone, too"
+
+
+def test_who_waits_for_a_killed_process_makes_it(cache: Path, tmp_path: Path) -> None:
+    [stuck] = several(tmp_path, 600)
+    until = time.monotonic() + 60
+    while not makers(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    [waiting] = several(tmp_path, 0)
+    time.sleep(0.5)
+    stuck.kill()
+    assert waiting.communicate(timeout=60)[0].strip() == str(cache / "kind" / "key")
+    assert sorted(makers(tmp_path)) == sorted([stuck.pid, waiting.pid])
+    stuck.communicate()
+
+
+def test_nobody_waits_for_who_writes_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [stuck] = several(tmp_path, 600)
+    until = time.monotonic() + 60
+    while not makers(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    monkeypatch.setattr("optrun.data.cache._SILENT_SECONDS", 0.5)
+    folder = cached("kind", "key", lambda folder: (folder / "x").write_text("mine") and None)
+    assert (folder / "x").read_text() == "mine"
+    stuck.kill()
+    stuck.communicate()
+    assert folder == cache / "kind" / "key"
+
+
 def test_a_killed_process_leaves_nothing_trusted(cache: Path) -> None:
     code = (
         "import os, signal\n"
@@ -87,10 +144,11 @@ def test_a_killed_process_leaves_nothing_trusted(cache: Path) -> None:
         "cached('kind', 'key', make)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, env=os.environ.copy()).returncode < 0
-    (left,) = (cache / "kind").iterdir()
+    lock, left = sorted((cache / "kind").iterdir(), key=Path.is_dir)
     assert left.name.startswith(".making-")
     place = cached("kind", "key", lambda folder: (folder / "x").write_text("whole") and None)
     assert (place / "x").read_text() == "whole"
+    assert not lock.exists()
     assert left.exists()  # another process may be at work in it
     os.utime(left, (time.time() - 2 * 86400,) * 2)
     cached("kind", "other", lambda folder: None)
