@@ -240,7 +240,7 @@ def prepare(place: Path, steps: int) -> dict[str, int]:
 
     files = stdlib_files()[:120]
     answers = [row for path in files for row in stdlib_chat.pairs_of(path)]
-    texts = {code: text for path in files for text, code in stdlib_pairs.pairs_of(path)}
+    texts = {row["code"]: row["summary"] for path in files for row in stdlib_pairs.pairs_of(path)}
     pairs = {text: code for code, text in texts.items()}  # none twice: sentence-transformers takes it for a negative
     rows: dict[str, list[Any]] = {
         "sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in answers],

@@ -22,10 +22,10 @@ def load_stdlib_pairs(config: StdlibPairsConfig, *, documents: bool) -> Source: 
 
     columns = ColumnsConfig(name=config.name, text_column="summary", text_pair_column="code")
     features = Features(summary=Value("string"), code=Value("string"))
-    return stdlib_table(config, _pairs_of, features, "functions of ", _FILES, columns, itemgetter("summary"))
+    return stdlib_table(config, pairs_of, features, "functions of ", _FILES, columns, itemgetter("summary"))
 
 
-def _pairs_of(path: Path) -> Iterator[dict[str, str]]:
+def pairs_of(path: Path) -> Iterator[dict[str, str]]:
     """Yield the first paragraph of each docstring of a file, and the code of its function without it."""
     for node, summary in functions_of(path):
         if len(node.body) > 1 and _SHORTEST <= len(summary) <= _LONGEST:
