@@ -121,8 +121,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         StorageError: The disk refused while `make` wrote.
     """
     folder = cache_dir() / kind / key
-    if folder.is_dir() and _damage(folder, key) is None:
-        return folder
+    with contextlib.suppress(OSError):  # a cache that cannot be read: told, or gone around, below
+        if folder.is_dir() and _damage(folder, key) is None:
+            return folder
     with _alone(folder):
         return _whole_or_made(folder, key, make)
 

@@ -92,7 +92,8 @@ class Line:
     @property
     def right(self) -> str:
         """Name the slopes that are right."""
-        return f"{(self.expected or 0) - self.below:+.1f} to " * bool(self.below) + f"{self.expected or 0:+.1f}"
+        highest = self.expected or 0.0
+        return f"{highest - self.below:+.1f} to {highest:+.1f}" if self.below else f"{highest:+.1f}"
 
     def in_words(self) -> str:
         """Say what fails and where to look."""

@@ -211,9 +211,8 @@ class LiveView(PlainView):
         if board.running:
             rows.append(_running_table(board.running))
         panel = Panel(Group(*rows), title=escape(self.title), title_align="left", padding=(1, 2))
-        return Group(
-            panel, ""
-        )  # an empty line takes the ^C that a terminal shows; behind a full one it goes to the next
+        # The terminal shows ^C where the panel ends: behind a full line it would begin another one, which stays.
+        return Group(panel, "")
 
 
 def _running_table(running: Sequence[JobRow]) -> Table:
