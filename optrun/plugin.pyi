@@ -5,11 +5,11 @@ from optrun.config.schema.checks import expect_count as expect_count
 from optrun.config.schema.checks import expect_not_negative as expect_not_negative
 from optrun.config.schema.data import ColumnsConfig as ColumnsConfig
 from optrun.config.schema.metric import MetricConfig as MetricConfig
-from optrun.config.schema.optimizer import OptimizerConfig as OptimizerConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig as OptimizerConfig
 from optrun.config.schema.scheduler import FloorConfig as FloorConfig
 from optrun.config.schema.task import ProblemType as ProblemType
 from optrun.config.schema.task import SequenceClassificationConfig as SequenceClassificationConfig
-from optrun.config.schema.task import TaskConfig as TaskConfig
+from optrun.config.schema.task_base import TaskConfig as TaskConfig
 from optrun.config.schema.tracking import TrackingConfig as TrackingConfig
 from optrun.data.columns import label_column as label_column
 from optrun.data.columns import missing_column as missing_column

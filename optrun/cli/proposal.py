@@ -396,7 +396,7 @@ class _Run:
         common, grids = without(self.overrides, *_OF_ONE_RUN), {}
         for name in _CONTENDERS:
             lr = compose_request(self.hydra, CommandLine(overrides=[*common, f"optimizer={name}"])).config.lr
-            grids[name] = ",".join(_rate(lr * factor) for factor in _FACTORS)
+            grids[name] = ",".join(f"{lr * factor:.0e}".replace("e-0", "e-") for factor in _FACTORS)
         return Proposal(self.overrides, grids, steps, seconds)
 
     def _with_length(self) -> Facts:
@@ -440,13 +440,3 @@ def _lengths(trial: Trial) -> list[str]:
         return []
     half, most, longest = (int(np.quantile(trial.lengths, at)) for at in (0.5, 0.95, 1.0))
     return [f"tokens of an example: half have up to {half:,}, 95 % up to {most:,}, the longest {longest:,}"]
-
-
-def _rate(value: float) -> str:
-    """Write a learning rate as people do.
-
-    Example:
-        >>> _rate(0.0006), _rate(0.02)
-        ('6e-4', '2e-2')
-    """
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")

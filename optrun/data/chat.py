@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.reading import parse_json
-from optrun.config.schema.task import ChatLayout
+from optrun.config.schema.chat_tasks import ChatLayout
 from optrun.data.columns import named, named_text
 from optrun.data.shapes import columns_in_words, short
 

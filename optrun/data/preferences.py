@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from optrun.base.errors import ConfigError, nearest
-from optrun.config.schema.task import ChatLayout
+from optrun.config.schema.chat_tasks import ChatLayout
 from optrun.data.chat import ROLES, Cells, Chat, ChatColumns, Plain, Unreadable, cells_of, chat_of, leaves, read_rows
 from optrun.data.columns import named
 from optrun.data.shapes import columns_in_words

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from optrun.base.options import Group, Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict, PlainMapping
-from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, defaults, finite, not_negative
 from optrun.optimizer.drivers import scheduler_over
 from optrun.optimizer.groups import folded, given_names, known_keys, listed_params, names_of, refuse_repeats

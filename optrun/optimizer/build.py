@@ -16,7 +16,8 @@ from optrun.base.options import Group, Options, ParamGroup
 from optrun.base.plain import PlainDict
 from optrun.config.dialects import dialect_options
 from optrun.config.kind import kind_of
-from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
+from optrun.config.schema.optimizer import SCHEMAS, PytorchOptimizerConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Group, Options, ParamGroup
-from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
+from optrun.config.schema.optimizer import SCHEMAS
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.param_groups.growth import Growth

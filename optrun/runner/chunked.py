@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import size
+from optrun.config.schema.chat_tasks import PreferenceConfig
 from optrun.config.schema.run import RunConfig
-from optrun.config.schema.task import PreferenceConfig
 from optrun.config.schema.training import MOST_PER_DEVICE
 from optrun.distributed.world import ALONE, World
 from optrun.model.chunked_loss import ChunkedForward, why_whole

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import DataConfig
-from optrun.config.schema.task import TaskConfig
+from optrun.config.schema.task_base import TaskConfig
 from optrun.data.cache import digest
 from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example

@@ -11,7 +11,8 @@ from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.config.kind import kind_of
 from optrun.config.schema.data import DataConfig, MixtureConfig, mixed_eval_name
-from optrun.config.schema.task import SCHEMAS, TaskConfig
+from optrun.config.schema.task import SCHEMAS
+from optrun.config.schema.task_base import TaskConfig
 from optrun.data.build import of_part
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source

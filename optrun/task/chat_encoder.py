@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.task import PreferenceConfig, SftConfig
+from optrun.config.schema.chat_tasks import PreferenceConfig, SftConfig
 from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.task import OverlongRows
+from optrun.config.schema.chat_tasks import OverlongRows
 from optrun.data.cache import key_of
 from optrun.data.chat import ROLES, Chat, Plain
 from optrun.data.examples import Example, Examples, Selected, encode

@@ -15,7 +15,7 @@ import numpy as np
 from optrun.base.errors import OptrunError
 from optrun.config import registry
 from optrun.config.schema.metric import chosen_metrics
-from optrun.config.schema.task import TaskConfig
+from optrun.config.schema.task_base import TaskConfig
 from optrun.data.loader import Batch
 from optrun.task.class_table import ClassTable, table_of_classes
 from optrun.task.metrics import confusion, perplexity

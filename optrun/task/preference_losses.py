@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from optrun.config.schema.task import PreferenceConfig, PreferenceLoss
+from optrun.config.schema.chat_tasks import PreferenceConfig, PreferenceLoss
 from optrun.task.pairs import PairScores
 
 

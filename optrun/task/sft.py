@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.task import OverlongRows
+from optrun.config.schema.chat_tasks import OverlongRows
 from optrun.data.chat import Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
 from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource

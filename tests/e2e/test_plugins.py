@@ -24,7 +24,7 @@ LION = """
 from dataclasses import dataclass
 import torch
 import optrun
-from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 
 
 @dataclass(kw_only=True)

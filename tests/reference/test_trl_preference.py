@@ -12,9 +12,9 @@ import torch
 from datasets import Dataset
 
 from optrun.config.choice import choice
+from optrun.config.schema.chat_tasks import PreferenceLoss
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.config.schema.task import PreferenceLoss
 from optrun.data.source import Source, Split
 from optrun.model.forward import lean_forward
 from optrun.task import build_task

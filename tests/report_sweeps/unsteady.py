@@ -7,7 +7,7 @@ import torch
 from omegaconf import II
 
 import optrun
-from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.optimizer.base import NamedOptimizer
 
 

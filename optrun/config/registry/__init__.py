@@ -315,7 +315,7 @@ def register_optimizer(name: str, *, schema: Schema) -> Callable[[Target], Targe
 
     Args:
         name: What users type.
-        schema: A dataclass on `optrun.config.schema.optimizer.OptimizerConfig`; its defaults are the values.
+        schema: A dataclass on `optrun.config.schema.optimizer_base.OptimizerConfig`; its defaults are the values.
 
     Returns:
         The decorator of a `torch.optim.Optimizer` that takes parameters, `lr` and the fields of the schema.
@@ -338,7 +338,7 @@ def register_scheduler(name: str, *, schema: Schema) -> Callable[[Target], Targe
 
 
 def register_task(name: str, *, schema: Schema) -> Callable[[Target], Target]:
-    """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task.TaskConfig`."""
+    """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task_base.TaskConfig`."""
     return register("task", name, schema)
 
 

@@ -3,16 +3,13 @@
 Keywords of the classes, with defaults and checks, are read from here; the files in `conf/optimizer/` show the values.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from optrun.base.errors import ConfigError
 from optrun.config import registry
-from optrun.config.dialects import expect_dialect
-from optrun.config.schema.checks import Checked
+from optrun.config.schema.optimizer_base import DecaysForward, HasDialects, OptimizerConfig, TwoMoments
 from optrun.config.schema.ranges import (
     Betas,
     Count,
@@ -77,56 +74,7 @@ def _names(name: str, value: object) -> Any:
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig(Checked):
-    """What every optimizer choice has."""
-
-    GROUP = "optimizer."
-    name: str
-    default_lr: Positive
-    """Peak learning rate where the top-level `lr` is not set."""
-    weight_decay: Finite
-    """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
-    SCHEDULE_FREE: ClassVar[bool] = False
-    """Whether something else takes the place of a schedule, so that one is worth a word."""
-    DEFAULT_WARMUP: ClassVar[bool] = True
-    """Whether a run that asks for no warm-up gets one, whose first step has lr 0."""
-    transfer: ClassVar[str | None] = None
-    """How lr goes with the width under `parametrization=mup`: as that of `adam`, `sgd`, `lamb` or `muon`; None: it is
-    not known, and refused. `optrun certify transfer` finds out."""
-    COUPLED_DECAY: ClassVar[bool] = False
-    """Whether weight decay is always part of the gradient."""
-
-
-@dataclass(kw_only=True)
-class _DecaysForward(OptimizerConfig):
-    weight_decay: NotNegative = 0.0
-
-
-@dataclass(kw_only=True)
-class _TwoMoments(OptimizerConfig):
-    betas: Betas = (0.9, 0.999)
-    """Decay of first and second moment, each in [0, 1)."""
-    eps: NotNegative = 1e-8
-    """Keeps the denominator from 0."""
-    foreach: bool | None = None
-    """Multi-tensor kernels; null: wherever they are the faster."""
-
-
-@dataclass(kw_only=True)
-class _HasDialects(OptimizerConfig):
-    DIALECTS_OF: ClassVar[str] = ""
-    """Choice whose presets, by the name of a package, these are."""
-    dialect: str | None = None
-    """Package whose numbers these are: it sets the defaults of options that it has otherwise; null: optrun's own."""
-
-    def __post_init__(self) -> None:
-        """The dialect is one that exists."""
-        super().__post_init__()
-        expect_dialect(self.DIALECTS_OF, self.dialect)
-
-
-@dataclass(kw_only=True)
-class LambConfig(_TwoMoments, _HasDialects):
+class LambConfig(TwoMoments, HasDialects):
     """`optimizer=lamb`."""
 
     transfer = "lamb"
@@ -171,7 +119,7 @@ class LambConfig(_TwoMoments, _HasDialects):
 
 
 @dataclass(kw_only=True)
-class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
+class AdamaxConfig(DecaysForward, TwoMoments, HasDialects):
     """`optimizer=adamax`."""
 
     transfer = "adam"
@@ -183,7 +131,7 @@ class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
 
 
 @dataclass(kw_only=True)
-class AdamWDLConfig(_TwoMoments):
+class AdamWDLConfig(TwoMoments):
     """`optimizer=adamwdl`."""
 
     transfer = "adam"
@@ -203,7 +151,7 @@ class AdamWDLConfig(_TwoMoments):
 
 
 @dataclass(kw_only=True)
-class LazyAdamConfig(_DecaysForward, _TwoMoments):
+class LazyAdamConfig(DecaysForward, TwoMoments):
     """`optimizer=lazy_adam`."""
 
     transfer = "adam"
@@ -220,7 +168,7 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamConfig(_DecaysForward, _TwoMoments):
+class AdamConfig(DecaysForward, TwoMoments):
     """`optimizer=adam`."""
 
     transfer = "adam"
@@ -233,7 +181,7 @@ class AdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamWConfig(AdamConfig, _HasDialects):
+class AdamWConfig(AdamConfig, HasDialects):
     """`optimizer=adamw`."""
 
     COUPLED_DECAY = False
@@ -246,7 +194,7 @@ class AdamWConfig(AdamConfig, _HasDialects):
 
 
 @dataclass(kw_only=True)
-class SGDConfig(_DecaysForward):
+class SGDConfig(DecaysForward):
     """`optimizer=sgd`."""
 
     transfer = "sgd"
@@ -265,7 +213,7 @@ class SGDConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
-class RMSpropConfig(_DecaysForward):
+class RMSpropConfig(DecaysForward):
     """`optimizer=rmsprop`."""
 
     default_lr: Positive = 5e-4
@@ -277,7 +225,7 @@ class RMSpropConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
-class NAdamConfig(_DecaysForward, _TwoMoments):
+class NAdamConfig(DecaysForward, TwoMoments):
     """`optimizer=nadam`."""
 
     transfer = "adam"
@@ -288,7 +236,7 @@ class NAdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class RAdamConfig(_DecaysForward, _TwoMoments):
+class RAdamConfig(DecaysForward, TwoMoments):
     """`optimizer=radam`."""
 
     transfer = "adam"
@@ -298,7 +246,7 @@ class RAdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdafactorConfig(_DecaysForward):
+class AdafactorConfig(DecaysForward):
     """`optimizer=adafactor`; ranges as in torch's constructor."""
 
     default_lr: Positive = 8e-2
@@ -315,7 +263,7 @@ class AdafactorConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
-class MuonConfig(_DecaysForward):
+class MuonConfig(DecaysForward):
     """`optimizer=muon`: hidden matrices by Muon, all else by AdamW."""
 
     transfer = "muon"
@@ -336,7 +284,7 @@ class MuonConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
-class LionConfig(_DecaysForward):
+class LionConfig(DecaysForward):
     """`optimizer=lion`."""
 
     transfer = "adam"
@@ -349,7 +297,7 @@ class LionConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
-class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
+class ScheduleFreeConfig(DecaysForward, TwoMoments):
     """`optimizer=schedule_free`."""
 
     transfer = "adam"
@@ -374,7 +322,7 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdEMAMixConfig(_DecaysForward):
+class AdEMAMixConfig(DecaysForward):
     """`optimizer=ademamix`."""
 
     transfer = "adam"
@@ -394,7 +342,7 @@ class AdEMAMixConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
-class MarsConfig(_DecaysForward, _TwoMoments):
+class MarsConfig(DecaysForward, TwoMoments):
     """`optimizer=mars`."""
 
     transfer = "adam"
@@ -410,7 +358,7 @@ class MarsConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class SoapConfig(_DecaysForward):
+class SoapConfig(DecaysForward):
     """`optimizer=soap`."""
 
     default_lr: Positive = 1.2e-2
@@ -463,20 +411,3 @@ SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.own(
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
-
-_FEW_BITS = re.compile(r"[48]_?bit|^paged|bnb|bitsandbytes|torchao|fp8", re.IGNORECASE)
-
-
-def refuse_few_bits(key: str, name: str) -> None:
-    """Refuse the optimizers of bitsandbytes and torchao by the names they have in other programs.
-
-    Raises:
-        ConfigError: With the reason and what to take instead.
-    """
-    if _FEW_BITS.search(name):
-        raise ConfigError(
-            f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
-            "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
-            "checkpoint cannot hold. Less state than AdamW's: optimizer=lion, optimizer=adafactor, "
-            "optimizer=muon or optimizer=sgd."
-        )

@@ -8,18 +8,20 @@ from typing import Annotated, Any
 from optrun.config import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig, QloraConfig
 from optrun.config.schema.callbacks import callback_configs
+from optrun.config.schema.chat_tasks import PreferenceConfig
 from optrun.config.schema.checkpoint import CheckpointConfig
 from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtype
-from optrun.config.schema.optimizer import LambConfig, OptimizerConfig
+from optrun.config.schema.optimizer import LambConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.parametrization import ParametrizationConfig
 from optrun.config.schema.ranges import Positive, matching, whole_number
 from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
-from optrun.config.schema.task import PreferenceConfig, TaskConfig
+from optrun.config.schema.task_base import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
 

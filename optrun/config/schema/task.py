@@ -1,20 +1,17 @@
 """What is learnt: how rows become examples, and which numbers judge the model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from optrun.config import registry
-from optrun.config.schema.checks import Checked, expect_positive
-from optrun.config.schema.metric import chosen_metrics
-from optrun.config.schema.ranges import InnerShare, NotNegative, Positive, WholeNumber, at_least, number
+from optrun.config.schema.chat_tasks import PreferenceConfig, SftConfig
+from optrun.config.schema.ranges import InnerShare, Positive, WholeNumber, at_least
+from optrun.config.schema.task_base import ClassesConfig, TaskConfig
 
 ProblemType = StrEnum("ProblemType", ["single_label_classification", "regression", "multi_label_classification"])
 """What a label column holds."""
-
-ChatLayout = StrEnum("ChatLayout", ["messages", "prompt_completion", "alpaca", "sharegpt"])
-"""How rows hold chats."""
 
 EmbeddingLoss = StrEnum(
     "EmbeddingLoss",
@@ -27,128 +24,6 @@ EmbeddingPooling = StrEnum("EmbeddingPooling", ["mean", "cls", "last"])
 
 EmbeddingDistance = StrEnum("EmbeddingDistance", ["cosine", "euclidean", "manhattan"])
 """How far apart two embeddings are, for the triplet loss."""
-
-OverlongRows = StrEnum("OverlongRows", ["refuse", "drop"])
-"""What becomes of rows of which no target is left within data.max_length."""
-
-
-@dataclass(kw_only=True)
-class TaskConfig(Checked):
-    """What every task has, and what others than the task itself need to know of it, without torch."""
-
-    GROUP = "task."
-    AUTO_CLASS: ClassVar[str] = "AutoModel"
-    """The transformers class that builds a model with the head for it."""
-    PROCESSOR: ClassVar[str] = "AutoTokenizer"
-    """The transformers class that prepares the inputs; `AutoImageProcessor` where they are images."""
-    MAIN_METRIC: ClassVar[str] = "loss"
-    """The metric that says which checkpoint is best."""
-    MODE: ClassVar[str] = "min"
-    """Which direction of it is better: `min` or `max`."""
-    METRICS: ClassVar[tuple[str, ...]] = ()
-    """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
-    LABEL_SMOOTHING: ClassVar[bool] = True
-    """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
-    CHUNKED_LOSS: ClassVar[bool] = False
-    """Whether `training.chunked_loss` means something: its targets are tokens of the output head's vocabulary."""
-    READS_TOKENS: ClassVar[bool] = False
-    """Whether it takes rows of token ids, as `data=tokens` has them."""
-    READS_STREAMS: ClassVar[bool] = False
-    """Whether it takes rows that are not all there at once, as `data.streaming=true` has them."""
-    EMBEDS: ClassVar[bool] = False
-    """Whether its models are written so that sentence-transformers loads them, too."""
-    COUNTED_FROM_DATA: ClassVar[str] = ""
-    """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
-    TITLE: ClassVar[str] = ""
-    """What the model card calls it, such as `text classification`."""
-    PIPELINE_TAG: ClassVar[str] = ""
-    """The tag of the Hugging Face hub, such as `text-classification`."""
-    USAGE: ClassVar[tuple[str, ...]] = ()
-    """Lines of the card's snippet that use `model` and `tokenizer` (or `processor`)."""
-
-    name: str
-    metrics: list[str] = field(default_factory=list)
-    """Further metrics of each evaluation, by their registered names; written as eval/NAME."""
-
-    def __post_init__(self) -> None:
-        """Refuse metrics that do not exist, or mean nothing here."""
-        super().__post_init__()
-        chosen_metrics(self.metrics, self.kind, of_numbers=self.of_numbers)
-
-    @property
-    def kind(self) -> str:
-        """The choice of the registry, where `name` is one of the user's own."""
-        found = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
-        return self.name if self.name in found or not found else found[0]
-
-    @classmethod
-    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
-        """Write the lines of the card's snippet, for the values of a run's task."""
-        return cls.USAGE
-
-    @property
-    def of_numbers(self) -> bool:
-        """Whether it predicts numbers, and no classes."""
-        return False
-
-    @property
-    def of_sets(self) -> bool:
-        """Whether an example has any number of labels, each with a probability of its own."""
-        return False
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that says which checkpoint is best; its direction is `MODE`."""
-        return self.MAIN_METRIC
-
-    @property
-    def own_metrics(self) -> tuple[str, ...]:
-        """Registered metrics that are reported without being asked for."""
-        return self.METRICS
-
-    @property
-    def joins_documents(self) -> bool:
-        """Whether rows are joined before they are cut: a text file is then one row."""
-        return bool(getattr(self, "packing", False))
-
-    @property
-    def keeps_apart(self) -> str | None:
-        """The key by which documents of a block are to see nothing of each other; None: they may."""
-        return None
-
-    def positions(self, max_length: int) -> int:
-        """Count the positions that the model must have room for, given `data.max_length`."""
-        return max_length
-
-    def model_values(self) -> dict[str, Any]:
-        """Return the values of the transformers configuration that this configuration decides."""
-        return {}
-
-
-@dataclass(kw_only=True)
-class ClassesConfig(TaskConfig):
-    """What tasks with classes have."""
-
-    MAIN_METRIC = "accuracy"
-    MODE = "max"
-    COUNTED_FROM_DATA = "labels"
-
-    class_weights: Any = None
-    """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the training rows), a
-    list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike. With
-    task.problem_type=multi_label_classification it weighs the examples that have the label, `balanced` by those that
-    have not for each that has."""
-
-    def __post_init__(self) -> None:
-        """Refuse weights of another form, or none above 0."""
-        super().__post_init__()
-        given = self.class_weights
-        expected = "balanced, a list of numbers by class number, or a mapping from label to number"
-        if given is None or given == "balanced":
-            return
-        self.expect(isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected)
-        for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
-            expect_positive(f"task.class_weights.{key}", weight)
 
 
 @dataclass(kw_only=True)
@@ -190,114 +65,6 @@ class CausalLmConfig(TaskConfig):
     def keeps_apart(self) -> str | None:
         """By positions that begin anew."""
         return "task.document_masking=true" if self.document_masking else None
-
-
-@dataclass(kw_only=True)
-class SftConfig(TaskConfig):
-    """Supervised fine-tuning on chats, or on prompts and completions."""
-
-    CHUNKED_LOSS = True
-    AUTO_CLASS = "AutoModelForCausalLM"
-    TITLE = "chat"
-    PIPELINE_TAG = "text-generation"
-    READS_STREAMS = True
-    PATHS = ("chat_template",)
-    USAGE = (
-        'chat = [{"role": "user", "content": "What is a generator?"}]',
-        'asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}',
-        "inputs = tokenizer.apply_chat_template(chat, **asked)",
-        "made = model.generate(**inputs, max_new_tokens=50)[0, inputs.input_ids.shape[1] :]",
-        "print(tokenizer.decode(made, skip_special_tokens=True))",
-    )
-
-    layout: ChatLayout | None
-    """How the rows hold chats; null: by the names of their columns."""
-    chat_template: str | None
-    """A named template, or a jinja file; null: the tokenizer's own."""
-    assistant_only_loss: bool
-    """Loss on the assistant's turns alone: by the template's generation marks, or by prefix where it has none."""
-    completion_only_loss: bool | None
-    """Loss on completions alone; null: true where rows have prompt and completion."""
-    packing: bool
-    """Several rows in a block of data.max_length, none cut, by best fit; they see nothing of each other."""
-    overlong_rows: OverlongRows
-    """Rows of which no target is left within data.max_length: refuse the data, or leave them out and say how many."""
-    samples: WholeNumber
-    """Rows of the first evaluation set that are answered at each evaluation, into samples.jsonl."""
-    sample_tokens: Annotated[int, at_least(1, "; task.samples=0: no answers")]
-    """Tokens of each answer, at most."""
-
-    @property
-    def joins_documents(self) -> bool:
-        """Rows are chats, packed or not."""
-        return False
-
-    @property
-    def keeps_apart(self) -> str | None:
-        """By positions that begin anew."""
-        return "task.packing=true" if self.packing else None
-
-
-class PreferenceLoss(Enum):
-    """Losses of pairs, by their names in TRL's `loss_type`; orpo and simpo are losses of trainers of their own."""
-
-    sigmoid = "sigmoid"
-    hinge = "hinge"
-    ipo = "ipo"
-    robust = "robust"
-    nca_pair = "nca_pair"
-    bco_pair = "bco_pair"
-    sppo_hard = "sppo_hard"
-    apo_zero = "apo_zero"
-    apo_down = "apo_down"
-    sigmoid_norm = "sigmoid_norm"
-    orpo = "orpo"
-    simpo = "simpo"
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether it is over ratios to the model that training starts from."""
-        return self not in (PreferenceLoss.orpo, PreferenceLoss.simpo)
-
-
-@dataclass(kw_only=True)
-class PreferenceConfig(TaskConfig):
-    """Which of two answers to a prompt is preferred: DPO and its kin."""
-
-    CHUNKED_LOSS = True
-    AUTO_CLASS = "AutoModelForCausalLM"
-    LABEL_SMOOTHING = False
-    TITLE = "preference tuning"
-    PIPELINE_TAG = "text-generation"
-    PATHS = ("chat_template",)
-    USAGE = SftConfig.USAGE
-    assistant_only_loss: ClassVar[bool] = False
-    completion_only_loss: ClassVar[bool] = True
-
-    loss_type: PreferenceLoss
-    """The formula, by its name in TRL."""
-    beta: Positive
-    """How far the model may move from where it started; the weight of the odds ratio in orpo, tau in ipo."""
-    label_smoothing: Annotated[float, number("a number in [0, 0.5)", lambda x: 0 <= x < 0.5)]
-    """Probability that a preference is the wrong way round; robust and simpo take it."""
-    simpo_gamma: NotNegative
-    """Margin between the rewards of the two answers that simpo asks for."""
-    disable_dropout: bool
-    """Dropout off: two log-probabilities of one answer differ by the weights alone."""
-    chat_template: str | None
-    """A named template, or a jinja file; null: the tokenizer's own."""
-    overlong_rows: OverlongRows
-    """Pairs of which no answer is left within data.max_length: refuse the data, or leave them out and say how many."""
-
-    def __post_init__(self) -> None:
-        """Refuse smoothing that the loss does not take."""
-        super().__post_init__()
-        self.expect(
-            self.label_smoothing == 0 or self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo),
-            "label_smoothing",
-            f"0 with task.loss_type={self.loss_type.value}",
-            "task.loss_type=robust is sigmoid for labels that may be wrong; simpo takes it, too.",
-        )
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
-from optrun.config.schema.task import TaskConfig
+from optrun.config.schema.task_base import TaskConfig
 from optrun.data.columns import USUAL_LABELS, text_column, texts
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split

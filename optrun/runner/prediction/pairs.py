@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.task import PreferenceConfig
+from optrun.config.schema.chat_tasks import PreferenceConfig
 from optrun.data.chat import ROLES, Chat
 from optrun.data.preferences import CHOSEN, REJECTED, Pair, pair_columns, preferences
 from optrun.data.source import Split

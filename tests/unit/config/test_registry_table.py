@@ -16,7 +16,7 @@ from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.groups import GROUPS, default_values
 from optrun.config.registry import plugins
-from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.scheduler import SchedulerConfig
 
 

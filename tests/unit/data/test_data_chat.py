@@ -9,8 +9,8 @@ from datasets import Dataset
 
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
+from optrun.config.schema.chat_tasks import ChatLayout
 from optrun.config.schema.data import SCHEMAS as DATA
-from optrun.config.schema.task import ChatLayout
 from optrun.data.chat import Chat, Plain, chat_columns, chats, question_columns, questions, strings
 from optrun.data.source import Source, Split
 

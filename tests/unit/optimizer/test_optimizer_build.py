@@ -16,7 +16,8 @@ from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.dialects import DIALECTS, own_default
 from optrun.config.registry import Choice
-from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
+from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import NotNegative
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.dialects import DIALECTS, dialect_options
-from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig
+from optrun.config.schema.optimizer import SCHEMAS
+from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check

@@ -12,7 +12,8 @@ import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
-from optrun.config.schema.task import SCHEMAS, PreferenceLoss
+from optrun.config.schema.chat_tasks import PreferenceLoss
+from optrun.config.schema.task import SCHEMAS
 from optrun.task.preference import MEASURES
 from tests.unit.task.test_document_masking import decoder
 from tests.unit.task.test_task_sft import said

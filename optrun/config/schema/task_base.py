@@ -1,0 +1,128 @@
+"""What every task has, and what tasks with classes have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from optrun.config import registry
+from optrun.config.schema.checks import Checked, expect_positive
+from optrun.config.schema.metric import chosen_metrics
+
+
+@dataclass(kw_only=True)
+class TaskConfig(Checked):
+    """What every task has, and what others than the task itself need to know of it, without torch."""
+
+    GROUP = "task."
+    AUTO_CLASS: ClassVar[str] = "AutoModel"
+    """The transformers class that builds a model with the head for it."""
+    PROCESSOR: ClassVar[str] = "AutoTokenizer"
+    """The transformers class that prepares the inputs; `AutoImageProcessor` where they are images."""
+    MAIN_METRIC: ClassVar[str] = "loss"
+    """The metric that says which checkpoint is best."""
+    MODE: ClassVar[str] = "min"
+    """Which direction of it is better: `min` or `max`."""
+    METRICS: ClassVar[tuple[str, ...]] = ()
+    """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
+    LABEL_SMOOTHING: ClassVar[bool] = True
+    """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
+    CHUNKED_LOSS: ClassVar[bool] = False
+    """Whether `training.chunked_loss` means something: its targets are tokens of the output head's vocabulary."""
+    READS_TOKENS: ClassVar[bool] = False
+    """Whether it takes rows of token ids, as `data=tokens` has them."""
+    READS_STREAMS: ClassVar[bool] = False
+    """Whether it takes rows that are not all there at once, as `data.streaming=true` has them."""
+    EMBEDS: ClassVar[bool] = False
+    """Whether its models are written so that sentence-transformers loads them, too."""
+    COUNTED_FROM_DATA: ClassVar[str] = ""
+    """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
+    TITLE: ClassVar[str] = ""
+    """What the model card calls it, such as `text classification`."""
+    PIPELINE_TAG: ClassVar[str] = ""
+    """The tag of the Hugging Face hub, such as `text-classification`."""
+    USAGE: ClassVar[tuple[str, ...]] = ()
+    """Lines of the card's snippet that use `model` and `tokenizer` (or `processor`)."""
+
+    name: str
+    metrics: list[str] = field(default_factory=list)
+    """Further metrics of each evaluation, by their registered names; written as eval/NAME."""
+
+    def __post_init__(self) -> None:
+        """Refuse metrics that do not exist, or mean nothing here."""
+        super().__post_init__()
+        chosen_metrics(self.metrics, self.kind, of_numbers=self.of_numbers)
+
+    @property
+    def kind(self) -> str:
+        """The choice of the registry, where `name` is one of the user's own."""
+        found = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
+        return self.name if self.name in found or not found else found[0]
+
+    @classmethod
+    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
+        """Write the lines of the card's snippet, for the values of a run's task."""
+        return cls.USAGE
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether it predicts numbers, and no classes."""
+        return False
+
+    @property
+    def of_sets(self) -> bool:
+        """Whether an example has any number of labels, each with a probability of its own."""
+        return False
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that says which checkpoint is best; its direction is `MODE`."""
+        return self.MAIN_METRIC
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Registered metrics that are reported without being asked for."""
+        return self.METRICS
+
+    @property
+    def joins_documents(self) -> bool:
+        """Whether rows are joined before they are cut: a text file is then one row."""
+        return bool(getattr(self, "packing", False))
+
+    @property
+    def keeps_apart(self) -> str | None:
+        """The key by which documents of a block are to see nothing of each other; None: they may."""
+        return None
+
+    def positions(self, max_length: int) -> int:
+        """Count the positions that the model must have room for, given `data.max_length`."""
+        return max_length
+
+    def model_values(self) -> dict[str, Any]:
+        """Return the values of the transformers configuration that this configuration decides."""
+        return {}
+
+
+@dataclass(kw_only=True)
+class ClassesConfig(TaskConfig):
+    """What tasks with classes have."""
+
+    MAIN_METRIC = "accuracy"
+    MODE = "max"
+    COUNTED_FROM_DATA = "labels"
+
+    class_weights: Any = None
+    """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the training rows), a
+    list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike. With
+    task.problem_type=multi_label_classification it weighs the examples that have the label, `balanced` by those that
+    have not for each that has."""
+
+    def __post_init__(self) -> None:
+        """Refuse weights of another form, or none above 0."""
+        super().__post_init__()
+        given = self.class_weights
+        expected = "balanced, a list of numbers by class number, or a mapping from label to number"
+        if given is None or given == "balanced":
+            return
+        self.expect(isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected)
+        for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
+            expect_positive(f"task.class_weights.{key}", weight)
