@@ -9,6 +9,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_d
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from omegaconf._utils import get_omega_conf_dumper
 
 __all__ = [
     "CORE_PLUGINS",
@@ -19,6 +20,7 @@ __all__ = [
     "IConfigRepository",
     "create_config_search_path",
     "get_args_parser",
+    "get_omega_conf_dumper",
     "get_overrides_dirname",
 ]
 

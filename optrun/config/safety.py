@@ -24,13 +24,14 @@ _SECRET_TOKEN = re.compile(r"(auth|access|hf|hub|api)_?token$", re.IGNORECASE)
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 
 
-def refuse_code(cfg: DictConfig) -> None:
-    """Refuse a configuration that names code.
+def refuse_unsafe(cfg: DictConfig) -> None:
+    """Refuse a configuration that names code, or would write a secret into the run directory.
 
     Raises:
-        ConfigError: Naming the first such key and its value.
+        ConfigError: Naming the first such key, and the value where it is code.
     """
-    for key, value in _leaves(cfg):
+    leaves = list(_leaves(cfg))
+    for key, value in leaves:
         leaf = key.rsplit(".", 1)[-1]
         names_code = (
             (leaf == "_target_" and not (key in _BUILT_BY_HYDRA and str(value).startswith(_PLUGINS)))
@@ -39,23 +40,7 @@ def refuse_code(cfg: DictConfig) -> None:
         )
         if names_code:
             raise code_refusal(key, value)
-
-
-def code_refusal(key: str, value: object) -> ConfigError:
-    """Make the refusal of a key that names code."""
-    return ConfigError(
-        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
-        "optimizer=lamb; leave this key out."
-    )
-
-
-def refuse_secrets(cfg: DictConfig) -> None:
-    """Refuse a configuration that would write a secret into the run directory.
-
-    Raises:
-        ConfigError: Naming the first such key; its value is not repeated.
-    """
-    for key, value in _leaves(cfg):
+    for key, value in leaves:
         if not isinstance(value, str) or not value:
             continue
         named = _SECRET.search(key.rsplit(".", 1)[-1])
@@ -66,6 +51,14 @@ def refuse_secrets(cfg: DictConfig) -> None:
                 f"{key}: this looks like a secret, and a configuration is written into the run directory. Expected it "
                 "in the environment, of which nothing is written."
             )
+
+
+def code_refusal(key: str, value: object) -> ConfigError:
+    """Make the refusal of a key that names code."""
+    return ConfigError(
+        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
+        "optimizer=lamb; leave this key out."
+    )
 
 
 def _of_logging(key: str) -> bool:

@@ -24,7 +24,7 @@ from optrun.config.kind import kind_of
 from optrun.config.loader import Loader
 from optrun.config.paths import config_dir, recipes_dir
 from optrun.config.registered import publish
-from optrun.config.safety import refuse_code, refuse_secrets
+from optrun.config.safety import refuse_unsafe
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, shown
@@ -134,8 +134,7 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
     if OmegaConf.get_type(cfg) is not RunConfig:
         where = shown(READ[config_name]) if config_name in READ else f"-cn {config_name}"
         raise ConfigError(f"{where}: not built on `config`: begin with `defaults: [config, _self_]`.")
-    refuse_code(cfg)
-    refuse_secrets(cfg)
+    refuse_unsafe(cfg)
     return cfg
 
 
@@ -174,8 +173,7 @@ def typed(cfg: DictConfig) -> RunConfig:
         ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range, a
             choice that is built on none of ours; for the name of code to run, and for a secret.
     """
-    refuse_code(cfg)
-    refuse_secrets(cfg)
+    refuse_unsafe(cfg)
     missing = missing_keys(cfg)
     if missing:
         key = missing[0]

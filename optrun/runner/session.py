@@ -31,6 +31,8 @@ class Session:
     """The ranks that share the run."""
     held_manifest: RunManifest | None = None
     """Of the run directory, on the rank that writes there; None on the others."""
+    _written: dict[str, object] | None = None
+    """What `config.yaml` holds since this start wrote it."""
 
     @property
     def config(self) -> RunConfig:
@@ -49,8 +51,11 @@ class Session:
         self.summary.config_values = dict(request.values)
 
     def write_config(self) -> None:
-        """Write `config.yaml`, and its digest into the summary."""
-        text = as_text(self.request.values)
+        """Write `config.yaml`, and its digest into the summary; once for the same values."""
+        if self._written == self.request.values:
+            return
+        self._written = dict(self.request.values)
+        text = as_text(self._written)
         self.summary.values["config_sha256"] = digest_of(text)
         if self.run.summary.exists():  # first: a start that is killed in between left the file as a checkpoint has it
             self.summary.write()

@@ -109,7 +109,7 @@ class Checked:
             ConfigError: With the key, the value and the range.
         """
         try:
-            for key, check in ranges(type(self)).items():
+            for key, check in ranges(type(self)).items():  # type: ignore[arg-type]
                 setattr(self, key, check(f"{self.GROUP}{key}", getattr(self, key)))
             in_order(vars(self), self.BOUNDS, self.GROUP)
         except (TypeError, ValueError) as error:

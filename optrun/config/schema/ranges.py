@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
@@ -205,7 +205,8 @@ def in_order(options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], pref
             raise ValueError(f"{prefix}{low}={least!r}: expected at most {prefix}{high}={most!r}.")
 
 
-def ranges(schema: type) -> dict[str, Check]:
+@cache
+def ranges(schema: type) -> Mapping[str, Check]:
     """Map the fields of a dataclass to their checkers, where their types say a range.
 
     A class that says a field again without a range leaves that of its base. Flags and Enums, whose values are words to

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml  # type: ignore[import-untyped,unused-ignore]
 from omegaconf import OmegaConf
 
 from optrun.artifacts import run_dir as names
@@ -17,13 +18,14 @@ from optrun.artifacts.metrics import from_json, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, OtherFormatError
 from optrun.base.reading import read_text
-from optrun.config.safety import refuse_code
+from optrun.config.hydra_internals import get_omega_conf_dumper
+from optrun.config.safety import refuse_unsafe
 from optrun.config.saved import differences, read_config, refuse_interpolations
 
 
 def as_text(values: Mapping[str, object]) -> str:
-    """Write a resolved configuration as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
+    """Write a resolved configuration as YAML: the text that `OmegaConf.to_yaml` makes of it."""
+    return str(yaml.dump(dict(values), allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper()))
 
 
 def digest_of(text: str) -> str:
@@ -58,7 +60,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
             ) from error
         return held[1], _taken(str(error), held[0])
     refuse_interpolations(values, str(run.config))
-    refuse_code(OmegaConf.create(values))
+    refuse_unsafe(OmegaConf.create(values))
     was_written = _was_written(run)
     if was_written or (was_written is None and held is None):
         return values, None

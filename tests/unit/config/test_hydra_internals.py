@@ -16,6 +16,7 @@ import optrun
 from optrun.config import hydra_internals as internals
 from optrun.config import store
 from optrun.config.paths import config_dir
+from optrun.runner.resume.saved_config import as_text
 
 PACKAGE = Path(optrun.__file__).parent
 
@@ -33,6 +34,15 @@ def test_one_module_imports_them() -> None:
             if any(name.startswith("hydra._internal") for name in names):
                 found.add(path.name)
     assert found == {"hydra_internals.py"}
+
+
+def test_a_configuration_is_written_as_omegaconf_writes_it() -> None:
+    values: dict[str, object] = {
+        "lr": 1e-3, "text": "1e-3", "yes": "on", "none": None, "nan": float("nan"), "empty": {},
+        "names": ["a", "\u00e4\n"],
+        "nested": {"reference": "${oc.env:HOME}", "long": "word " * 40, "number": "0123", "missing": "???"},
+    }  # fmt: skip
+    assert as_text(values) == OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def test_the_version_is_one_that_is_supported() -> None:
