@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -142,12 +143,16 @@ def imports_of(file: Path, module: str) -> dict[str, str]:
     if file.name == "__init__.py":
         return {}
     folder, package = file.parent, f"{module.partition('.')[0]}."
+    within = f"{folder}{os.sep}"  # texts, since this looks at thousands of modules at each save
     installed = "site-packages" in folder.parts
     python = Path(sysconfig.get_path("stdlib")).resolve()
     found = {}
     for name, loaded in list(sys.modules.items()):
-        path = _resolved(getattr(loaded, "__file__", None))
-        if path is None or path == file or not path.is_relative_to(folder) or name.partition(".")[0] in _OWN:
+        real = _resolved(getattr(loaded, "__file__", None))
+        if real is None or not real.startswith(within) or name.partition(".")[0] in _OWN:
+            continue
+        path = Path(real)
+        if path == file:
             continue
         inside = path.relative_to(folder)
         others = path.is_relative_to(python) or "site-packages" in inside.parts
@@ -160,9 +165,9 @@ def imports_of(file: Path, module: str) -> dict[str, str]:
 
 
 @cache
-def _resolved(file: object) -> Path | None:
+def _resolved(file: object) -> str | None:
     is_source = isinstance(file, str) and file.endswith(".py") and Path(file).is_absolute()
-    return Path(str(file)).resolve() if is_source else None  # torch has modules with a name in place of a file
+    return str(Path(str(file)).resolve()) if is_source else None  # torch has modules with a name in place of a file
 
 
 def changed_import(imports: object, folder: Path) -> str | None:
@@ -179,9 +184,9 @@ def changed_import(imports: object, folder: Path) -> str | None:
 
 def forget_imports(imports: Mapping[str, str], folder: Path) -> None:
     """Import these files anew when they are next asked for."""
-    files = {(folder / name).resolve() for name in imports}
+    files = {str((folder / name).resolve()) for name in imports}
     for path in files:
-        _SEEN.pop(path, None)
+        _SEEN.pop(Path(path), None)
     for name, loaded in list(sys.modules.items()):
         if _resolved(getattr(loaded, "__file__", None)) in files:
             del sys.modules[name]
