@@ -14,16 +14,18 @@ import hashlib
 import os
 import pickle
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hydra._internal import config_loader_impl
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
@@ -68,6 +70,7 @@ def install(shared: Path | None = None) -> Path:
     config_loader_impl.create_defaults_list = _choose_once(  # type: ignore[attr-defined]
         config_loader_impl.create_defaults_list  # type: ignore[attr-defined]
     )
+    _interpolate_when_asked()
     loader.copy = SimpleNamespace(deepcopy=_copied)  # type: ignore[attr-defined]
     return folder
 
@@ -78,6 +81,17 @@ def _copied(cfg: DictConfig) -> DictConfig:
         return pickle.loads(pickle.dumps(cfg))  # type: ignore[no-any-return]
     except (pickle.PicklingError, AttributeError, TypeError):  # a schema that no module has by its name
         return copy.deepcopy(cfg)
+
+
+def _interpolate_when_asked() -> None:
+    """Make the map for interpolations in a defaults list when there is one: Hydra makes it for each file it reads."""
+    map_of, resolved = defaults_list._create_interpolation_map, InputDefault._resolve_interpolation_impl
+
+    def resolve(self: InputDefault, known: Callable[[], DictConfig], value: str | None) -> str:
+        return value if isinstance(value, str) and "${" not in value else resolved(self, known(), value)
+
+    defaults_list._create_interpolation_map = lambda *given: partial(map_of, *given)  # type: ignore[assignment]
+    InputDefault._resolve_interpolation_impl = resolve  # type: ignore[assignment,method-assign]
 
 
 def _ours(path: str) -> bool:
