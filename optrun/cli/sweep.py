@@ -182,7 +182,7 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
         again: What goes on with it; else the same command.
     """
     options, judged, search = plan.options, plan.judged, plan.search
-    refuse_early(judged, plan.command)
+    refuse_early(judged, plan.command, cfg.hydra.launcher)
     if search is not None or options.rungs:
         refuse_unjudged(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))

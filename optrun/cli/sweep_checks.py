@@ -7,31 +7,49 @@ from collections.abc import Sequence
 from omegaconf import OmegaConf
 
 from optrun.base.errors import ConfigError
+from optrun.base.plain import PlainMapping
 from optrun.config import saved, store
 from optrun.config.registry import origins
 from optrun.config.schema.distributed import RanksConfig
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import ConfirmConfig
 from optrun.config.tokens import is_typed
-from optrun.launch.rank_checks import refuse_composed, refuse_idle_nproc
+from optrun.launch.rank_checks import OF_AGENT, refuse_composed, refuse_idle_nproc
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 from optrun.training.trackers import require_tracker
 
 
-def refuse_early(jobs: list[Job], command: SweepCommand) -> None:
-    """Refuse what every job would refuse by itself, before the first of them starts."""
+def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping) -> None:
+    """Refuse what every job would refuse by itself, before the first of them starts.
+
+    Args:
+        jobs: Those that show what all of them are.
+        command: What was typed.
+        launcher: `hydra.launcher`.
+    """
     from optrun.config.safety import refuse_stored_trust
 
+    nodes, tasks_per_node = (int(launcher.get(key) or 1) for key in ("nodes", "tasks_per_node"))
+    tasks = nodes * tasks_per_node
+    if tasks > 1:
+        _refuse_tasks(jobs, launcher, f"hydra.launcher.nodes={nodes} hydra.launcher.tasks_per_node={tasks_per_node}")
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
         if job.values["distributed"]["name"] != "none":  # which devices there are, its own process sees
             config = store.typed(saved.with_schemas(job.values, job.label))
             assert isinstance(config.distributed, RanksConfig)
             given, nnodes = config.training.nproc_per_node, config.distributed.nnodes
+            if nnodes > 1:
+                raise ConfigError(
+                    f"distributed.nnodes={nnodes}: expected 1 in a sweep, where optrun starts the ranks of a job on "
+                    "one machine. SLURM starts them on several: hydra/launcher=slurm hydra.launcher.nodes=N "
+                    f"hydra.launcher.tasks_per_node=GPUS, without distributed.nnodes. In the job {job.label}."
+                )
+            ranks = None if given == "auto" else int(given)
             try:
-                refuse_composed(config, None if given == "auto" else int(given) * nnodes)
+                refuse_composed(config, tasks if tasks > 1 else ranks)
             except ConfigError as error:
                 raise ConfigError(f"{error} In the job {job.label}.") from error
     typed = is_typed("training.nproc_per_node", command.overrides)
@@ -45,6 +63,31 @@ def refuse_early(jobs: list[Job], command: SweepCommand) -> None:
             from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
 
             require_optimizer(OmegaConf.to_object(cfg.optimizer))  # type: ignore[arg-type]
+
+
+def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
+    """Refuse several tasks a job that would not become its ranks, and what they decide by themselves.
+
+    Raises:
+        ConfigError: With the key and the job.
+    """
+    if not str(launcher["_target_"]).endswith(".SlurmLauncher"):
+        raise ConfigError(
+            f"{shown}: expected 1 each. Tasks become the ranks of a job with hydra/launcher=slurm alone; else "
+            "training.nproc_per_node=N starts N ranks on the machine of a job."
+        )
+    for job in jobs:
+        if job.values["distributed"]["name"] == "none":
+            raise ConfigError(
+                f"{shown}: each task is a rank of its job, and distributed=none trains in one process. Expected "
+                f"distributed=ddp or distributed=fsdp, or 1 for both keys. In the job {job.label}."
+            )
+        for key in OF_AGENT:
+            if is_typed(key, job.overrides):
+                raise ConfigError(
+                    f"{key}: has no effect with {shown}, where each task is a rank. Leave it out. In the job "
+                    f"{job.label}."
+                )
 
 
 def refuse_other_code(directory: SweepDir) -> None:

@@ -25,7 +25,7 @@ from optrun.sweeper.command import is_sweep as is_sweep
 
 if TYPE_CHECKING:
     from optrun.cli.sweep import SweepOutcome
-    from optrun.launch.rank import Leader
+    from optrun.launch.leader import Leader
     from optrun.launch.single_run import Caller
     from optrun.runner.train import Outcome
 
@@ -117,7 +117,8 @@ def _join(
         overrides: Those among them.
         lead: What rank 0 does; None: another rank, which composes nothing.
     """
-    from optrun.launch.rank import Leader, begin, follow_leader, leave
+    from optrun.launch.leader import Leader, follow_leader
+    from optrun.launch.rank import begin, leave
 
     def take_part(argv: list[str]) -> int:
         rank = begin(found)

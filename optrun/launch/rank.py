@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -44,12 +43,10 @@ from optrun.sweeper.pool import hold_as_rank
 
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
-    from optrun.config.request import Request
     from optrun.distributed.world import World
-    from optrun.runner.resume.checkpoint import ResumePoint
     from optrun.runner.train import Outcome
 
-_PARTING_SECONDS = 10.0
+PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""
 _GROUPS_SECONDS = 60.0
 """More than a rank may be silent: the watchdog, which knows more, is to speak before a collective gives up."""
@@ -59,10 +56,6 @@ _NEARLY = 0.9
 """Of the time that a rank may be silent: what it did last is written before it is ended."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether rank 0 still runs."""
-_COMPOSING_SECONDS = 60.0
-"""For rank 0, until there is something to run."""
-_PAYLOAD, _LEFT = "payload", "left"
-"""Keys of the meeting."""
 PAYLOAD = "payload.json"
 FOLDER = "OPTRUN_RANKS"
 """Environment variable by which the agent tells its ranks the folder of the attempt."""
@@ -276,7 +269,7 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
 def _gone(rank: Rank) -> dict[int, str]:
     """Find ranks of this machine whose process is no more, and what each was at."""
     known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
-    return {line.rank: str(line) for line in known if not is_alive(line)}
+    return {line.rank: str(line) for line in known if line.pid and not is_alive(line)}
 
 
 def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
@@ -295,19 +288,30 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
         meeting.send("end", asdict(end))
     found: dict[int, Any] = {}
-    lost: list[RankEnd] = []
-    if rank.is_main:
-        everyone = range(meeting.size)
-        with contextlib.suppress(LostRankError):
-            found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
-        if not rank.is_watched:  # who told nothing is gone, or on its way
-            where = _gone(rank)
-            quiet = sorted((set(everyone) - set(found)) & where.keys())
-            lost = [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in quiet]
-    elif end.code in _TOGETHER:
-        with contextlib.suppress(LostRankError):
+    waits = end.lost_rank and not rank.is_watched
+    with contextlib.suppress(LostRankError):
+        if rank.is_main or waits:
+            found = _ends_of_all(rank, meeting, PARTING_SECONDS if waits else 0.0)
+        elif end.code in _TOGETHER:
             found = _end_of_main(rank, meeting)
-    return [end, *lost, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
+    return [end, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
+
+
+def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Any]:
+    """Hear how the ranks ended, and tell the others of those of this machine that are gone without a word.
+
+    Raises:
+        LostRankError: The store is gone.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        gone = {} if rank.is_watched else _gone(rank)  # looked for first: what one told before it went is heard
+        found = meeting.heard("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
+        for number in gone.keys() - found.keys():
+            found[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
+            meeting.send("end", found[number], number)
+        if len(found) == meeting.size or time.monotonic() >= deadline:
+            return found
 
 
 def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, Any]:
@@ -324,70 +328,6 @@ def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, Any]:
         if gone:
             break
     return found
-
-
-# Started by another launcher ----------------------------------------------------------------------------------------
-
-
-class Leader:
-    """Rank 0 of a launcher's: it composes, and sends the others what is to be run.
-
-    Args:
-        rank: This process.
-        meeting: With the others.
-    """
-
-    def __init__(self, rank: Rank, meeting: Meeting) -> None:
-        self.launched = rank.launched
-        self._rank = rank
-        self._meeting = meeting
-        self._sent = False
-
-    def lead(self, request: Request, run: RunDir, console: Console, resume: ResumePoint | None) -> Outcome:
-        """Train, with the others.
-
-        Raises:
-            OptrunError: How the ranks ended, together, where not all ended well.
-        """
-        payload = Payload.of(request, run, resume, quiet=console.quiet)
-        self._sent = True
-        self._meeting.send(_PAYLOAD, asdict(payload))
-        outcome = take_part(self._rank, payload, self._meeting)
-        assert outcome is not None
-        return outcome
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let the others go, where there is nothing to run."""
-        if not self._sent:
-            with contextlib.suppress(LostRankError):
-                self._meeting.send(_PAYLOAD, {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0})
-                self._meeting.heard(_LEFT, range(1, self._meeting.size), _PARTING_SECONDS)
-
-
-def follow_leader(rank: Rank, meeting: Meeting) -> int:
-    """Follow what rank 0 sends, as any other rank of a launcher.
-
-    Returns:
-        The exit code; what rank 0 refuses it tells itself.
-
-    Raises:
-        OptrunError: How the ranks ended, together, where not all ended well.
-    """
-    told = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
-    if "exit_code" in told:
-        with contextlib.suppress(LostRankError):  # it has told, and need not wait
-            meeting.send(_LEFT, None)
-        return int(told["exit_code"])
-    payload = Payload(**told)
-    if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
-        (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
-    take_part(rank, payload, meeting)
-    return EXIT_DONE
 
 
 def leave(code: int) -> int:

@@ -14,7 +14,7 @@ from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import ranks_shown
 
-_OF_AGENT = (
+OF_AGENT = (
     "training.nproc_per_node",
     *(f"distributed.{name}" for name in ("nnodes", "min_nnodes", "rdzv_endpoint", "max_restarts")),
 )
@@ -154,7 +154,7 @@ def refuse_one_process(launched: Launched) -> NoReturn:
 
 
 def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) -> None:
-    for key in _OF_AGENT:
+    for key in OF_AGENT:
         if key in typed:
             raise ConfigError(
                 f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts the ranks itself. "

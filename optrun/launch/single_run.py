@@ -23,7 +23,7 @@ from optrun.config.literal import quote_path
 from optrun.config.request import CommandLine, Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.distributed.join import Launched
-from optrun.launch.rank import Leader
+from optrun.launch.leader import Leader
 from optrun.launch.rank_checks import refuse_unfit
 from optrun.launch.ranks import train_on_ranks
 from optrun.launch.run_here import run_here

@@ -109,12 +109,6 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
             f"training.device={name}: expected auto or cuda. With {KEY} each job sees its own devices alone, the "
             f"first as cuda:0; which of the machine's they are, {KEY}=[0,1] says. In the job {label}."
         )
-    machines = values["distributed"].get("nnodes", 1)
-    if machines != 1:
-        raise ConfigError(
-            f"distributed.nnodes={machines}: expected 1. {KEY} gives jobs the devices of one machine. In the job "
-            f"{label}."
-        )
     needed = job_devices(values, devices)
     if needed > devices:
         raise ConfigError(

@@ -1,0 +1,91 @@
+"""Ranks that another launcher has started: the first composes, and the others follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED
+from optrun.distributed.meeting import Meeting
+from optrun.distributed.verdict import LostRankError
+from optrun.launch.payload import Payload
+from optrun.launch.rank import PARTING_SECONDS, PAYLOAD, Rank, take_part
+
+if TYPE_CHECKING:
+    from optrun.artifacts.run_dir import RunDir
+    from optrun.config.request import Request
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.train import Outcome
+
+_COMPOSING_SECONDS = 60.0
+"""For rank 0, until there is something to run."""
+_PAYLOAD, _LEFT = "payload", "left"
+"""Keys of the meeting."""
+
+
+class Leader:
+    """Rank 0 of a launcher's: it composes, and sends the others what is to be run.
+
+    Args:
+        rank: This process.
+        meeting: With the others.
+    """
+
+    def __init__(self, rank: Rank, meeting: Meeting) -> None:
+        self.launched = rank.launched
+        self._rank = rank
+        self._meeting = meeting
+        self._sent = False
+
+    def lead(
+        self, request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None = None
+    ) -> Outcome:
+        """Train, with the others.
+
+        Raises:
+            OptrunError: How the ranks ended, together, where not all ended well.
+        """
+        payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
+        self._sent = True
+        self._meeting.send(_PAYLOAD, asdict(payload))
+        outcome = take_part(self._rank, payload, self._meeting)
+        assert outcome is not None
+        return outcome
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the others go, where there is nothing to run."""
+        if not self._sent:
+            with contextlib.suppress(LostRankError):
+                self._meeting.send(_PAYLOAD, {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0})
+                self._meeting.heard(_LEFT, range(1, self._meeting.size), PARTING_SECONDS)
+
+
+def follow_leader(rank: Rank, meeting: Meeting) -> int:
+    """Follow what rank 0 sends, as any other rank of a launcher.
+
+    Returns:
+        The exit code; what rank 0 refuses it tells itself.
+
+    Raises:
+        OptrunError: How the ranks ended, together, where not all ended well.
+    """
+    told = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
+    if "exit_code" in told:
+        with contextlib.suppress(LostRankError):  # it has told, and need not wait
+            meeting.send(_LEFT, None)
+        return int(told["exit_code"])
+    payload = Payload(**told)
+    if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
+        (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
+    take_part(rank, payload, meeting)
+    return EXIT_DONE
