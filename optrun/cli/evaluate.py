@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError, printable
@@ -96,18 +98,19 @@ def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> 
 
     refuse_meaningless(overrides)
     hydra = store.open_hydra(config_dir)
-    run_dir, checkpoint, before = open_saved(path)
-    after = saved.changed(hydra, before, overrides)
-    refuse_stored_trust(after, overrides)
-    config = store.typed(after)
+    with open_saved(path) as (run_dir, checkpoint, before):
+        after = saved.changed(hydra, before, overrides)
+        refuse_stored_trust(after, overrides)
+        config = store.typed(after)
 
-    from optrun.runner.evaluate import evaluate_checkpoint
+        from optrun.runner.evaluate import evaluate_checkpoint
 
-    return checkpoint, evaluate_checkpoint(config, run_dir, checkpoint)
+        return checkpoint, evaluate_checkpoint(config, run_dir, checkpoint)
 
 
-def open_saved(path: str) -> tuple[RunDir, Path, DictConfig]:
-    """Open a checkpoint, with the plugins and the configuration it was trained with.
+@contextmanager
+def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
+    """Open a checkpoint, with the plugins and the configuration it was trained with; its run leaves it there.
 
     Args:
         path: A checkpoint, or a run directory: its newest whole one.
@@ -119,17 +122,17 @@ def open_saved(path: str) -> tuple[RunDir, Path, DictConfig]:
     from optrun.artifacts.checkpoint import read_state
     from optrun.config import saved
     from optrun.config.original_cwd import original_cwd, rebase_paths
-    from optrun.runner.resume.target import checkpoint_of
+    from optrun.runner.resume.target import held_checkpoint
 
-    run_dir, checkpoint = checkpoint_of(path)
-    state = read_state(checkpoint)
-    for note in require(state.get("plugins", ()), str(checkpoint)):
-        sys.stderr.write(f"optrun: {note}\n")
-    if not isinstance(state.get("config"), dict):
-        raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
-    config = saved.with_schemas(state["config"], str(checkpoint))
-    rebase_paths(config, original_cwd(run_dir.hydra))
-    return run_dir, checkpoint, config
+    with held_checkpoint(path) as (run_dir, checkpoint):
+        state = read_state(checkpoint)
+        for note in require(state.get("plugins", ()), str(checkpoint)):
+            sys.stderr.write(f"optrun: {note}\n")
+        if not isinstance(state.get("config"), dict):
+            raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
+        config = saved.with_schemas(state["config"], str(checkpoint))
+        rebase_paths(config, original_cwd(run_dir.hydra))
+        yield run_dir, checkpoint, config
 
 
 def refuse_meaningless(overrides: list[str]) -> None:

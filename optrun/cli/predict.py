@@ -99,16 +99,16 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
 
     parsed = parse(overrides)
     refuse_twice(parsed)
-    run_dir, checkpoint, before = open_saved(path)
-    values = {one.key_or_group: _value(one) for one in parsed if one.key_or_group not in _RUN_KEYS}
-    of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
-    config = store.typed(saved.changed(store.open_hydra(), before, of_run))
+    with open_saved(path) as (run_dir, checkpoint, before):
+        values = {one.key_or_group: _value(one) for one in parsed if one.key_or_group not in _RUN_KEYS}
+        of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
+        config = store.typed(saved.changed(store.open_hydra(), before, of_run))
 
-    from optrun.runner.predict import options_of, predict_file
+        from optrun.runner.predict import options_of, predict_file
 
-    asked = _asked(values, options_of(config))
-    asked.cut = any(one.key_or_group == "data.max_length" for one in parsed)
-    return checkpoint, predict_file(config, run_dir, checkpoint, asked)
+        asked = _asked(values, options_of(config))
+        asked.cut = any(one.key_or_group == "data.max_length" for one in parsed)
+        return checkpoint, predict_file(config, run_dir, checkpoint, asked)
 
 
 def _value(override: Override) -> Any:

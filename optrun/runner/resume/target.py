@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from optrun.artifacts.metrics import read_summary
-from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
+from optrun.artifacts.run_dir import (
+    CHECKPOINT_MANIFEST,
+    CHECKPOINTS,
+    RunDir,
+    checkpoint_folders,
+    find_runs,
+    parse_step,
+)
+from optrun.artifacts.trunk import reading
 from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
 from optrun.base.reading import read_text
+
+_LOOK_SECONDS = 0.05
 
 
 @dataclass
@@ -134,3 +147,30 @@ def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
     for reasons in damaged.values():
         sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
     return target.run, newest
+
+
+@contextmanager
+def held_checkpoint(path: str) -> Iterator[tuple[RunDir, Path]]:
+    """Find a checkpoint as `checkpoint_of`, and keep its run, which may be training, from deleting it meanwhile.
+
+    If it is deleted between being chosen and being held, it is chosen anew.
+
+    Raises:
+        ConfigError: As `checkpoint_of`.
+        CheckpointError: As `checkpoint_of`.
+    """
+    with ExitStack() as stack:
+        while True:
+            there = checkpoint_folders(locate(path).run)
+            try:
+                run, folder = checkpoint_of(path)
+            except CheckpointError:
+                if checkpoint_folders(locate(path).run) == there:
+                    raise
+                continue
+            with suppress(CheckpointError):
+                stack.enter_context(reading(folder))
+                if folder.is_dir():
+                    break
+            time.sleep(_LOOK_SECONDS)
+        yield run, folder
