@@ -23,6 +23,7 @@ from typing import Any
 
 from optrun.base.errors import ConfigError, OptrunError, StoppedEarly
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.limits import Limits
 from optrun.distributed.local_ends import HEARTBEATS, end_file, end_of, find_hung, kill
 from optrun.distributed.verdict import RankEnd, error_of
 from optrun.distributed.watchdog import Watchdog
@@ -46,8 +47,8 @@ class Ranks:
     """Machines that will do where not all are there."""
     rdzv_endpoint: str | None = None
     """HOST:PORT where the machines meet."""
-    timeout: float
-    """Seconds that a rank may be silent."""
+    limits: Limits
+    """Of their meeting and their silence."""
     command: Sequence[str]
     """What each runs, after the interpreter."""
     environment: Mapping[str, str]
@@ -88,7 +89,7 @@ def run_ranks(
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
         if not hung:  # who is silent later has lost that one, and torch's agent ends it
-            hung.update(find_hung(silent, folder, ranks.timeout, ranks.nproc))
+            hung.update(find_hung(silent, folder, ranks.limits, ranks.nproc))
             for local_rank in hung:
                 kill(silent[local_rank])
 
@@ -110,13 +111,13 @@ def run_ranks(
             for local_rank in range(ranks.nproc)
         ]
 
-    left, deadline = ranks.max_restarts, time.monotonic() + ranks.timeout
+    left, deadline = ranks.max_restarts, time.monotonic() + ranks.limits.meeting
     before: list[RankEnd] | None = None
     agent: Agent | None = None
     with (
         _environment(ranks),
         _forwarded(heartbeats, lambda: agent is None or agent.is_meeting) as stops,
-        Watchdog(heartbeats, ranks.timeout, end_silent),
+        Watchdog(heartbeats, ranks.limits, end_silent),
     ):
         while True:
             agent = None
@@ -150,7 +151,7 @@ def run_ranks(
                         continue  # a machine has died, and is not back yet
                     raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
                 before, left = agent.ended or ends({}), agent.restarts_left - (not is_late(error))
-                deadline = time.monotonic() + ranks.timeout
+                deadline = time.monotonic() + ranks.limits.meeting
                 mark(Phase.closing)
                 if stops or left < 0:
                     raise _left_alone(ranks, before) from error
@@ -160,7 +161,7 @@ def _unmet(ranks: Ranks) -> ConfigError:
     """Make the refusal of machines that never met."""
     return ConfigError(
         f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.fewest} machines came within "
-        f"{ranks.timeout:g} s (distributed.timeout_seconds). Expected the same command on each of them "
+        f"{ranks.limits.meeting:g} s (distributed.timeout_seconds). Expected the same command on each of them "
         "(distributed.nnodes), and that each can reach this address, which belongs to one of them."
     )
 
@@ -169,9 +170,9 @@ def _left_alone(ranks: Ranks, ends: list[RankEnd]) -> OptrunError:
     """Say that the other machines are gone; a rank's own reason counts more."""
     own = error_of([end for end in ends if not end.lost_rank and end.code != -signal.SIGTERM])
     return own or OptrunError(
-        f"another machine is gone, and did not come back within {ranks.timeout:g} s (distributed.timeout_seconds); "
-        f"distributed.max_restarts={ranks.max_restarts}. The checkpoints are as they were. Go on with the same command "
-        "on each machine, and resume=auto."
+        f"another machine is gone, and did not come back within {ranks.limits.meeting:g} s "
+        f"(distributed.timeout_seconds); distributed.max_restarts={ranks.max_restarts}. The checkpoints are as they "
+        "were. Go on with the same command on each machine, and resume=auto."
     )
 
 

@@ -11,6 +11,8 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -47,6 +49,8 @@ class Heartbeat:
     """Optimizer steps done."""
     time: float
     """Seconds, on the monotonic clock, which the processes of a machine share."""
+    done: int = 0
+    """Steps of this start."""
 
     def __str__(self) -> str:
         """Name the phase and the step, for messages."""
@@ -71,7 +75,7 @@ class Heartbeats:
     """
 
     _HEAD = struct.Struct("<qqq")
-    _LINE = struct.Struct("<qqqqd")
+    _LINE = struct.Struct("<qqqqdq")
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -102,7 +106,7 @@ class Heartbeats:
 
     def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
         """Write the line of a rank."""
-        line = (heartbeat.pid, heartbeat.rank, heartbeat.phase, heartbeat.step, heartbeat.time)
+        line = (heartbeat.pid, heartbeat.rank, heartbeat.phase, heartbeat.step, heartbeat.time, heartbeat.done)
         # By one copy: `pack_into` clears the place first, and another process could read a silence since 1970.
         at = self._HEAD.size + local_rank * self._LINE.size
         self._memory[at : at + self._LINE.size] = self._LINE.pack(*line)
@@ -110,8 +114,8 @@ class Heartbeats:
     def __getitem__(self, local_rank: int) -> Heartbeat:
         """Read the line of a rank."""
         line = self._LINE.unpack_from(self._memory, self._HEAD.size + local_rank * self._LINE.size)
-        pid, rank, phase, step, seconds = line
-        return Heartbeat(pid, rank, Phase(phase), step, seconds)
+        pid, rank, phase, step, seconds, done = line
+        return Heartbeat(pid, rank, Phase(phase), step, seconds, done)
 
     def __len__(self) -> int:
         """Count the ranks of this machine."""
@@ -175,7 +179,19 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
         return Phase.starting
     last = line.last
     phase, step = last.phase if phase is None else phase, last.step if step is None else step
-    now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic())
+    # The first number that is told is that of the step which this start goes on from.
+    done = last.done + (last.phase > Phase.preparing and step > last.step)
+    now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done)
     line.table.write(line.local_rank, now)
     _line = _Line(line.table, line.local_rank, now)
     return last.phase
+
+
+@contextmanager
+def during(phase: Phase) -> Iterator[None]:
+    """Say what this process is at as long as this lasts."""
+    before = beat(phase)
+    try:
+        yield
+    finally:
+        beat(before)

@@ -12,6 +12,7 @@ from pathlib import Path
 from optrun.base.errors import EXIT_FAILED
 from optrun.base.reading import read_json
 from optrun.distributed.heartbeat import Heartbeat, Phase
+from optrun.distributed.limits import Limits
 from optrun.distributed.verdict import RankEnd
 
 HEARTBEATS = "heartbeats"
@@ -32,7 +33,7 @@ def stack_file(folder: Path, local_rank: int) -> Path:
     return folder / f"stack-{local_rank}"
 
 
-def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float, local_size: int) -> dict[int, RankEnd]:
+def find_hung(silent: dict[int, Heartbeat], folder: Path, limits: Limits, local_size: int) -> dict[int, RankEnd]:
     """Find which of the silent ranks the others wait for, and say where it is.
 
     While one of this machine is not silent yet, those that wait are not the cause: it may have been heard later.
@@ -49,11 +50,12 @@ def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float, local_
     for local_rank in hung:
         state = ", stopped by a signal" if local_rank in stopped else ""
         frame = f" at {frames[local_rank]}" if frames[local_rank] else ""
+        limit = limits.at(silent[local_rank])
         ends[local_rank] = RankEnd(
             silent[local_rank].rank,
             EXIT_FAILED,
-            f"no sign of life for {timeout:g} s (distributed.timeout_seconds){state}{frame}; all ranks were ended. The "
-            "checkpoints are as they were",
+            f"no sign of life for {limit}{state}{frame}; all ranks were ended. If it only needs longer, raise "
+            f"{limit.key}. The checkpoints are as they were",
             where=str(silent[local_rank]),
         )
     return ends

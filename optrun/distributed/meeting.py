@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed.contract import refuse_different
+from optrun.distributed.heartbeat import beat
 from optrun.distributed.verdict import LostRankError
 
 if TYPE_CHECKING:
@@ -149,10 +150,11 @@ class Meeting:
         return [f"{key}/{rank}" for rank in range(self.size)]
 
     def _looks(self, timeout: float | None = None) -> Iterator[None]:
-        """Look again and again until the time is up, less often as it goes."""
+        """Look again and again until the time is up, less often as it goes; each look is a sign of life."""
         begun, waited = time.monotonic(), 0.0
         while waited <= (self.timeout if timeout is None else timeout):
             yield
+            beat()
             time.sleep(min(max(_LOOK, waited / 20), 10 * _LOOK))
             waited = time.monotonic() - begun
 

@@ -11,19 +11,18 @@ from typing import Self
 
 from optrun.distributed import heartbeat
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.limits import Limits
 
 _LOOKS = 20
-"""In the time that a rank may be silent."""
-_SLOW_SECONDS = 60.0
-"""At least, for imports and data, which give no sign of life on their way."""
+"""In the shortest time that a rank may be silent."""
 
 
 @contextmanager
-def watched(timeout: float, note: Callable[[str], None]) -> Iterator[None]:
+def watched(limits: Limits, note: Callable[[str], None]) -> Iterator[None]:
     """Tell it when the run in this process makes no progress; it goes on.
 
     Args:
-        timeout: Seconds that a step, or a batch, may take.
+        limits: Of its silence.
         note: Tells the user one line.
     """
     main = threading.get_ident()
@@ -31,15 +30,12 @@ def watched(timeout: float, note: Callable[[str], None]) -> Iterator[None]:
     def tell(silent: dict[int, Heartbeat]) -> None:
         frame = sys._current_frames().get(main)
         where = "" if frame is None else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        note(
-            f"warning: no progress for {timeout:g} s (distributed.timeout_seconds): {silent[0]}{where}. The run is not "
-            "ended."
-        )
+        note(f"warning: no progress for {limits.at(silent[0])}: {silent[0]}{where}. The run is not ended.")
 
     table = Heartbeats.create(1)
     heartbeat.begin(table)
     try:
-        with Watchdog(table, timeout, tell):
+        with Watchdog(table, limits, tell):
             yield
     finally:
         heartbeat.end()
@@ -50,15 +46,15 @@ class Watchdog:
 
     Args:
         heartbeats: Of this machine.
-        timeout: Seconds that a rank may be silent.
+        limits: Of their silence.
         on_silent: Gets the ranks that are, all of them, by their rank on this machine.
     """
 
     def __init__(
-        self, heartbeats: Heartbeats, timeout: float, on_silent: Callable[[dict[int, Heartbeat]], None]
+        self, heartbeats: Heartbeats, limits: Limits, on_silent: Callable[[dict[int, Heartbeat]], None]
     ) -> None:
         self._heartbeats = heartbeats
-        self._timeout = timeout
+        self._limits = limits
         self._on_silent = on_silent
         self._told: dict[int, Heartbeat] = {}
         self._over = threading.Event()
@@ -73,7 +69,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(self._timeout / _LOOKS, 1.0)):
+        while not self._over.wait(min(self._limits.shortest / _LOOKS, 1.0)):
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
@@ -85,9 +81,8 @@ class Watchdog:
         silent = {}
         for rank in range(len(self._heartbeats)):
             heartbeat = self._heartbeats[rank]
-            slow = heartbeat.phase <= Phase.preparing
-            limit = max(self._timeout, _SLOW_SECONDS) if slow else self._timeout
-            if now - heartbeat.time > limit and heartbeat.phase is not Phase.closing:
+            is_late = now - heartbeat.time > self._limits.at(heartbeat).seconds
+            if is_late and heartbeat.phase is not Phase.closing:  # the end has no limit
                 silent[rank] = heartbeat
         if silent and any(self._told.get(rank) != heartbeat for rank, heartbeat in silent.items()):
             self._told = silent

@@ -32,6 +32,7 @@ from optrun.distributed import heartbeat
 from optrun.distributed.contract import agree
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
+from optrun.distributed.limits import Limits
 from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
 from optrun.distributed.meeting import Meeting, UnmetError
 from optrun.distributed.rank_signals import RankSignals
@@ -49,11 +50,11 @@ if TYPE_CHECKING:
 PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""
 _GROUPS_SECONDS = 60.0
-"""More than a rank may be silent: the watchdog, which knows more, is to speak before a collective gives up."""
+"""More than the longest limit: the watchdog, which knows more, is to speak before a collective gives up."""
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
 _NEARLY = 0.9
-"""Of the time that a rank may be silent: what it did last is written before it is ended."""
+"""Of each limit: what a rank did last is written before it is ended."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether rank 0 still runs."""
 PAYLOAD = "payload.json"
@@ -131,11 +132,12 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     Raises:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
-    meeting.timeout = float(payload.values["distributed"]["timeout_seconds"])
+    limits = Limits.of(payload.values["distributed"])
+    meeting.timeout = limits.longest
     with (
         _rank_output(rank.launched.rank, payload.run),
-        _recorded(rank, payload.run, meeting.timeout),
-        _watching_others(rank, meeting),
+        _recorded(rank, payload.run, Limits.of(payload.values["distributed"], share=_NEARLY)),
+        _watching_others(rank, meeting, limits),
     ):
         end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
         try:
@@ -189,7 +191,7 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     backend = config.backend
     if backend == "auto":
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    timeout = timedelta(seconds=config.timeout_seconds + _GROUPS_SECONDS)
+    timeout = timedelta(seconds=Limits.of(vars(config)).longest + _GROUPS_SECONDS)
     store = PrefixStore("groups", meeting.store)
     dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
     return World.join(backend, timeout)
@@ -211,7 +213,7 @@ def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(rank: Rank, run: RunDir, timeout: float) -> Iterator[None]:
+def _recorded(rank: Rank, run: RunDir, limits: Limits) -> Iterator[None]:
     """Write which collectives this rank began last, where a rank of this machine is about to be silent for too long."""
     if rank.heartbeats is None:
         yield
@@ -226,7 +228,7 @@ def _recorded(rank: Rank, run: RunDir, timeout: float) -> Iterator[None]:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(_dump_fr_trace_json())
 
-    with Watchdog(rank.heartbeats, _NEARLY * timeout, write):
+    with Watchdog(rank.heartbeats, limits, write):
         yield
 
 
@@ -244,7 +246,7 @@ def _printed_log() -> Iterator[None]:
 
 
 @contextmanager
-def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
+def _watching_others(rank: Rank, meeting: Meeting, limits: Limits) -> Iterator[None]:
     """End ranks of this machine that hang, and tell how, where no agent of optrun's does."""
     if rank.is_watched or rank.folder is None or rank.heartbeats is None:
         yield
@@ -253,7 +255,7 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
     told: set[int] = set()
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
-        found = find_hung(silent, folder, meeting.timeout, rank.launched.local_size)
+        found = find_hung(silent, folder, limits, rank.launched.local_size)
         ends = {local_rank: end for local_rank, end in found.items() if local_rank not in told}
         told.update(ends)
         for end in ends.values():
@@ -262,7 +264,7 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
         for local_rank in ends:
             kill(silent[local_rank])
 
-    with Watchdog(rank.heartbeats, meeting.timeout, end_silent):
+    with Watchdog(rank.heartbeats, limits, end_silent):
         yield
 
 

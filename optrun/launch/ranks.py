@@ -20,6 +20,7 @@ from optrun.config.registry import origins
 from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.distributed.agent import Ranks, run_ranks
+from optrun.distributed.limits import Limits
 from optrun.distributed.verdict import RankEnd, error_of
 from optrun.launch.payload import Payload
 from optrun.launch.rank import FOLDER, PAYLOAD
@@ -81,7 +82,7 @@ def train_on_ranks(
             nnodes=distributed.nnodes,
             fewest=distributed.fewest,
             rdzv_endpoint=distributed.rdzv_endpoint,
-            timeout=distributed.timeout_seconds,
+            limits=Limits.of(vars(distributed)),
             command=["-m", "optrun.launch.rank"],
             environment={FOLDER: str(folder)},
             max_restarts=distributed.max_restarts,

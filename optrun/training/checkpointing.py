@@ -17,6 +17,7 @@ from optrun.artifacts.run_manifest import RunManifest
 from optrun.base.errors import NonFiniteError, StorageError
 from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.schema.training import OnNonfinite
+from optrun.distributed.heartbeat import Phase, during
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates
 
@@ -97,17 +98,18 @@ class CheckpointManager:
             StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says to stop.
         """
         self.wait()
-        begun = self.clock()
-        random = random or RandomStates(self.setup.train_step.device)
-        if self._refused is not None:
-            self.note(
-                f"{step_name(self._refused.snapshot.global_step)} was never saved; "
-                f"{step_name(self.state.global_step)} takes its place."
-            )
-            self._refused = None
-        self._submitted = self.state.global_step
-        self._writer.start(self._order(self.snapshot(random)))
-        self._stall += self.clock() - begun
+        with during(Phase.saving):
+            begun = self.clock()
+            random = random or RandomStates(self.setup.train_step.device)
+            if self._refused is not None:
+                self.note(
+                    f"{step_name(self._refused.snapshot.global_step)} was never saved; "
+                    f"{step_name(self.state.global_step)} takes its place."
+                )
+                self._refused = None
+            self._submitted = self.state.global_step
+            self._writer.start(self._order(self.snapshot(random)))
+            self._stall += self.clock() - begun
 
     def _order(self, snapshot: Snapshot) -> Order:
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
@@ -177,13 +179,14 @@ class CheckpointManager:
     def _ended(self) -> Result | None:
         """Wait for the save under way; training stands still meanwhile."""
         begun = self.clock()
-        result = self._writer.result(wait=True)
+        with during(Phase.saving):
+            result = self._writer.result(wait=True)
         self._stall += self.clock() - begun
         return result
 
     def close(self) -> None:
         """Wait for the last save when the run ends for another reason; what went wrong with it is told."""
-        result = self._writer.result(wait=True)
+        result = self._ended()
         if result is not None and result.error is not None:
             self.note(str(result.error))
 

@@ -198,6 +198,53 @@ def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int, di
     assert whole(run.run) >= 2
 
 
+STUCK = """
+import time
+from dataclasses import dataclass
+
+import optrun
+
+
+@dataclass(kw_only=True)
+class StuckConfig:
+    at: int
+
+
+@optrun.register_callback("stuck", schema=StuckConfig)
+class Stuck:
+    def __init__(self, at):
+        self.at = at
+
+    def on_step(self, training, result):
+        while training.global_step == self.at:
+            time.sleep(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "key", "facts"),
+    [
+        (1, "init", ["until the first step is done", "training after step 0"]),
+        (3, "train", ["the limit of a step", "training after step 2"]),
+    ],
+)
+def test_a_rank_that_hangs_in_a_step_is_told_with_the_limit_of_that_step(
+    tmp_path: Path, step: int, key: str, facts: list[str]
+) -> None:
+    """In its first one, where a kernel may be compiled, or in a later one; the other limits are an hour."""
+    (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
+    limits = [f"distributed.{name}_timeout_seconds={20 if name == key else 3600}" for name in ("init", "train", "save")]
+    given = tokens(tmp_path, *limits, f"callbacks.stuck.at={step}", "training.max_steps=4", "hydra.run.dir=run")
+    done = optrun_preloaded("--plugin", "stuck.py", *given, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    limit = f"distributed.{key}_timeout_seconds"
+    for fact in ("rank 0", f"no sign of life for 20 s ({limit}", f"raise {limit}", "stuck.py:", *facts):
+        assert fact in done.stderr
+    assert "rank-*-collectives.json" in done.stderr
+    assert (tmp_path / "run" / "logs" / "rank-1-collectives.json").is_file()
+
+
 @pytest.mark.slow
 def test_nobody_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
     with started(tmp_path) as run:

@@ -18,7 +18,10 @@ class DistributedConfig(Checked):
     GROUP = "distributed."
     name: str
     timeout_seconds: Positive
-    """How long a rank may be silent before the run ends; without ranks, how long a step may take before it is told."""
+    """How long ranks wait for each other to come, and may be silent where no other limit is given.
+
+    Without ranks: how long a step may take before it is told.
+    """
 
 
 @dataclass(kw_only=True)
@@ -38,6 +41,12 @@ class RanksConfig(DistributedConfig):
     """HOST:PORT where the machines meet."""
     max_restarts: WholeNumber
     """How often ranks that failed are started again, from the last checkpoint."""
+    init_timeout_seconds: Positive | None
+    """How long a rank may be silent until its first step is done; null: `timeout_seconds`, and 300 at least."""
+    train_timeout_seconds: Positive | None
+    """How long a later step, or a batch of an evaluation, may take; null: `timeout_seconds`."""
+    save_timeout_seconds: Positive | None
+    """How long training may stand still for a save, or the end for the export; null: `timeout_seconds`."""
     backend: str
     """`auto` or a backend of torch.distributed."""
 

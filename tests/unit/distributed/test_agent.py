@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed import agent, elastic
+from optrun.distributed.limits import Limits
 from optrun.distributed.verdict import RankEnd
 
 
@@ -81,7 +82,7 @@ def test_the_machine_that_all_meet_at_dies(
         nproc=1,
         nnodes=2,
         rdzv_endpoint="a:1",
-        timeout=1.0 if error is ConfigError else 60.0,
+        limits=Limits.of({"timeout_seconds": 1.0 if error is ConfigError else 60.0}),
         command=(),
         environment={},
         max_restarts=2,
@@ -105,5 +106,6 @@ def test_a_machine_that_comes_back_after_the_end_need_not_wait(tmp_path: Path, m
     monkeypatch.setattr(elastic, "Agent", OfTorch)
     monkeypatch.setattr(OfTorch, "ends", ["closed"])
     over = iter([False, True])
-    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", timeout=60.0, command=(), environment={})
+    limits = Limits.of({"timeout_seconds": 60.0})
+    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
     assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: next(over)).ends == []

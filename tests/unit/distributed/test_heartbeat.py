@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from optrun.distributed import heartbeat
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase, Requests, beat
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase, Requests, beat, during
+from optrun.distributed.limits import Limits
 from optrun.distributed.local_ends import end_file, end_of, find_hung, kill
 from optrun.distributed.watchdog import Watchdog, watched
 
@@ -45,13 +47,42 @@ def test_nobody_listens() -> None:
     assert beat(Phase.training, 3) is Phase.starting
 
 
-def line(phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0) -> Heartbeat:
-    return Heartbeat(pid, rank, phase, step, seconds)
+def test_the_first_step_of_a_start_is_told_from_later_ones() -> None:
+    """Also where a run goes on at another step, and where training goes back."""
+    table = Heartbeats.create(1)
+    heartbeat.begin(table)
+    found = []
+    for phase, step in (
+        *((Phase.preparing, None), (Phase.waiting, None), (Phase.preparing, None), (Phase.evaluating, 100)),
+        *((Phase.saving, 100), (Phase.loading, 100), (Phase.waiting, None), (Phase.training, None)),
+        *((Phase.evaluating, 101), (Phase.loading, 101), (Phase.loading, 50)),
+    ):
+        beat(phase, step)
+        found.append(table[0].done)
+    assert found == [0] * 8 + [1] * 3
+
+
+def test_a_phase_lasts_as_long_as_what_it_is_said_of() -> None:
+    table = Heartbeats.create(1)
+    heartbeat.begin(table)
+    beat(Phase.loading, 3)
+    with contextlib.suppress(KeyError), during(Phase.saving):
+        assert str(table[0]) == "saving after step 3"
+        raise KeyError
+    assert str(table[0]) == "loading after step 3"
+
+
+def limits(seconds: float, **others: float) -> Limits:
+    return Limits.of({"timeout_seconds": seconds, **others})
+
+
+def line(phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0, done: int = 2) -> Heartbeat:
+    return Heartbeat(pid, rank, phase, step, seconds, done)
 
 
 def test_silence_is_told_once() -> None:
     table, told = Heartbeats.create(2), list[dict[int, Heartbeat]]()
-    dog = Watchdog(table, 100.0, told.append)
+    dog = Watchdog(table, limits(100.0, init_timeout_seconds=100.0), told.append)
     table.write(0, line(Phase.training, 1000.0))
     table.write(1, line(Phase.waiting, 1050.0))
     dog.look(1099.0)
@@ -66,20 +97,36 @@ def test_silence_is_told_once() -> None:
     assert [set(silent) for silent in told] == [{0}, {0, 1}]
 
 
-def test_imports_and_data_have_a_minute_and_the_last_phase_has_no_limit() -> None:
-    table, told = Heartbeats.create(2), list[dict[int, Heartbeat]]()
-    table.write(0, line(Phase.preparing, 1000.0))
-    table.write(1, line(Phase.closing, 1000.0))
-    dog = Watchdog(table, 1.0, told.append)
-    dog.look(1050.0)
+@pytest.mark.parametrize(
+    ("last", "limit"),
+    [
+        (line(Phase.starting, 1000.0, done=0), 50.0),
+        (line(Phase.preparing, 1000.0, done=0), 50.0),
+        (line(Phase.training, 1000.0, done=0), 50.0),
+        (line(Phase.training, 1000.0), 5.0),
+        (line(Phase.evaluating, 1000.0), 5.0),
+        (line(Phase.saving, 1000.0), 20.0),
+        (line(Phase.publishing, 1000.0), 20.0),
+        (line(Phase.waiting, 1000.0, done=1), 50.0),
+        (line(Phase.waiting, 1000.0), 20.0),
+        (line(Phase.closing, 1000.0), None),
+    ],
+)
+def test_each_phase_has_its_limit(last: Heartbeat, limit: float | None) -> None:
+    table, told = Heartbeats.create(1), list[dict[int, Heartbeat]]()
+    table.write(0, last)
+    own = limits(1.0, init_timeout_seconds=50.0, train_timeout_seconds=5.0, save_timeout_seconds=20.0)
+    dog = Watchdog(table, own, told.append)
+    dog.look(1000.0 + (limit or 1e9) - 0.5)
     assert told == []
-    dog.look(1061.0)
-    assert [set(silent) for silent in told] == [{0}]
+    dog.look(1000.0 + (limit or 1e9) + 0.5)
+    assert len(told) == (limit is not None)
 
 
 def test_a_run_in_one_process_tells_it() -> None:
     notes: list[str] = []
-    with watched(0.05, notes.append):
+    with watched(limits(0.05), notes.append):
+        beat(Phase.loading, 11)
         beat(Phase.training, 12)
         deadline = time.monotonic() + 60
         while not notes and time.monotonic() < deadline:
@@ -96,12 +143,13 @@ def test_a_run_in_one_process_tells_it() -> None:
 
 def test_the_one_the_others_wait_for_is_named(tmp_path: Path) -> None:
     silent = {0: line(Phase.waiting, 0.0, rank=4), 1: line(Phase.training, 0.0, rank=5)}
-    found = find_hung(silent, tmp_path, 30, 2)
+    found = find_hung(silent, tmp_path, limits(30), 2)
     assert list(found) == [1]
     assert (found[1].rank, found[1].where) == (5, "training after step 3")
-    assert "30 s" in found[1].message
-    assert list(find_hung({0: silent[0]}, tmp_path, 30, 1)) == [0]
-    assert not find_hung({0: silent[0]}, tmp_path, 30, 2)  # the other one was heard a moment later, and hangs
+    for fact in ("30 s (distributed.timeout_seconds, the limit of a step)", "distributed.train_timeout_seconds"):
+        assert fact in found[1].message
+    assert list(find_hung({0: silent[0]}, tmp_path, limits(30), 1)) == [0]
+    assert not find_hung({0: silent[0]}, tmp_path, limits(30), 2)  # the other one was heard a moment later, and hangs
 
 
 def test_a_rank_that_never_began_is_not_killed() -> None:
