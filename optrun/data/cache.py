@@ -17,7 +17,9 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -29,6 +31,7 @@ import xxhash
 
 from optrun.base.errors import StorageError
 from optrun.base.reading import open_file, read_json
+from optrun.data.alive import alive, tell
 
 Found = TypeVar("Found")
 _ABANDONED_SECONDS = 24 * 3600
@@ -38,8 +41,12 @@ YOUNG_SECONDS = 2.0
 """A file that was changed so short a time ago may change again within the tick of its file system's clock."""
 _LOOK_SECONDS = 0.1
 """Between two looks at who makes an entry."""
+_SIGN_SECONDS = 1.0
+"""Between two signs of life of who makes an entry."""
+_TOLD_SECONDS = 5.0
+"""After so long the user is told whom this process waits for."""
 _SILENT_SECONDS = 300.0
-"""After so long without a byte nobody waits for another process to make an entry."""
+"""After so long without a sign of life nobody waits for another process to make an entry."""
 _discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -65,6 +72,7 @@ def digest_of(pieces: Iterable[str | bytes]) -> str:
     """Compute the same digest of pieces that are never in memory together."""
     total = hashlib.sha256()
     for piece in pieces:
+        alive()
         raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
         total.update(len(raw).to_bytes(8, "big"))
         total.update(raw)
@@ -83,6 +91,7 @@ def chunks_of_file(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file as they are, a few at a time."""
     with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
+            alive()
             yield chunk
 
 
@@ -139,33 +148,84 @@ def _alone(folder: Path) -> Iterator[None]:
     Nothing depends on it but time: where there are no locks, two processes make the same, and the first rename counts.
     """
     with contextlib.ExitStack() as stack:
+        held = None
         with contextlib.suppress(OSError):  # no locks on this disk, or nothing can be written
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = folder.parent / f".making-{folder.name[:16]}.lock"
-            _wait_for(stack.enter_context(lock.open("a")).fileno(), folder)
-            stack.callback(lock.unlink, missing_ok=True)
+            path = folder.parent / f".making-{folder.name[:16]}.lock"
+            lock = stack.enter_context(path.open("a+")).fileno()
+            if _wait_for(lock, folder):
+                held = lock
+                os.ftruncate(lock, 0)
+                os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            stack.callback(path.unlink, missing_ok=True)
+        stack.enter_context(_signs_of_life(folder, held))
         yield
 
 
-def _wait_for(lock: int, folder: Path) -> None:
-    """Take a lock, or wait no longer for a holder that writes nothing, as one that is stopped.
+def _wait_for(lock: int, folder: Path) -> bool:
+    """Take a lock, or wait no longer for a holder that gives no sign of life, as one that is stopped.
+
+    Returns:
+        Whether it was taken.
 
     Raises:
         OSError: There are no locks on this disk.
     """
-    written, since = -1, time.monotonic()
-    while time.monotonic() - since < _SILENT_SECONDS:
+    sign, begun, told = 0, time.monotonic(), False
+    since = begun
+    while (now := time.monotonic()) - since < _SILENT_SECONDS:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except BlockingIOError:
-            now = 0
-            for path in folder.parent.glob(f".making-{folder.name[:16]}-*/*"):
-                with contextlib.suppress(OSError):  # gone meanwhile
-                    now += path.stat().st_size
-            if now != written:
-                written, since = now, time.monotonic()
-            time.sleep(_LOOK_SECONDS)
+            alive()
+        changed = os.fstat(lock).st_mtime_ns
+        if changed != sign:
+            sign, since = changed, now
+        if now - begun > _TOLD_SECONDS and not told:
+            told = True
+            tell(f"waiting for {_holder(lock)}, which makes what is needed here, too: {folder.parent.name}")
+        time.sleep(_LOOK_SECONDS)
+    tell(f"{_holder(lock)} has given no sign of life for {_SILENT_SECONDS:g} s: {folder.parent.name} are made here")
+    return False
+
+
+def _holder(lock: int) -> str:
+    """Read who holds a lock."""
+    return os.pread(lock, 200, 0).decode("utf-8", "replace") or "another process"
+
+
+@contextlib.contextmanager
+def _signs_of_life(folder: Path, lock: int | None) -> Iterator[None]:
+    """Give signs of life while an entry is made: to processes that wait for it, and to the watcher of this one.
+
+    The former are told that this process is not stopped. The latter hears of bytes that are written, as by a library
+    that calls nobody; who writes nothing has to be `alive` itself.
+
+    Args:
+        folder: The entry.
+        lock: Held meanwhile; None: there is none.
+    """
+    over = threading.Event()
+
+    def give() -> None:
+        written = 0
+        while not over.wait(_SIGN_SECONDS):
+            before, written = written, 0
+            with contextlib.suppress(OSError):  # files come and go
+                if lock is not None:
+                    os.utime(lock)
+                written = sum(path.stat().st_size for path in folder.parent.glob(f".making-{folder.name[:16]}-*/**/*"))
+            if written != before:
+                alive()
+
+    thread = threading.Thread(target=give, name="optrun-cache", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _whole_or_made(folder: Path, key: str, make: Callable[[Path], None]) -> Path:

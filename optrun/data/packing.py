@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from optrun.data.alive import alive
 from optrun.data.cache import digest, known_by
 from optrun.data.examples import Example, Examples, Selected
 from optrun.data.kept import kept
@@ -57,6 +58,7 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
     """Yield numbers as Python's, a few at a time: each takes four times what it takes in the array."""
     for at in range(0, len(values), _PIECE):
+        alive()
         yield from values[at : at + _PIECE].tolist()
 
 

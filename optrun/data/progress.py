@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from optrun.data.alive import alive
+
 _PATIENCE = 1.0
 """Seconds that pass in silence."""
 
@@ -33,7 +35,7 @@ class Progress:
         self._tokens = 0
 
     def done(self, amount: int) -> None:
-        """Count, in what `total` is counted in."""
+        """Count, in what `total` is counted in; a sign of life."""
         self._done += amount
         self._show(completed=self._done)
 
@@ -48,6 +50,7 @@ class Progress:
         self._show(tokens=f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s")
 
     def _show(self, **values: Any) -> None:
+        alive()
         if self._bar is None or self._task is None:
             return
         if not self._bar.live.is_started and time.monotonic() - self._begun > _PATIENCE:

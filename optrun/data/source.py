@@ -11,6 +11,7 @@ import xxhash
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
+from optrun.data.alive import alive
 from optrun.data.cache import key_of
 from optrun.data.kept import kept
 from optrun.data.long_text import LongText
@@ -54,6 +55,7 @@ class Split:
     def cells(self, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
         """Yield the values of each row in some columns, a few rows in memory at a time."""
         for batch in self.rows.select_columns(list(names)).iter(batch_size=1000):
+            alive()
             yield from zip(*(batch[name] for name in names), strict=True)
 
     def number(self, row: int) -> int:

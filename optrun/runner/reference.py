@@ -21,7 +21,6 @@ from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.cache import digest, versions
 from optrun.data.kept import kept
-from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.model.adapter import without_factors
 from optrun.model.build import weights_of
@@ -98,8 +97,7 @@ def _logps(
         model.eval()
         try:
             with lean_forward(model), without_factors(model) if _is_beside_start(config) else nullcontext():
-                alive = lambda: beat(Phase.preparing)  # noqa: E731
-                return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast, alive)}
+                return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
         finally:
             model.train(training)
 

@@ -21,6 +21,7 @@ from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.training import OnNonfinite
+from optrun.data.alive import heard
 from optrun.data.cache import discarded
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
@@ -166,7 +167,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
         raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with opened_for(session, resume) as opened:
+    with opened_for(session, resume) as opened, heard(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(session, opened, revision))
         garbage.resume()  # the libraries are there; what is made from here on is the run's

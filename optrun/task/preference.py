@@ -210,7 +210,6 @@ class Preference(ChatTask):
         batch_size: int,
         to_device: Callable[[Batch], Batch],
         autocast: Callable[[], AbstractContextManager[object]],
-        beat: Callable[[], object],
     ) -> np.ndarray:
         """Compute the log-probabilities that a model gives to both answers of each pair.
 
@@ -222,7 +221,6 @@ class Preference(ChatTask):
             batch_size: Pairs of a batch.
             to_device: Moves a batch to the model.
             autocast: The precision of the forward pass.
-            beat: Called after each batch.
 
         Returns:
             float32 numbers as float64, shape (pairs, 2).
@@ -240,7 +238,6 @@ class Preference(ChatTask):
                     outputs = self.forward(model, to_device(batch))
                 found[some] = outputs.logps.float().view(2, -1).T.cpu().numpy()
                 shown.done(len(some))
-                beat()
         if not np.isfinite(found).all():
             raise ConfigError(
                 "task=preference: the model that training starts from gives a log-probability that is no finite "

@@ -1,4 +1,4 @@
-"""The rows of a run are made once, however many ranks of a machine want them."""
+"""The rows of a run are made once, however many ranks of a machine want them, and give signs of life meanwhile."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from optrun.data import examples
 from optrun.distributed.world import World
+from optrun.runner import train
 from tests.distributed.ranked_runs import Start, start_on
+from tests.running import TINY_GPT, optrun, write_text
 
 WORDS = ["task=causal_lm", "model=gpt_tiny", "distributed=ddp", "training.max_steps=2", "training.device=cpu"]
 
@@ -41,3 +45,20 @@ def test_ranks_of_a_machine_tokenise_once(tmp_path: Path) -> None:
     sets = [line.split()[0] for line in made]
     assert made
     assert len(sets) == len(set(sets)), made
+
+
+def test_the_watcher_of_a_run_hears_that_its_data_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    beat, signs = train.beat, list[str]()
+
+    def beat_noted(*given: Any) -> Any:
+        if not given:
+            signs.extend(path.name for path in tmp_path.glob("cache/*"))
+        return beat(*given)
+
+    monkeypatch.setattr(train, "beat", beat_noted)
+    monkeypatch.setattr("optrun.data.alive._EVERY_SECONDS", 0.0)
+    data = ["data=files", f"data.train={write_text(tmp_path, 20)}"]
+    assert optrun(*TINY_GPT, *data, "training.max_steps=1", "checkpoint=none", "tracking=none") == 0
+    assert {"tokens", "tokenizers"} <= set(signs)

@@ -30,7 +30,7 @@ TURNS = {
 
 def referred(task: Any, model: Any) -> Any:
     """The task with its reference, by a model."""
-    task.train.reference = task.reference(model, task.train, 2, lambda batch: batch, nullcontext, lambda: None)
+    task.train.reference = task.reference(model, task.train, 2, lambda batch: batch, nullcontext)
     return task
 
 

@@ -1,0 +1,51 @@
+"""Signs of life of long work on data, and what it tells at once, to whoever watches this process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from optrun.base.errors import printable
+
+_EVERY_SECONDS = 0.5
+
+
+def _to_terminal(text: str) -> None:
+    sys.stderr.write(f"optrun: {printable(text)}\n")
+
+
+_beat: Callable[[], object] | None = None
+_note: Callable[[str], object] = _to_terminal
+_next = 0.0
+
+
+@contextmanager
+def heard(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
+    """Hear the signs of life of this process as long as this lasts; workers are forked outside of it.
+
+    Args:
+        beat: Called now and then, by any thread.
+        note: Tells the user one line.
+    """
+    global _beat, _note, _next
+    before = _beat, _note
+    _beat, _note, _next = beat, note, 0.0
+    try:
+        yield
+    finally:
+        _beat, _note = before
+
+
+def alive() -> None:
+    """Give a sign of life; cheap enough for every row."""
+    global _next
+    if _beat is not None and (now := time.monotonic()) >= _next:
+        _next = now + _EVERY_SECONDS
+        _beat()
+
+
+def tell(text: str) -> None:
+    """Tell the user one line at once."""
+    _note(text)
