@@ -55,6 +55,8 @@ _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
 _NEARLY = 0.9
 """Of each limit: what a rank did last is written before it is ended."""
+_RECORDERS = {"": "_dump_fr_trace_json", "-nccl": "_dump_nccl_trace_json"}
+"""torch's flight recorders: of gloo, and in builds for CUDA of NCCL, which has its own."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether rank 0 still runs."""
 PAYLOAD = "payload.json"
@@ -218,15 +220,19 @@ def _recorded(rank: Rank, run: RunDir, limits: Limits) -> Iterator[None]:
     if rank.heartbeats is None:
         yield
         return
-    path = run.logs / COLLECTIVES.replace("*", str(rank.launched.rank))
-    path.unlink(missing_ok=True)
+    paths = {kind: run.logs / COLLECTIVES.replace("*", f"{rank.launched.rank}{kind}") for kind in _RECORDERS}
+    for path in paths.values():
+        path.unlink(missing_ok=True)
 
     def write(silent: dict[int, Heartbeat]) -> None:  # noqa: ARG001
-        with contextlib.suppress(OSError, ImportError):  # the recorder is no public part of torch
-            from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+        from torch._C import _distributed_c10d as recorders
 
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(_dump_fr_trace_json())
+        for kind, path in paths.items():
+            dump = getattr(recorders, _RECORDERS[kind], None)  # no public part of torch
+            if dump is not None:
+                with contextlib.suppress(OSError):
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(dump())
 
     with Watchdog(rank.heartbeats, limits, write):
         yield

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import json
+import time
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.distributed import HashStore
 
+from optrun.artifacts.run_dir import RunDir
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine
 from optrun.config.store import open_hydra
-from optrun.distributed.heartbeat import Heartbeat, Phase
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.join import Launched
 from optrun.distributed.limits import Limits
 from optrun.distributed.meeting import Meeting
+from optrun.distributed.rank_signals import RankSignals
+from optrun.distributed.verdict import COLLECTIVES
 from optrun.distributed.world import ALONE, World
-from optrun.launch.rank import _world
+from optrun.launch.rank import Rank, _recorded, _world
 
 
 def at(phase: Phase, *, done: int = 2) -> Heartbeat:
@@ -80,3 +89,20 @@ def test_the_record_comes_before_the_end_and_the_end_before_a_group_gives_up(
         for own in (done, done + 1):
             waiting = at(Phase.waiting, done=own)
             assert early.at(waiting).seconds < other <= limits.at(waiting).seconds
+
+
+def test_a_silent_rank_leaves_what_torch_recorded_of_gloo_and_of_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builds for CUDA have a second recorder, with NCCL's collectives."""
+    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace_json", lambda: b'{"nccl": []}', raising=False)
+    heartbeats = Heartbeats.create(1, tmp_path / "heartbeats")
+    heartbeats.write(0, Heartbeat(1, 0, Phase.training, 3, 0.0, 1))
+    rank, run = Rank(Launched("torchrun", 5, 8, 0, 1, ""), RankSignals(), tmp_path, heartbeats), RunDir(tmp_path)
+    with _recorded(rank, run, Limits.of({"timeout_seconds": 1.0}, share=0.9)):
+        deadline = time.monotonic() + 60
+        while not (run.logs / "rank-5-nccl-collectives.json").is_file() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    told: dict[str, Any] = {path.name: json.loads(path.read_bytes()) for path in run.logs.glob(COLLECTIVES)}
+    assert set(told) == {"rank-5-collectives.json", "rank-5-nccl-collectives.json"}
+    assert told["rank-5-nccl-collectives.json"] == {"nccl": []}
