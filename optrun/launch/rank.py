@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from optrun.artifacts.provenance import code_digest, versions
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
+from optrun.base.plain import PlainDict
 from optrun.base.reading import read_json
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
@@ -295,7 +296,7 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
         _tell(rank, end)
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
         meeting.send("end", asdict(end))
-    found: dict[int, Any] = {}
+    found: dict[int, PlainDict] = {}
     waits = end.lost_rank and not rank.is_watched
     with contextlib.suppress(LostRankError):
         if rank.is_main or waits:
@@ -305,7 +306,7 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     return [end, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
 
 
-def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Any]:
+def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
     """Hear how the ranks ended, and tell the others of those of this machine that are gone without a word.
 
     Raises:
@@ -322,14 +323,14 @@ def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Any]
             return found
 
 
-def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, Any]:
+def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
     """Wait until rank 0 has told its end; a second signal may have ended it before.
 
     Raises:
         LostRankError: The store is gone, as with the agent of another machine.
     """
     deadline = time.monotonic() + meeting.timeout
-    found: dict[int, Any] = {}
+    found: dict[int, PlainDict] = {}
     while not found and time.monotonic() < deadline:
         gone = 0 in _gone(rank)  # looked for first: what it told before it went is heard
         found = meeting.heard("end", [0], 0.0 if gone else _LOOK_SECONDS)
