@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import ROOT, blocks
+from tests.running import TINY_GPT, write_text
 
 PAGE = "docs/extending_inside.md"
 BEFORE = {
@@ -37,7 +39,7 @@ def inserted(text: str, new: list[str], before: str) -> str:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("copy")
     for name in ("optrun", "conf", "recipes"):
-        shutil.copytree(ROOT / name, there / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, there / name)  # with what is compiled, which goes by the files' dates
     touched = set()
     for block in blocks(ROOT / PAGE):
         first, *code = block.body.splitlines()
@@ -49,37 +51,73 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return there
 
 
-def run(copy: Path, *words: str, code: int = 0) -> str:
+ROWS = "".join(f"[{n}]\ntext = a {('good', 'bad')[n % 2]} film\nlabel = {('pos', 'neg')[n % 2]}\n\n" for n in range(20))
+LINES = {
+    "train": "training.weight_norm=true training.max_steps=2 training.logging_steps=1 data.max_eval_examples=8 "
+    f"data=files data.train=corpus.txt hydra.run.dir=run {' '.join(TINY_GPT)}",
+    "best": "best run",
+    "help": "--help",
+    "help of a verb": "best --help",
+    "a verb misspelt": "bst",
+    "help of a key": "--help training.weight_norm",
+    "a wrong value": "training.weight_norm=maybe",
+    "a proposal": "start films.ini",
+    "a broken file": "data=files task=sequence_classification model=bert_tiny data.train=broken.ini",
+}
+"""What is typed, one after another in one process, which imports the copy and torch once."""
+ONE_BY_ONE = """
+import contextlib, io, json, sys
+from optrun.cli import main
+for name, line in json.load(sys.stdin).items():
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = main.run(line.split())
+        except SystemExit as stopped:
+            code = stopped.code or 0
+    print("said" + json.dumps([name, code, said.getvalue()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(copy: Path) -> dict[str, tuple[int, str]]:
+    """Code and output of each line."""
+    write_text(copy, 60)
+    (copy / "films.ini").write_text(ROWS)
+    (copy / "broken.ini").write_text("text = without a section\n")
     done = subprocess.run(
-        [sys.executable, "-c", "from optrun.__main__ import main; main()", *words],
-        cwd=copy, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", ONE_BY_ONE], input=json.dumps(LINES),
+        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("said")]
+    return {name: (code, text) for name, code, text in found}
 
 
-def test_a_verb_and_a_key(copy: Path) -> None:
-    words = ["training.max_steps=2", "training.logging_steps=1", "data.max_eval_examples=8", "hydra.run.dir=run"]
-    run(copy, "training.weight_norm=true", *words)
+def test_a_verb_and_a_key(copy: Path, said: dict[str, tuple[int, str]]) -> None:
+    assert said["train"][0] == 0, said["train"]
     lines = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["train/weight_norm"] > 1 for line in lines if "train/loss" in line)
     best = json.loads((copy / "run" / "summary.json").read_text())["metrics"]["best"]["eval/loss"]["value"]
-    assert run(copy, "best", "run").strip() == f"run: {best:.4f}"
-    assert "optrun best RUN_DIR [RUN_DIR ...]" in run(copy, "--help")
-    assert "usage: optrun best RUN_DIR" in run(copy, "best", "--help")
-    assert "Did you mean the command best?" in run(copy, "bst", code=2)
-    help_text = " ".join(run(copy, "--help", "training.weight_norm").split())
-    assert "training.weight_norm=false" in help_text
-    assert "Log train/weight_norm, the norm of all weights together." in help_text
-    assert "weight_norm" in run(copy, "training.weight_norm=maybe", code=2)
+    assert said["best"] == (0, f"run: {best:.4f}\n")
+    code, text = said["help"]
+    assert (code, "optrun best RUN_DIR [RUN_DIR ...]" in text) == (0, True)
+    code, text = said["help of a verb"]
+    assert (code, "usage: optrun best RUN_DIR" in text) == (0, True)
+    code, text = said["a verb misspelt"]
+    assert (code, "Did you mean the command best?" in text) == (2, True)
+    code, text = said["help of a key"]
+    assert code == 0
+    assert "training.weight_norm=false" in text
+    assert "Log train/weight_norm, the norm of all weights together." in " ".join(text.split())
+    code, text = said["a wrong value"]
+    assert (code, "weight_norm" in text) == (2, True)
 
 
-def test_a_file_format(copy: Path) -> None:
-    rows = (f"[{n}]\ntext = a {('good', 'bad')[n % 2]} film\nlabel = {('pos', 'neg')[n % 2]}\n" for n in range(20))
-    (copy / "films.ini").write_text("\n".join(rows))
-    said = run(copy, "start", "films.ini")
-    assert "format ini" in said
-    assert "text is the text · label is the label" in said
-    (copy / "broken.ini").write_text("text = without a section\n")
-    words = ["data=files", "task=sequence_classification", "model=bert_tiny"]
-    assert "broken.ini: is no ini file" in run(copy, *words, "data.train=broken.ini", code=2)
+def test_a_file_format(said: dict[str, tuple[int, str]]) -> None:
+    code, text = said["a proposal"]
+    assert code == 0, text
+    assert "format ini" in text
+    assert "text is the text · label is the label" in text
+    code, text = said["a broken file"]
+    assert (code, "broken.ini: is no ini file" in text) == (2, True)
