@@ -72,6 +72,16 @@ def pictures() -> None:
 
 
 @pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a sweep are forked from this process, which has torch loaded, and its report draws nothing."""
+    from tests.sweep.forked import ForkServer
+
+    monkeypatch.setattr("optrun.sweeper.launch.Server", ForkServer)
+    monkeypatch.setattr("optrun.sweeper.driver._POLL_SECONDS", 0.05)
+    monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison: [])
+
+
+@pytest.fixture
 def memory_path() -> Iterator[Path]:
     """A folder that flushes at once, where there is one: for tests of what is called, not of how long it takes."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:

@@ -81,7 +81,7 @@ def test_a_set_may_choose_the_best_and_a_resume_keeps_them(
     assert "data.eval.hard" in summary(here / "run")["resumes"][-1]["changes"]
 
 
-def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str], forked_jobs: None) -> None:
     swept = ["-m", "seed=0,1", "hydra.sweep.dir=sweep", "checkpoint.metric=eval/hard/accuracy"]
     assert optrun(*swept, *WORDS, SETS) == 0, capsys.readouterr().err
     runs = sorted(path.parent for path in (here / "sweep").glob("*/summary.json"))

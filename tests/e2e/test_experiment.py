@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optrun.config import saved
-from tests.running import TINY_GPT, optrun
+from tests.running import TINY_GPT, optrun, write_text
 
 EXAMPLE = """# @package _global_
 
@@ -36,12 +36,13 @@ FILES = {
     "tags": "# @package _global_\nlr: 1e-3\ntags: [a]\n",
     "range": "# @package _global_\nlr: -1\n",
 }
-OWN = ["--config-dir", "my", *TINY_GPT]
+OWN = ["--config-dir", "my", *TINY_GPT, "data=files", "data.train=corpus.txt"]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    write_text(tmp_path, 60)
     Path("my/experiment/sub").mkdir(parents=True)
     for name, text in FILES.items():
         Path(f"my/experiment/{name}.yaml").write_text(text)
@@ -75,7 +76,7 @@ def test_the_same_line_goes_on_and_another_experiment_is_refused(capsys: pytest.
     assert "does not say that it began with this" in capsys.readouterr().err
 
 
-def test_a_sweep_over_experiments() -> None:
+def test_a_sweep_over_experiments(forked_jobs: None) -> None:
     assert optrun("-m", *OWN, "experiment=example,second", "lr=1e-3,2e-3", "hydra.sweep.dir=s") == 0
     assert sorted(path.name.rpartition("-")[0] for path in Path("s").glob("*-seed*")) == [
         "lamb-lr0.001-seed12345",

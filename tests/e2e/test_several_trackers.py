@@ -12,7 +12,7 @@ import pytest
 from optrun.base.errors import ConfigError
 from optrun.config import saved
 from optrun.config.registry import plugins
-from tests.running import TINY_GPT, optrun
+from tests.running import TINY_GPT, optrun, write_text
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -40,7 +40,10 @@ class Lines:
         with self.path.open("a") as file:
             print(status, file=file)
 """
-LINE = [*TINY_GPT, "training.logging_steps=1", "checkpoint.save_steps=2", "--plugin", "lines.py"]
+LINE = [
+    *TINY_GPT, "data=files", "data.train=corpus.txt", "training.logging_steps=1", "checkpoint.save_steps=2",
+    "--plugin", "lines.py",
+]  # fmt: skip
 FOUR = "training.max_steps=4"
 BOTH = ["tracking=[tensorboard,lines]", "tracking.trackers.lines.file=mine.txt"]
 
@@ -48,6 +51,7 @@ BOTH = ["tracking=[tensorboard,lines]", "tracking.trackers.lines.file=mine.txt"]
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
+    write_text(tmp_path, 60)
     Path("lines.py").write_text(PLUGIN)
     yield
     for name in list(plugins.LOADED):
@@ -118,7 +122,7 @@ def test_a_recipe_names_none_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lines is given twice" in capsys.readouterr().err
 
 
-def test_a_sweep_takes_a_list_as_one_value() -> None:
+def test_a_sweep_takes_a_list_as_one_value(forked_jobs: None) -> None:
     assert optrun("-m", *LINE, FOUR, "tracking=[tensorboard,lines]", "lr=1e-3,2e-3", "hydra.sweep.dir=s") == 0
     written: list[Any] = [json.loads(path.read_text())["status"] for path in Path("s").glob("*/summary.json")]
     assert written == ["finished", "finished"]

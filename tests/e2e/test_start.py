@@ -30,7 +30,7 @@ def started(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, list[
     return said.out, [shlex.split(line)[1:] for line in said.out.splitlines() if line.startswith("   optrun ")]
 
 
-def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_jobs: None) -> None:
     (here / "my reviews.csv").write_bytes(REVIEWS.encode("cp1252"))
     own = ("training.max_steps=2", "checkpoint=none", "hydra.run.dir=run")
     said, (train, compare, explain) = started(capsys, "my reviews.csv", *own)

@@ -122,7 +122,7 @@ def test_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert leaks(place) == []
 
 
-def test_a_message_of_a_failed_run_repeats_no_value(place: Path) -> None:
+def test_a_message_of_a_failed_run_repeats_no_value(place: Path, forked_jobs: None) -> None:
     (place.parent / f"{place.name}-data" / SECRET / "corpus.txt").write_bytes(b"\x00\xff" * 50)
     assert optrun(*WORDS) == 2
     words = [word for word in WORDS if not word.startswith("hydra.run.dir=")]
