@@ -6,6 +6,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -43,17 +44,27 @@ def test_choice(group: str, choice: str) -> None:
         assert values["name"] == choice
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_choice_composes_and_survives_being_saved(group: str, choice: str) -> None:
+TOGETHER = ("optimizer", "scheduler", "tracking", "clip")
+"""Groups that ask nothing of each other: one composition takes a choice of each."""
+ALONE = [(group, name) for group, name in CHOICES if group not in TOGETHER or name == "pytorch_optimizer"]
+COLUMNS = [[pair for pair in CHOICES if pair[0] == group and pair not in ALONE] for group in TOGETHER]
+ROWS = [*([pair] for pair in ALONE), *([pair for pair in row if pair] for row in zip_longest(*COLUMNS))]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join("=".join(pair) for pair in row))
+def test_choice_composes_and_survives_being_saved(row: list[tuple[str, str]]) -> None:
     hydra = store.open_hydra()
-    given = [f"{name}={value}" for name, value in [(group, choice)]]
-    cfg = store.without_hydra(store.compose(hydra, "config", [*given, *NEEDED.get((group, choice), [])]))
+    needed = [word for pair in row for word in NEEDED.get(pair, [])]
+    cfg = store.without_hydra(store.compose(hydra, "config", [*map("=".join, row), *needed]))
     missing = OmegaConf.missing_keys(cfg)
+    assert not missing or len(row) == 1, "it would hide the others of the row"
     for key in missing:  # what only a user can say
-        assert key.startswith(f"{group}.")
+        assert key.startswith(f"{row[0][0]}.")
     if not missing:
         values = saved.plain(cfg)
         assert store.typed(saved.with_schemas(values, "here")) == store.typed(cfg)
+        if any(group == "optimizer" for group, _ in row):
+            assert cfg.lr == cfg.optimizer.default_lr > 0
 
 
 def test_every_value_has_its_comment() -> None:
@@ -106,15 +117,6 @@ def test_cfg_shows_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["lr"] == 2e-3
     assert shown["optimizer"]["name"] == "lamb"
     assert shown["model"]["config"]["n_layer"] == 3
-
-
-def test_each_optimizer_brings_its_lr() -> None:
-    hydra = store.open_hydra()
-    for choice in store.GROUPS["optimizer"]:
-        if choice == "pytorch_optimizer":
-            continue
-        cfg = store.without_hydra(store.compose(hydra, "config", [f"optimizer={choice}"]))
-        assert cfg.lr == cfg.optimizer.default_lr > 0
 
 
 @pytest.mark.parametrize(("given", "lr"), [([], 1e-4), (["optimizer=lamb"], 1e-3), (["lr=3e-4"], 3e-4)])
