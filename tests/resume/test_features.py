@@ -21,7 +21,6 @@ RUN = [
 ]  # fmt: skip
 STALL = ["lr=1e-12", "training.early_stopping_threshold=10"]  # which no evaluation gets better by
 FEATURES = {
-    "label smoothing": ["training.label_smoothing_factor=0.1"],
     "class weights": ["task.class_weights={even: 3.0}", "training.label_smoothing_factor=0.1"],
     "evaluation sets": ["data.eval={dev: dev.csv, hard: hard.csv}", "checkpoint.metric=eval/hard/loss"],
     "plateau of one": [
@@ -37,7 +36,7 @@ FEATURES = {
         "scheduler=plateau", "scheduler.metric=eval/dev/loss",
     ],
 }  # fmt: skip
-FEW = ("class weights", "early stopping", "all of them")
+FEW = ("early stopping", "all of them")
 """Which hold the others' parts; those are tried alone in the slow suite."""
 
 
