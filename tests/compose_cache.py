@@ -172,7 +172,7 @@ def _choose_once(original: Any) -> Any:
     ) -> DefaultsList:
         given = (repo, config_name, overrides_list, prepend_hydra, skip_missing)
         sources = [(source.scheme(), source.path) for source in repo.get_sources()]
-        if config_name != "config" or not all(_ours(path) for scheme, path in sources if scheme == "file"):
+        if not all(_ours(path) for scheme, path in sources if scheme == "file"):
             return original(*given)  # type: ignore[no-any-return]
         overrides = Overrides(repo, overrides_list)
         choices = [

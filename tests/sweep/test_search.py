@@ -207,9 +207,10 @@ def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixtu
         ("lr=1e-3,2e-3", "and now over 0.001,0.002"),
         ("seed=1,2", 'seed=0 then, "1,2" now'),
     ]:
-        for count in (1, 3):
-            assert sweep(*line(changed, f"hydra.sweeper.n_trials={count}")) == 2, changed
-            assert said in capsys.readouterr().err
+        assert sweep(*line(changed, "hydra.sweeper.n_trials=3")) == 2, changed
+        assert said in capsys.readouterr().err
+    for changed in ("training.max_steps=2", "lr=1e-3,2e-3"):  # of the configuration, of the space: no trial is left
+        assert sweep(*line(changed)) == 2
     assert Path("sweep/sweep.json").read_bytes() == before
     assert ForkServer.launches == [1]
     assert sweep(*line("lr=tag(log,interval(1e-3,1e-1))", "training.logging_steps=5", "checkpoint.keep_last=1")) == 0
