@@ -108,7 +108,8 @@ def test_a_forged_record_is_refused_though_its_checksums_are_right(capsys: pytes
         json.dumps([{**recorded[0], "sha256": None}, recorded[1]]): "sha256 None, now",
     }.items():
         resealed(folder, ("plugins",), json.loads(forged))
-        for verb in (["evaluate", "run"], ["resume=run", "training.max_steps=2"]):
+        misshapen = forged in ("null", "5", "[5]")  # found where `state.json` is read, whoever reads it
+        for verb in ([] if misshapen else [["resume=run", "training.max_steps=2"]]) + [["evaluate", "run"]]:
             assert optrun(*PLUGINS, *verb) in (2, 4), forged
             assert fact in capsys.readouterr().err
 
