@@ -41,7 +41,6 @@ SAMPLE = (
     "distilbert",
     "electra",
     "flaubert",
-    "gemma",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
@@ -52,7 +51,6 @@ SAMPLE = (
     "modernbert",
     "mpnet",
     "qwen3",
-    "roberta",
     "segformer",
     "swin",
     "t5",
@@ -61,7 +59,7 @@ SAMPLE = (
     "whisper",
     "xlnet",
 )
-"""Types of the normal suite: encoders, decoders, both, towers, stages, and the odd ones."""
+"""Types of the normal suite: encoders, decoders, both, towers, stages, and the odd ones; one of each naming."""
 
 DECAY_RATE = 0.75
 DECAY = 0.1
