@@ -160,9 +160,6 @@ def test_a_model_without_a_loss_is_judged_by_the_loss_of_the_task(straight: str)
     [
         ("super().loss(outputs, batch)", ["task=mine", "returned no loss", "AUTO_CLASS=AutoModel"]),
         ("outputs.last_hidden_state[:, 0, 0]", ["loss of the task", "shape (6,)"]),
-        ("torch.tensor(1.0)", ["loss of the task", "requires_grad"]),
-        ("1.0", ["loss of the task", "float"]),
-        ("None", ["loss of the task", "NoneType"]),
     ],
 )
 def test_a_loss_that_nothing_can_be_learnt_from(
@@ -175,9 +172,8 @@ def test_a_loss_that_nothing_can_be_learnt_from(
         assert fact in said
 
 
-@pytest.mark.parametrize("value", ["'good'", "None", "predictions.reshape(-1, 1)", "{'a': 1}"])
-def test_a_metric_that_gives_no_number(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write(value=value)
+def test_a_metric_that_gives_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    write(value="predictions.reshape(-1, 1)")
     assert optrun(*RUN) == 1
     said = "".join(capsys.readouterr())
     for fact in ("task.metrics: mine gave", "expected one number"):
