@@ -198,6 +198,10 @@ KNOWN = SWEEPER | _table(
             "distributed=fsdp has distributed.data_parallel_replicate_degree and "
             "distributed.data_parallel_shard_degree; neither tensors nor sequences are cut"
         ),
+        "context_parallel_degree context_parallel_size cp_size": (
+            "a sequence is not cut over ranks; docs/distributed.md#long-sequences says what is missing in torch. "
+            "distributed=fsdp, training.gradient_checkpointing=true and training.chunked_loss=true take less memory"
+        ),
         "dataloader_drop_last": "every example is seen; a short last batch is weighted by what is in it",
         "dataloader_pin_memory": "memory is pinned where there is a CUDA device",
         "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context "

@@ -68,7 +68,7 @@ def test_a_reason_names_nothing_that_is_not_there(there: set[str]) -> None:
     """Keys in the sentences are keys, too."""
     reasons = " ".join(found for found in TABLES.values() if found.startswith("not offered"))
     groups = "|".join(GROUPS)
-    named = set(re.findall(rf"\b(?:(?:{groups})\.[a-z_]+|hydra\.[a-z_.]*[a-z_])\b", reasons))
+    named = set(re.findall(rf"(?<!/)\b(?:(?:{groups})\.[a-z_]+|hydra\.[a-z_.]*[a-z_])\b", reasons))
     assert named > {"training.logging_steps", "hydra.sweep.dir"}
     assert named - there == set()
 
@@ -100,6 +100,17 @@ def test_several_ranks_are_no_longer_to_come(name: str) -> None:
     said = keys.as_key(f"--{name}")
     assert said
     assert "one process trains" not in said
+
+
+@pytest.mark.parametrize("key", ["distributed.context_parallel_degree", "cp_size"])
+def test_sequences_that_no_rank_holds_whole(key: str, composed: DictConfig) -> None:
+    """The page that is named says what torch lacks."""
+    said = str(keys.unknown_key(composed, key))
+    for fact in (key, "Not offered", "training.chunked_loss=true"):
+        assert fact in said
+    page, heading = re.findall(r"(docs/\w+\.md)#([\w-]+)", said)[0]
+    text = (Path(__file__).parents[3] / page).read_text(encoding="utf-8")
+    assert f"\n## {heading.replace('-', ' ').capitalize()}\n" in text
 
 
 def test_nothing_is_promised() -> None:
