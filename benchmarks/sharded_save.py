@@ -14,13 +14,14 @@ read      the whole form and the shards, verified and read: in one process, and 
           each of which takes its slices
 
 With `--memory`: what each rank holds of a pretrained GPT-2 of that size in two steps of `distributed=fsdp`, in MiB over
-what a run of a tiny model leaves in the same process. Anonymous memory is sampled every 5 ms; the peak of all includes
-files that are mapped, which the system may drop.
+what a run of a tiny model leaves in the same process; then in the second step of a run that saved the first. Anonymous
+memory is sampled every 5 ms; the peak of all includes files that are mapped, which the system may drop.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shutil
 import statistics
@@ -153,7 +154,7 @@ class Peaks:
     def mark(self, phase: str) -> None:
         """End a phase; what was released before counts no more."""
         now = self._read()
-        self.found.setdefault(phase, (max(self._anonymous, now["RssAnon"]), now["VmHWM"]))
+        self.found[phase] = (max(self._anonymous, now["RssAnon"]), now["VmHWM"])
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         self._anonymous = 0.0
 
@@ -229,6 +230,9 @@ def memory_main(rank: int, folder: str, ranks: int) -> None:
     ):
         run("run", "model=pretrained", f"model.path={folder}/model")
     peaks.mark("end")
+    gc.collect()
+    with patch.object(CheckpointManager, "save", peaks.before("step after a save", CheckpointManager.save)):
+        run("saving", "model=pretrained", f"model.path={folder}/model", "checkpoint.save_steps=1")
     found = {phase: [a - b for a, b in zip(at, peaks.base, strict=True)] for phase, at in peaks.found.items()}
     every = world.gather_objects(found)
     if rank == 0:

@@ -98,10 +98,10 @@ def build_loop(
         hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.start.stop)
     snapshots = Snapshots(setup, assembled.constants, allow_nonfinite=config.checkpoint.allow_nonfinite)
 
-    def take(random: RandomStates) -> Snapshot:
+    def take(random: RandomStates, in_place: bool) -> Snapshot:
         snapshots.constants.plugins = records(session.request.values)  # with what was imported meanwhile
         stop = None if training.stop is None else asdict(training.stop)
-        return snapshots(random.packed(), hooks.state_dict(), stop)
+        return snapshots(random.packed(), hooks.state_dict(), stop, in_place=in_place)
 
     def restore(step: int) -> TrainState:
         state, saved = go_back(run, step, config.checkpoint.save_steps, setup, world)

@@ -14,7 +14,7 @@ from optrun.artifacts.manifest import FORMAT
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.tensor_file import local_part
 from optrun.model.weights import model_tensors
-from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.state import named_state
 from optrun.training.setup import TrainingSetup
 
@@ -28,11 +28,20 @@ class Copier:
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The copies, by the same names; they change at the next call."""
+    def __call__(self, tensors: Mapping[str, torch.Tensor], *, in_place: bool = False) -> dict[str, torch.Tensor]:
+        """The copies, by the same names; they change at the next call.
+
+        Args:
+            tensors: To copy.
+            in_place: What lies on the CPU is taken as it is, and its memory here is let go.
+        """
         copies = {}
         copied_from = set()
         for name, tensor in tensors.items():
+            if in_place and tensor.device.type == "cpu":
+                self._buffers.pop(name, None)
+                copies[name] = tensor.detach()
+                continue
             held = self._buffers.get(name)
             if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
                 # Of a divided tensor: memory for what this rank holds of it.
@@ -73,6 +82,8 @@ class Snapshots:
         random: dict[str, object],
         callbacks: dict[str, object] | None = None,
         stop: dict[str, object] | None = None,
+        *,
+        in_place: bool = False,
     ) -> Snapshot:
         """Copy everything as it stands now.
 
@@ -80,6 +91,7 @@ class Snapshots:
             random: Random states, as JSON can hold them.
             callbacks: States of the loop's components.
             stop: The request to end training early; None: there is none.
+            in_place: Nothing changes until the snapshot is written, so that nothing on the CPU is copied.
 
         Returns:
             A snapshot whose tensors are written over by the next one.
@@ -88,11 +100,12 @@ class Snapshots:
         tensors, optimizer = named_state(step.optimizer)
         epoch, step_in_epoch = self.setup.plan.locate(state.position)
         with evaluation_weights(step.optimizer):  # those it trains are among the optimizer's tensors
-            weights = self._copy_model(model_tensors(self.setup.model))
+            changes = averages(step.optimizer)  # to those it trains, at the end of the block
+            weights = self._copy_model(model_tensors(self.setup.model), in_place=in_place and not changes)
         return Snapshot(
             global_step=state.global_step,
             model=weights,
-            optimizer=self._copy_optimizer(tensors),
+            optimizer=self._copy_optimizer(tensors, in_place=in_place),
             metadata=replace(
                 self.constants,
                 global_step=state.global_step,

@@ -28,6 +28,7 @@ from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
 from optrun.model.attention import plain_attention
 from optrun.model.forward import lean_forward
+from optrun.optimizer.averaged import averages
 from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
@@ -202,6 +203,9 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     with lean_forward(setup.model):
         loop()
     beat(Phase.publishing, state.global_step)
+    optimizer = setup.train_step.optimizer
+    if is_sharded(prepared.model) and not averages(optimizer):
+        optimizer.state.clear()  # no step follows, and what is gathered needs room
     with setup.evaluation_weights():
         model = whole_model(prepared.model, session.run.path)
         if model is None or not world.is_main:

@@ -43,8 +43,9 @@ class CheckpointManager:
     """When to save and what to keep."""
     setup: TrainingSetup
     """What is saved, and which checkpoint is best."""
-    snapshot: Callable[[RandomStates], Snapshot]
-    """Copies everything, with these random states; what it returns is not used again before the next call."""
+    snapshot: Callable[[RandomStates, bool], Snapshot]
+    """Copies everything, with these random states; what it returns is not used again before the next call. If told
+    True, nothing changes until it is written, and no copy is needed."""
     sync: Callable[[], None]
     """Flushes the metrics; called beside training before a checkpoint commits."""
     note: Callable[[str], None]
@@ -88,11 +89,12 @@ class CheckpointManager:
         """Find the last step up to this one whose checkpoint was scheduled; 0 is the start."""
         return step - step % self.config.save_steps if self.config.save_steps else 0
 
-    def save(self, random: RandomStates | None = None) -> None:
+    def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:
         """Take a copy now and write it beside training.
 
         Args:
             random: Random states to save in place of the present ones.
+            last: No step follows before it is written: nothing needs to be copied, which would take room for it all.
 
         Raises:
             StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says to stop.
@@ -108,7 +110,7 @@ class CheckpointManager:
                 )
                 self._refused = None
             self._submitted = self.state.global_step
-            self._writer.start(self._order(self.snapshot(random)))
+            self._writer.start(self._order(self.snapshot(random, last)))
             self._stall += self.clock() - begun
 
     def _order(self, snapshot: Snapshot) -> Order:
@@ -137,7 +139,7 @@ class CheckpointManager:
             StorageError: The disk refused, whatever the policy: there is no later.
         """
         if self._submitted != self.state.global_step:
-            self.save(random)
+            self.save(random, last=True)
         elif self._refused is not None:
             self._writer.start(self._refused)
             self._refused = None
@@ -235,7 +237,7 @@ class Bystander(CheckpointManager):
 
     writing = False
 
-    def save(self, random: RandomStates | None = None) -> None:  # noqa: ARG002
+    def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:  # noqa: ARG002
         """Note that this step is saved."""
         self._submitted = self.state.global_step
 

@@ -163,6 +163,7 @@ class Loop:
         state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
+        train_step.optimizer.zero_grad(set_to_none=True)  # an evaluation or a save has no use for gradients
         self._finish_step()
         if self.checkpoints.enabled and step.requests.written:
             self.checkpoints.poll(together=several)

@@ -59,7 +59,7 @@ class Saving:
             begun = self.progress.clock()
             beat(Phase.saving, step)
             refuse_parted(self.setup.model, self.world, step)
-            checkpoints.save()
+            checkpoints.save(last=last)
             self.progress.leave_out(self.progress.clock() - begun)
 
     def save_what_is_done(self) -> None:

@@ -210,3 +210,10 @@ def test_copies_are_made_into_the_same_memory_until_the_shape_changes() -> None:
     assert copier({"w": source})["w"] is first
     assert copier({"w": torch.ones(4)})["w"].shape == (4,)
     assert copier({"w": torch.ones(4, dtype=torch.float64)})["w"].dtype is torch.float64
+
+
+def test_what_lies_on_the_cpu_is_not_copied_if_nothing_changes_meanwhile() -> None:
+    copier, source = Copier(), torch.ones(3)
+    copier({"w": source})
+    assert copier({"w": source}, in_place=True)["w"].data_ptr() == source.data_ptr()
+    assert not copier._buffers

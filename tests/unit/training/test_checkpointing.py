@@ -32,7 +32,7 @@ def _manager(
         config=config.training,
     )
 
-    def copied(_: RandomStates) -> Snapshot:
+    def copied(*_: object) -> Snapshot:
         snapshot()
         return Snapshot(state.global_step, {}, {}, CheckpointMetadata(global_step=state.global_step))
 
