@@ -48,6 +48,13 @@ class BatchJob:
     tasks: list[Program] = field(default_factory=list)
     starts: int = 0
 
+    def kill_batch(self) -> None:
+        """End the script, and the `srun` that it waits for."""
+        if self.batch is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.batch.pid, signal.SIGKILL)
+            self.batch.wait()
+
     def signal(self, number: int) -> None:
         """As SLURM does it: to every task, not to the script."""
         for task in self.tasks:
@@ -88,9 +95,7 @@ class Slurm:
         self._thread.join()
         for job in self.jobs:
             job.signal(signal.SIGKILL)
-            if job.batch is not None:
-                job.batch.kill()
-                job.batch.wait()
+            job.kill_batch()
 
     def _serve(self) -> None:
         while not self._over.wait(0.02):
@@ -172,9 +177,7 @@ class Slurm:
 
     def requeue(self, job: BatchJob) -> None:
         """End a job at once, and start it anew under its number, as after the loss of a node."""
-        assert job.batch is not None
-        job.batch.kill()
-        job.batch.wait()
+        job.kill_batch()
         job.signal(signal.SIGKILL)
         for task in job.tasks:
             task.wait()

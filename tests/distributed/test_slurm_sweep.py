@@ -18,7 +18,7 @@ from tests.distributed.test_launch_others import joined
 from tests.preloaded import Program, program
 from tests.running import optrun, summary
 
-STEPS = 60
+STEPS = 40
 SAVED = "sweep/*/checkpoints/step-*"
 LAUNCHER = [
     "hydra/launcher=slurm",
