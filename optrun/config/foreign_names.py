@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from optrun.base.errors import ConfigError
-
 
 def _table(here: Mapping[str, str], not_offered: Mapping[str, str] | None = None) -> dict[str, str]:
     """Map each of their names to what it is here.
@@ -432,21 +430,3 @@ def _written(key: str, value: str) -> list[str]:
     words = key if "=" in key else f"{key}=VALUE"
     words = re.sub(r"=(VALUE|NAME)\b", lambda _: f"={value or 'true'}", words)
     return [*(choice for name, choice in NEEDED.items() if words.startswith(f"{name}=")), *words.split(" ")]
-
-
-_FEW_BITS = re.compile(r"[48]_?bit|^paged|bnb|bitsandbytes|torchao|fp8", re.IGNORECASE)
-
-
-def refuse_few_bits(key: str, name: str) -> None:
-    """Refuse the optimizers of bitsandbytes and torchao by the names they have in other programs.
-
-    Raises:
-        ConfigError: With the reason and what to take instead.
-    """
-    if _FEW_BITS.search(name):
-        raise ConfigError(
-            f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
-            "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
-            "checkpoint cannot hold. Less state than AdamW's: optimizer=lion, optimizer=adafactor, "
-            "optimizer=muon or optimizer=sgd."
-        )

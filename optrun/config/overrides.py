@@ -12,12 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import store
-from optrun.config.foreign_names import refuse_few_bits
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
 from optrun.config.literal import parse_token, quote_path
 from optrun.config.loader import refuse_listed
+from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.tokens import key_of
 from optrun.config.types import expected_type, in_yaml, number_meant

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Group, Options, ParamGroup
-from optrun.config.foreign_names import refuse_few_bits
 from optrun.config.schema.optimizer import SCHEMAS
+from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.optimizer.groups import known_keys
 from optrun.optimizer.rehearsal import (
     ALWAYS_READ,

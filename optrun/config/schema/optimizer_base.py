@@ -1,8 +1,10 @@
 """What every optimizer choice has, and what several have."""
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from optrun.base.errors import ConfigError
 from optrun.config.dialects import expect_dialect
 from optrun.config.schema.checks import Checked
 from optrun.config.schema.ranges import Betas, Finite, NotNegative, Positive
@@ -61,3 +63,21 @@ class HasDialects(OptimizerConfig):
         """The dialect is one that exists."""
         super().__post_init__()
         expect_dialect(self.DIALECTS_OF, self.dialect)
+
+
+_FEW_BITS = re.compile(r"[48]_?bit|^paged|bnb|bitsandbytes|torchao|fp8", re.IGNORECASE)
+
+
+def refuse_few_bits(key: str, name: str) -> None:
+    """Refuse the optimizers of bitsandbytes and torchao by the names they have in other programs.
+
+    Raises:
+        ConfigError: With the reason and what to take instead.
+    """
+    if _FEW_BITS.search(name):
+        raise ConfigError(
+            f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
+            "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
+            "checkpoint cannot hold. Less state than AdamW's: optimizer=lion, optimizer=adafactor, "
+            "optimizer=muon or optimizer=sgd."
+        )
