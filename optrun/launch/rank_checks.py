@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from optrun.base.errors import ConfigError
+from optrun.config.schema.chat_tasks import PreferenceConfig
 from optrun.config.schema.distributed import FsdpConfig, RanksConfig
 from optrun.config.schema.run import RunConfig
 from optrun.distributed.contract import Ranks
@@ -135,6 +136,12 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
         from optrun.distributed.shard import data_parallel_degrees
 
         data_parallel_degrees(distributed, ranks)
+    task = config.task
+    if isinstance(distributed, FsdpConfig) and isinstance(task, PreferenceConfig) and task.loss_type.has_reference:
+        raise ConfigError(
+            "distributed=fsdp: task=preference needs the start model whole, for its reference. Take distributed=ddp, "
+            "or a loss without a reference, task.loss_type=orpo or simpo."
+        )
     from optrun.optimizer.build import refuse_unshardable
 
     refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)

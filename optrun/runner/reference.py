@@ -17,7 +17,6 @@ import torch
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import LoraConfig
-from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.cache import digest, versions
 from optrun.data.kept import kept
@@ -59,15 +58,10 @@ def settle_reference(
         Digest of the start weights; None where nothing is measured against them.
 
     Raises:
-        ConfigError: The start weights are not those that the run was started with, or they are sharded.
+        ConfigError: The start weights are not those that the run was started with.
     """
     if not isinstance(task, Preference) or not task.has_reference:
         return None
-    if isinstance(config.distributed, FsdpConfig):
-        raise ConfigError(
-            "distributed=fsdp: task=preference needs the start model whole, for its reference. Take distributed=ddp, "
-            "or a loss without a reference, task.loss_type=orpo or simpo."
-        )
     weights = base_digest(model)
     _refuse_other_start(saved, weights, config)
     sources = list(getattr(task.train, "sources", {"": task.train}).values()) if trains else []

@@ -155,3 +155,12 @@ def test_ranks_that_are_shown_one_device_are_named() -> None:
     assert said is not None
     for fact in ("ranks 0, 2", "one device", "a 1"):
         assert fact in said
+
+
+def test_a_reference_is_not_divided() -> None:
+    """Before a rank starts: the start model that preferences are measured against is needed whole."""
+    given = ["task=preference", "data.train=pairs.jsonl", "training.nproc_per_node=2", "training.device=cpu"]
+    with pytest.raises(ConfigError, match="distributed=fsdp: task=preference needs the start model whole"):
+        refuse_unfit(composed(*given, "data=files", "distributed=fsdp"), (), None)
+    refuse_unfit(composed(*given, "data=files", "distributed=fsdp", "task.loss_type=orpo"), (), None)
+    refuse_unfit(composed(*given, "data=files", "distributed=ddp"), (), None)
