@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,12 +79,12 @@ def digest_of(pieces: Iterable[str | bytes]) -> str:
     return total.hexdigest()
 
 
-_version = cache(version)  # each call reads a file
+version = cache(metadata.version)  # each call would read a file
 
 
 def versions(*packages: str) -> str:
     """Name the installed versions of packages, for the key of what they made."""
-    return " ".join(f"{package} {_version(package)}" for package in packages)
+    return " ".join(f"{package} {version(package)}" for package in packages)
 
 
 def chunks_of_file(path: Path) -> Iterator[bytes]:
