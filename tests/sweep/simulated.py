@@ -14,7 +14,7 @@ from optrun.sweeper import devices, launch
 if __name__ == "__main__":
     if all(argument.isdecimal() for argument in sys.argv[1:]):  # the locks of a worker
         launch.refuse_unseen = lambda visible: None
-        launch.serve([int(argument) for argument in sys.argv[1:]], sweep_worker.train_job)
+        launch.serve([int(argument) for argument in sys.argv[1:]], sweep_worker.train_job, sweep_worker.JobTask)
     else:
         devices._ask_torch = lambda visible: ["aaaa-0", "bbbb-1"]
         launch.Server.module = "tests.sweep.simulated"
