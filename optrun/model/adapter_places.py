@@ -78,7 +78,9 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     children = {name: child for name, child in model.named_children() if any(True for _ in child.parameters())}
     base = children.get(type(model).base_model_prefix)
     if base is not None:
-        return [name for name, child in children.items() if child is not base and "Embed" not in type(child).__name__]
+        family = type(base).__name__.removesuffix("Model")  # such as `JinaEmbeddingsV3`, whose head is no embedding
+        kinds = {name: type(child).__name__.removeprefix(family) for name, child in children.items()}
+        return [name for name, child in children.items() if child is not base and "Embed" not in kinds[name]]
     outputs = model.get_output_embeddings()
     return [
         name

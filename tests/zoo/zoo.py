@@ -105,13 +105,37 @@ def model_types() -> list[str]:
     return sorted(MODEL_MAPPING_NAMES)
 
 
-def build(model_type: str) -> nn.Module | str:
-    """The base model on the meta device, or why there is none: what transformers raises is what it says."""
+DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layer")
+
+
+def shallow(config: Any, depth: int) -> Any:
+    """Leave a configuration, and those within it, as few blocks as tell the kinds of modules apart; returns it."""
+    for name in getattr(config, "sub_configs", None) or ():
+        if getattr(config, name, None) is not None:
+            shallow(getattr(config, name), depth)
+    found = {key: value for key in DEPTHS if isinstance(value := getattr(config, key, None), int) and value > depth}
+    for key in found:
+        setattr(config, key, depth)
+    for key, value in list(vars(config).items()):  # such as `layer_types`: an entry for each block
+        if isinstance(value, list) and len(value) in found.values():
+            setattr(config, key, value[:depth])
+    return config
+
+
+def build(model_type: str, depth: int | None = None) -> nn.Module | str:
+    """The base model on the meta device, or why there is none: what transformers raises is what it says.
+
+    Args:
+        model_type: Name in transformers.
+        depth: Blocks of each tower at most, where they have a number; None: as many as the default configuration has.
+    """
     transformers.logging.set_verbosity_error()
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         try:
             config = transformers.CONFIG_MAPPING[model_type]()
+            if depth is not None:
+                shallow(config, depth)
             model: nn.Module = transformers.AutoModel.from_config(config)
         except Exception as error:
             lines = [line for line in str(error).splitlines() if line.strip()] or [""]
