@@ -146,9 +146,9 @@ def run_ranks(
                 if not is_lost_machine(error):
                     raise
                 if agent is None or not agent.has_begun:
-                    if time.monotonic() < deadline:
+                    if time.monotonic() < deadline or is_over():
                         time.sleep(_LOOK_SECONDS)
-                        continue  # a machine has died, and is not back yet
+                        continue  # a machine has died, and is not back yet, or came to the end of the run alone
                     raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
                 before, left = agent.ended or ends({}), agent.restarts_left - (not is_late(error))
                 deadline = time.monotonic() + ranks.limits.meeting

@@ -32,6 +32,8 @@ _HEARSAY_SECONDS = 16.0
 """For the agent of another machine to say how its ranks ended, where those of this one only lost them.
 
 One that died has left the next meeting by then: torch counts it in for 15 s, and would wait for it there."""
+_ANSWER_SECONDS = 15
+"""For an agent that has come to a meeting to say what the others wait for: one that died there never does."""
 _PARTING_SECONDS = 10.0
 """For the agents of other machines to hear how the ranks of this one ended."""
 _LOOK_SECONDS = 0.1
@@ -201,7 +203,7 @@ def handler_of(endpoint: str | None, fewest: int, nnodes: int, seconds: int) -> 
             local_addr="127.0.0.1" if nnodes == 1 else None,
             timeout=seconds,
             join_timeout=seconds,
-            read_timeout=min(seconds, 60),
+            read_timeout=min(seconds, _ANSWER_SECONDS),
         )
     )
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 
@@ -16,6 +21,7 @@ from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed import agent, elastic
 from optrun.distributed.limits import Limits
 from optrun.distributed.verdict import RankEnd
+from tests.distributed.test_launch_others import free_port
 
 
 class OfTorch:
@@ -109,3 +115,48 @@ def test_a_machine_that_comes_back_after_the_end_need_not_wait(tmp_path: Path, m
     limits = Limits.of({"timeout_seconds": 60.0})
     ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
     assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: next(over)).ends == []
+
+
+def test_a_run_that_ended_while_the_others_were_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wait may take all of the time: what became of the run is looked at once more before it is an error."""
+    waited: list[float] = []
+
+    def wait(*where: object) -> OfTorch:
+        time.sleep(0.3)
+        waited.append(0.3)
+        raise RendezvousTimeoutError
+
+    monkeypatch.setattr(elastic, "handler_of", wait)
+    limits = Limits.of({"timeout_seconds": 0.2})
+    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
+    assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: bool(waited)).ends == []
+
+
+def test_an_agent_that_dies_as_all_have_met_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one comes to the meeting, and never says where the ranks meet."""
+    build = RendezvousStoreInfo.build
+
+    def dies_if_first(rank: int, *given: Any, **named: Any) -> RendezvousStoreInfo:
+        if rank == 0:
+            raise SystemExit
+        return build(rank, *given, **named)
+
+    monkeypatch.setattr(RendezvousStoreInfo, "build", dies_if_first)
+    monkeypatch.setattr(elastic, "_ANSWER_SECONDS", 1)
+    endpoint = f"127.0.0.1:{free_port()}"
+    first, second = (elastic.handler_of(endpoint, 2, 2, 60) for _ in range(2))
+
+    def come_and_die() -> None:
+        with contextlib.suppress(SystemExit):
+            first.next_rendezvous()
+
+    dying = threading.Thread(target=come_and_die)
+    dying.start()
+    begun = time.monotonic()
+    with pytest.raises(DistError) as lost:
+        second.next_rendezvous()
+    assert elastic.is_lost_machine(lost.value), "so that the next meeting is tried"
+    assert time.monotonic() - begun < 30
+    dying.join()
+    for handler in (second, first):  # the first one holds the store
+        handler.shutdown()
