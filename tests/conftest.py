@@ -59,6 +59,14 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["OPTRUN_CACHE"]
 
 
+_LONGEST = (
+    "tests/zoo/test_zoo.py::test_every_architecture",
+    "tests/docs/test_quickstart.py",
+    "tests/sweep/test_killed.py",
+    "tests/distributed/test_nodes.py",
+)
+
+
 @pytest.fixture
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the runs of most tests, which look at no picture; those that do ask for `pictures`."""
@@ -74,11 +82,9 @@ def pictures() -> None:
 @pytest.fixture
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a sweep are forked from this process, which has torch loaded, and its report draws nothing."""
-    from tests.sweep.forked import ForkServer
+    from tests.sweep.forked import fork_jobs
 
-    monkeypatch.setattr("optrun.sweeper.launch.Server", ForkServer)
-    monkeypatch.setattr("optrun.sweeper.driver._POLL_SECONDS", 0.05)
-    monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison: [])
+    fork_jobs(monkeypatch)
 
 
 @pytest.fixture
@@ -94,8 +100,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest test begins first, lest one process end with it alone; what needs CUDA is left out without it."""
-    items.sort(key=lambda item: item.nodeid != "tests/zoo/test_zoo.py::test_every_architecture")
+    """The longest tests begin first, lest one process end with one alone; what needs CUDA is left out without it."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
     if torch.cuda.is_available():
         return
     here = [item for item in items if "gpu" not in item.keywords]

@@ -16,6 +16,7 @@ from optrun.cli.verbs import VERBS
 from optrun.config.groups import default_values
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
 from tests.running import optrun, optrun_process, sentence, write_labelled, write_text
+from tests.sweep.forked import fork_jobs
 
 OWN_TESTS = {"docs/quickstart.md", "docs/extending_tasks.md", "docs/extending_training.md"}
 """Pages whose commands a test of their own runs, as they stand."""
@@ -148,7 +149,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("reviews.txt").write_text("\n".join(f"{n % 2} | {sentence(n)}" for n in range(60)) + "\n")
         tiny = ["data=files", "data.train=my.txt", *(f"{key}={value}" for key, value in SMALL.items())]
         assert optrun(*tiny, f"hydra.run.dir={RUN}") == 0
-        assert optrun("-m", "lr=1e-3,2e-3", *tiny, f"hydra.sweep.dir={SWEEP}") == 0
+        with pytest.MonkeyPatch.context() as patch:
+            fork_jobs(patch)
+            assert optrun("-m", "lr=1e-3,2e-3", *tiny, f"hydra.sweep.dir={SWEEP}") == 0
         classes = ["task=sequence_classification", "model=bert_tiny", "data=files", "data.train=train.csv"]
         assert optrun(*classes, "training.max_steps=1", "hydra.run.dir=classifier") == 0
         for model in ("MODEL", "sentence-transformers/all-MiniLM-L6-v2"):
@@ -160,7 +163,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("found", pages(run=True))
-def test_every_command_runs(found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_runs(
+    found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch, forked_jobs: None
+) -> None:
     monkeypatch.chdir(workplace)
     for block in blocks(ROOT / found[0].page):  # plugins that the page shows
         if block.language == "python" and (name := re.match(r"# (\w+\.py)\n", block.body)):

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from optrun.cli.sweep_worker import train_job
 from optrun.sweeper import launch
 from optrun.sweeper.devices import VISIBLE
@@ -112,6 +114,13 @@ class ForkServer:
     def close(self, patience: float | None = None) -> None:
         while self.pid and self.code() is None:
             pass
+
+
+def fork_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sweeps fork their jobs from this process, and their reports draw nothing."""
+    monkeypatch.setattr("optrun.sweeper.launch.Server", ForkServer)
+    monkeypatch.setattr("optrun.sweeper.driver._POLL_SECONDS", 0.05)
+    monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison: [])
 
 
 def sweep(*words: str, folder: str | Path = "sweep") -> int:
