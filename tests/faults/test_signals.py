@@ -57,6 +57,9 @@ def hurt(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Iterator[None]:
         yield
 
 
+PATIENCE = 240.0
+"""Seconds within which a busy machine, too, does what it has to do at once."""
+
 PLACES = {
     "update": (TrainStep, "__call__", 2, 2),
     "evaluation": (evaluation, "evaluate_sets", 2, 3),  # the first is before the first step
@@ -112,7 +115,7 @@ def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatc
 
     def endless(self: BatchLoader, *_: Any) -> Iterator[Any]:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        time.sleep(2 * PATIENCE)
         yield
 
     begun = time.monotonic()
@@ -120,7 +123,7 @@ def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatc
         patch.setattr(BatchLoader, "training", endless)
         code, said = go(*straight.words, "hydra.run.dir=run", "resume=auto")
     assert code == 75
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < PATIENCE
     assert "before the first step" in said
     assert go(*straight.words, "hydra.run.dir=run", "resume=auto")[0] == 0
     straight.same(Path("run"))
@@ -260,8 +263,8 @@ def start() -> Iterator[Start]:
         yield begin
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end
@@ -285,7 +288,7 @@ def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, start: St
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     assert len(members(process.pid)) >= 3
     os.killpg(process.pid, signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, said
     assert "everything is saved" in said
     assert members(process.pid) == []
@@ -298,11 +301,11 @@ def test_a_second_signal_ends_at_once(straight: Straight, start: Start, tmp_path
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):  # both are there when it wakes
         process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     # Which of two pending signals a process with several threads hears first is the kernel's choice.
     assert process.returncode in (130, 143), said
     assert "stopped at once" in said
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while members(process.pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert members(process.pid) == []
@@ -315,9 +318,9 @@ def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, s
     process.kill()
     process.wait()
     again = start(straight.words_with(*LONG), tmp_path, "training.max_seconds=0.1")  # at once: the lock is free
-    said, _ = again.communicate(timeout=120)
+    said, _ = again.communicate(timeout=PATIENCE)
     assert again.returncode == 75, said
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while members(process.pid) and time.monotonic() < end:
         time.sleep(0.1)
     assert members(process.pid) == []
@@ -325,14 +328,13 @@ def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, s
 
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_at_once(straight: Straight, start: Start, tmp_path: Path) -> None:
-    process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
+    """At once, and not when its answer is overdue."""
+    words = straight.words_with(*LONG, "training.dataloader_num_workers=2", "training.dataloader_timeout=100000")
+    process = start(words, tmp_path)
     wait_for(lambda: steps_done(tmp_path / "run") >= 6 and len(members(process.pid)) > 1, process)
-    worker = max(members(process.pid))
-    begun = time.monotonic()
-    os.kill(worker, signal.SIGKILL)
-    said, _ = process.communicate(timeout=60)
+    os.kill(max(members(process.pid)), signal.SIGKILL)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert time.monotonic() - begun < 10
     assert "a loader worker is gone" in said
     assert "killed" in said.lower()
     assert "Traceback" not in said
@@ -347,7 +349,7 @@ def test_a_worker_that_hangs_is_an_error_in_time(straight: Straight, start: Star
     for worker in members(process.pid):
         if worker != process.pid:
             os.kill(worker, signal.SIGSTOP)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "no loader worker has answered in time (training.dataloader_timeout)" in said
     assert "Its examples: " in said
