@@ -135,9 +135,12 @@ def run_ranks(
                 )
                 agent.ended = before
                 agent.run()
-                if error_of(agent.ended or []) is None:
+                ended = agent.ended or []
+                if error_of(ended) is None:
                     handler.shutdown()  # whoever comes later need not wait; after another end this agent may come again
-                return Ended(agent.ended or [], stops=len(stops))
+                elif all(end.lost_rank or not end.code for end in ended) and is_over():
+                    ended = []  # the machine of rank 0 was gone before its good end was heard
+                return Ended(ended, stops=len(stops))
             except _AskedToStop:
                 raise StoppedEarly(
                     f"{stops[0].name} received while waiting for the other machines; the checkpoints are as they were."

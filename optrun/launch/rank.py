@@ -303,6 +303,9 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
             found = _ends_of_all(rank, meeting, PARTING_SECONDS if waits else 0.0)
         elif end.code in _TOGETHER:
             found = _end_of_main(rank, meeting)
+    if rank.is_watched and not rank.is_main and end.code == EXIT_DONE and 0 not in found:
+        end = RankEnd(end.rank, EXIT_FAILED, "rank 0 is gone, and did not say how the run ended", lost_rank=True)
+        _tell(rank, end)  # rank 0 has the last save to commit; the agent sees whether it did
     return [end, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
 
 

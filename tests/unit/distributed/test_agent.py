@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -130,6 +131,26 @@ def test_a_run_that_ended_while_the_others_were_waited_for(tmp_path: Path, monke
     limits = Limits.of({"timeout_seconds": 0.2})
     ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
     assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: bool(waited)).ends == []
+
+
+def test_a_good_end_that_was_not_heard_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of rank 0 had left before the others heard it: the run says whether it is finished."""
+    lost = RankEnd(1, 1, "rank 0 is gone", lost_rank=True)
+
+    def ended(self: OfTorch) -> None:
+        self.ended = [lost]
+
+    monkeypatch.setattr(OfTorch, "run", ended)
+    monkeypatch.setattr(OfTorch, "ends", ["lost"])
+    monkeypatch.setattr(OfTorch, "restarts", [])
+    monkeypatch.setattr(elastic, "handler_of", OfTorch.connect)
+    monkeypatch.setattr(elastic, "spec_of", lambda command, nproc, handler, left: left)
+    monkeypatch.setattr(elastic, "Agent", OfTorch)
+    limits = Limits.of({"timeout_seconds": 60.0})
+    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
+    for is_finished, ends in ((True, []), (False, [lost])):
+        over = iter([False, is_finished])
+        assert agent.run_ranks(ranks, tmp_path, lambda before: None, partial(next, over)).ends == ends
 
 
 def test_an_agent_that_dies_as_all_have_met_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

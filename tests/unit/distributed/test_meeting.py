@@ -7,19 +7,22 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from torch.distributed import DistNetworkError, HashStore
 
-from optrun.base.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, ConfigError, OptrunError
+from optrun.base.reading import read_json
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched
+from optrun.distributed.local_ends import end_file
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError, RankEnd
-from optrun.launch.rank import Rank, _end_of_main, _part
+from optrun.launch.rank import FOLDER, Rank, _end_of_main, _part
 
 
 @pytest.mark.parametrize(
@@ -150,3 +153,19 @@ def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone(tmp_path: Path
     )
     end = RankEnd(1, EXIT_STOPPED_EARLY, "stopped")
     assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), end) == [end]
+
+
+def test_a_good_end_that_rank_0_does_not_confirm_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died with its machine, perhaps in the last save: the agent is to start again, or to find the run finished."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    rank = Rank(
+        Launched("optrun", 1, 2, 0, 1, ""), RankSignals(), tmp_path, Heartbeats.create(1, tmp_path / "heartbeats")
+    )
+    done = RankEnd(1, EXIT_DONE)
+    (end,) = _part(rank, Meeting(Gone(), 1, 2, 3600.0), done)
+    assert (end.code, end.lost_rank) == (EXIT_FAILED, True)
+    assert RankEnd(**read_json(end_file(tmp_path, 0))) == end
+    store = HashStore()
+    Meeting(store, 0, 2, 3600.0).send("end", asdict(RankEnd(0, EXIT_DONE)))
+    assert _part(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
+    assert RankEnd(**read_json(end_file(tmp_path, 0))) == done
