@@ -177,9 +177,11 @@ class Nodes:
             TrialFailed: An agent ended with another exit code.
         """
         for node, agent in enumerate(self.agents):
-            if agent.ended() and agent.code == EXIT_STOPPED_EARLY:
+            if not agent.ended():
+                continue
+            if agent.code == EXIT_STOPPED_EARLY:
                 self._again(node)
-            elif agent.ended() and agent.code:
+            elif agent.code:
                 raise TrialFailed(f"node {node} ended with exit code {agent.code}:\n{self.last_lines()}")
         return all(agent.ended() for agent in self.agents)
 
