@@ -176,14 +176,16 @@ class Nodes:
         Raises:
             TrialFailed: An agent ended with another exit code.
         """
+        over = True
         for node, agent in enumerate(self.agents):
-            if not agent.ended():
-                continue
-            if agent.code == EXIT_STOPPED_EARLY:
+            if not agent.ended():  # looked at once: it may end at any time
+                over = False
+            elif agent.code == EXIT_STOPPED_EARLY:
                 self._again(node)
+                over = False
             elif agent.code:
                 raise TrialFailed(f"node {node} ended with exit code {agent.code}:\n{self.last_lines()}")
-        return all(agent.ended() for agent in self.agents)
+        return over
 
     def kill_part(self, rng: random.Random) -> str:
         """Send SIGKILL to a rank, to an agent alone or to a whole node; start the agent again; tell which it was.
