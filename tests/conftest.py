@@ -27,6 +27,13 @@ from tests import compose_cache
 
 torch.set_num_threads(1)
 _COMPOSED = compose_cache.install()
+_LONGEST = (
+    "tests/zoo/test_zoo.py::test_every_architecture",
+    "tests/docs/test_quickstart.py",
+    "tests/sweep/test_killed.py",
+    "tests/distributed/test_nodes.py",
+)
+"""Beginnings of names of tests, more than a minute each."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +64,6 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
     if before is None:
         del os.environ["OPTRUN_CACHE"]
-
-
-_LONGEST = (
-    "tests/zoo/test_zoo.py::test_every_architecture",
-    "tests/docs/test_quickstart.py",
-    "tests/sweep/test_killed.py",
-    "tests/distributed/test_nodes.py",
-)
 
 
 @pytest.fixture

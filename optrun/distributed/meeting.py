@@ -29,6 +29,14 @@ class UnmetError(ConfigError):
     """Not all ranks came to where they meet."""
 
 
+def is_held_by_agent() -> bool:
+    """Tell whether the store is an agent's, torchrun's or optrun's, and so outlives rank 0.
+
+    As `torch.distributed.rendezvous._create_c10d_store` asks.
+    """
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 class Meeting:
     """What the ranks tell each other as JSON, by key.
 
@@ -62,8 +70,7 @@ class Meeting:
 
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # torchrun's agent has a store already, `torch.distributed.rendezvous._create_c10d_store`.
-        hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        hosted = is_held_by_agent()
         try:
             store = TCPStore(
                 host,

@@ -35,7 +35,7 @@ from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.limits import Limits
 from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
-from optrun.distributed.meeting import Meeting, UnmetError
+from optrun.distributed.meeting import Meeting, UnmetError, is_held_by_agent
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import COLLECTIVES, LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
@@ -52,6 +52,10 @@ PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""
 _GROUPS_SECONDS = 60.0
 """More than the longest limit: the watchdog, which knows more, is to speak before a collective gives up."""
+_UNCONFIRMED = (
+    "the machine of rank 0 is gone, and did not say whether the last save is whole; resume=auto goes on from the "
+    "newest one that is."
+)
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
 _NEARLY = 0.9
@@ -298,14 +302,16 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
         meeting.send("end", asdict(end))
     found: dict[int, PlainDict] = {}
     waits = end.lost_rank and not rank.is_watched
-    with contextlib.suppress(LostRankError):
+    try:
         if rank.is_main or waits:
             found = _ends_of_all(rank, meeting, PARTING_SECONDS if waits else 0.0)
         elif end.code in _TOGETHER:
             found = _end_of_main(rank, meeting)
-    if rank.is_watched and not rank.is_main and end.code == EXIT_DONE and 0 not in found:
-        end = RankEnd(end.rank, EXIT_FAILED, "rank 0 is gone, and did not say how the run ended", lost_rank=True)
-        _tell(rank, end)  # rank 0 has the last save to commit; the agent sees whether it did
+    except LostRankError:  # a machine is gone; where rank 0 holds the store, that is how it ends
+        if end.code == EXIT_DONE and not rank.is_main and is_held_by_agent():
+            end = RankEnd(end.rank, EXIT_FAILED, _UNCONFIRMED, lost_rank=True)
+            if rank.is_watched:
+                _tell(rank, end)  # the agent starts it again, or finds the run finished
     return [end, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
 
 

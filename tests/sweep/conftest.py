@@ -11,7 +11,6 @@ from optrun.config import store
 from optrun.report import build
 from optrun.runner import prepare as preparation
 from optrun.runner import train as experiment
-from optrun.sweeper import driver, launch
 from optrun.sweeper.devices import VISIBLE
 from tests.running import write_text
 from tests.sweep import forked
@@ -48,9 +47,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path) -> None:
     """Sweep here."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(forked, "JOB", [*forked.JOB, f"data.train={text}"])
-    monkeypatch.setattr(launch, "Server", forked.ForkServer)
+    forked.fork_jobs(monkeypatch)
     monkeypatch.setattr(forked.ForkServer, "launches", [])
-    monkeypatch.setattr(driver, "_POLL_SECONDS", 0.05)
     # Pictures take longer than these jobs; tests of their own look at them.
     monkeypatch.setattr(experiment, "draw_curves", lambda run: None)
     monkeypatch.setattr(build, "report", lambda folders, **options: SimpleNamespace(verdict=None))

@@ -158,6 +158,7 @@ def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone(tmp_path: Path
 def test_a_good_end_that_rank_0_does_not_confirm_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It died with its machine, perhaps in the last save: the agent is to start again, or to find the run finished."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     rank = Rank(
         Launched("optrun", 1, 2, 0, 1, ""), RankSignals(), tmp_path, Heartbeats.create(1, tmp_path / "heartbeats")
     )
@@ -169,3 +170,7 @@ def test_a_good_end_that_rank_0_does_not_confirm_is_none(tmp_path: Path, monkeyp
     Meeting(store, 0, 2, 3600.0).send("end", asdict(RankEnd(0, EXIT_DONE)))
     assert _part(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
     assert RankEnd(**read_json(end_file(tmp_path, 0))) == done
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+    assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), done) == [done], "rank 0 held the store, and has left"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert _part(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], "it may take long to publish the model"
