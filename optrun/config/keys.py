@@ -95,6 +95,10 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         listed = ",".join([*map(str, base.tracking.trackers), missing])
         return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
     found = counterpart(key)
+    group, within = key.split(".")[0], head.partition(".")[2].partition(".")[0]
+    elsewhere = within and group in GROUPS and f"{group}.{within}" not in keys and choices_with(group, within)
+    if elsewhere and not (found or "").startswith(f"{group}."):
+        return unknown_key(base, f"{group}.{within}")  # a mapping that another choice has
     if found is not None and not others:
         return ConfigError(f"{key}: no such key. {explained(found)}")
     if head and head in keys:

@@ -197,6 +197,7 @@ WRONG = [
     # words, pieces of the message
     (["adapter=lorra"], ["adapter=lorra", "lora"]),
     (["adapter.r=4"], ["adapter.r", "belongs to adapter=lora"]),
+    (["adapter.rank_pattern.q=4"], ["adapter.rank_pattern", "belongs to adapter=lora"]),
     (["adapter=lora", "adapter.rank=4"], ["adapter.rank", "adapter=lora adapter.r=VALUE"]),
     (["lora_r=8"], ["lora_r", "adapter=lora adapter.r=VALUE"]),
     (["load_in_4bit=true"], ["load_in_4bit", "model.quantization=4bit"]),

@@ -123,7 +123,8 @@ def test_architectures_with_keys_of_their_own_scale_by_them(capsys: pytest.Captu
         (["parametrization=mup", UNTIED, "parametrization.base.n_embd=15"], ["parametrization.base", "15"]),
         ([*BASE, "optimizer=soap"], ["optimizer=soap", "adamw"]),
         ([*BASE, "adapter=lora"], ["rslora", "parametrization=standard"]),
-        (["parametrization.base.n_embd=16"], ["parametrization.base"]),
+        (["parametrization.base.n_embd=16"], ["parametrization.base", "belongs to parametrization=mup"]),
+        (["parametrization.base.hidden_size=16"], ["parametrization.base", "belongs to parametrization=mup"]),
         ([*BASE, "parametrization.weight_decay=off"], ["independent"]),
     ],
 )
