@@ -259,10 +259,10 @@ def test_a_link_out_of_the_run_is_not_followed(run: RunDir, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", ["[" * 2_000_000, '{"a":' * 500_000, "1" * 5000, '"' + "x" * 20_000_000])
 def test_a_manifest_to_choke_on(run: RunDir, content: str) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     (run.checkpoint(3) / "manifest.json").write_text(content)
     falls_back(run, "manifest.json")
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5  # of this process: others on the machine do not count
 
 
 def test_sizes_that_cannot_be(run: RunDir) -> None:

@@ -42,7 +42,7 @@ MERGED = "a: &a {x: 1, y: 2}\n" + "\n".join(
 def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    started = time.perf_counter()
+    started = time.process_time()  # others on the machine do not count
     with pytest.raises((UnboundedYamlError, UnreadableFileError)):
         yaml_text(path)
     with pytest.raises(ConfigError, match=r"config\.yaml"):
@@ -51,7 +51,7 @@ def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
         collect.read_config(path)
     (tmp_path / "hydra.yaml").write_text(text)
     assert original_cwd(tmp_path) is None
-    assert time.perf_counter() - started < 5, "and not minutes"
+    assert time.process_time() - started < 5, "and not minutes"
 
 
 @pytest.mark.parametrize(
