@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
 
 
+@cache
 def shipped(folder: str, mark: str) -> Path:
     """Find a folder inside the package (wheel) or beside it (checkout, editable install).
 
