@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 
-@cache
+
 def shipped(folder: str, mark: str) -> Path:
     """Find a folder inside the package (wheel) or beside it (checkout, editable install).
 
@@ -19,12 +19,11 @@ def shipped(folder: str, mark: str) -> Path:
     Raises:
         ConfigError: It is in neither.
     """
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / folder, package.parent / folder):
+    for candidate in (_PACKAGE / folder, _PACKAGE.parent / folder):
         if (candidate / mark).is_file():
             return candidate
     raise ConfigError(
-        f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again."
+        f"{folder}/{mark} is missing beside {_PACKAGE}: the installation is not whole. Install optrun again."
     )
 
 
