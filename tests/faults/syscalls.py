@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -58,7 +60,7 @@ class Syscalls:
                 return real(*args, **kwargs)
             self.count += 1
             if self.count == self.at and self.act is not None:
-                return self.act(name, args, real)
+                return self.act(name, args, partial(real, **kwargs))
             result = real(*args, **kwargs)
             if self.record is not None:
                 written = bytes(args[1])[:result] if name == "write" else b""
@@ -104,6 +106,37 @@ def die(name: str, args: tuple[Any, ...], real: Callable[..., Any]) -> Any:
     if name == "write":
         real(args[0], bytes(args[1])[: len(args[1]) // 2])
     os._exit(9)
+
+
+def deaths(folder: Path, work: Callable[[], Any], into: Path, every: int = 1) -> list[Path]:
+    """Do a piece of work once, and copy a folder before each of its calls, as a process that dies there leaves it.
+
+    Of a write, half has been done. Dying in a process of its own costs a fork for each call and leaves the same files:
+    what is in memory is lost in both.
+
+    Args:
+        folder: What is copied; only calls about what lies in it count.
+        work: Comes to its end.
+        into: Where the copies go, each in a folder named after the number of its call.
+        every: Of so many calls one, from the first on.
+
+    Returns:
+        The copies, in order.
+    """
+    copies: list[Path] = []
+    with Syscalls(folder) as calls:
+
+        def act(name: str, args: tuple[Any, ...], real: Callable[..., Any]) -> Any:
+            calls.at += every
+            copies.append(into / str(calls.count))
+            half = bytes(args[1])[: len(args[1]) // 2] if name == "write" else b""
+            done = real(args[0], half) if half else 0
+            shutil.copytree(folder, copies[-1], symlinks=True)
+            return done + real(args[0], bytes(args[1])[done:]) if name == "write" else real(*args)
+
+        calls.at, calls.act = 1, act
+        work()
+    return copies
 
 
 def in_child(work: Callable[[], Any]) -> int:

@@ -24,7 +24,7 @@ from optrun.base.errors import CheckpointError, LockedError
 from optrun.cli.verify import examine
 from tests.faults.checkpoints import snapshot
 from tests.faults.runs import Go, Straight
-from tests.faults.syscalls import Syscalls, calls_of, die, in_child
+from tests.faults.syscalls import deaths
 from tests.running import summary
 
 
@@ -250,27 +250,16 @@ def begun(folder: Path) -> RunDir:
 @pytest.mark.parametrize("second", [False, True])
 def test_death_at_every_call_is_no_damage(memory_path: Path, second: bool) -> None:
     """In a first start and in one that goes on: verify finds nothing wrong, and the next start covers all again."""
-    first = begun(memory_path / "first")
+    whole = begun(memory_path / "whole")
     if second:
-        a_start(first, 1)
-    whole = memory_path / "whole"
-    shutil.copytree(first.path, whole, symlinks=True)
-    total = calls_of(memory_path, lambda: a_start(first, 3 if second else 1))
-    assert total > 80
-    for at in range(1, total + 1, 3):
-        run = RunDir(memory_path / str(at))
-        shutil.copytree(whole, run.path)
-
-        def work(run: RunDir = run, at: int = at) -> None:
-            with Syscalls(run.path, at, die):
-                a_start(run, 3 if second else 1)
-
-        assert in_child(work) == 9
-        assert wrong_with(run) == "", f"call {at}"
+        a_start(whole, 1)
+    left = deaths(whole.path, lambda: a_start(whole, 3 if second else 1), memory_path, every=3)
+    assert len(left) > 26
+    for run in map(RunDir, left):
+        assert wrong_with(run) == "", f"call {run.path.name}"
         a_start(run, 3)
-        assert wrong_with(run) == "", f"after call {at}"
-        assert check_run(run).open.keys() == {"optrun.log"}, f"after call {at}"
-        shutil.rmtree(run.path)
+        assert wrong_with(run) == "", f"after call {run.path.name}"
+        assert check_run(run).open.keys() == {"optrun.log"}, f"after call {run.path.name}"
 
 
 def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
