@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hydra.types import RunMode
 
 from optrun.cli.sweep_worker import train_job
+from optrun.config import store
 from optrun.sweeper import launch
 from optrun.sweeper.devices import VISIBLE
 from optrun.sweeper.pool import Lease, adopt, lock_dir
@@ -27,6 +30,7 @@ SAVE = 4
 JOB = [
     *TINY_GPT,
     "model.config.n_embd=16",
+    "model.config.n_layer=1",
     "data=files",
     "training.device=cpu",
     f"training.max_steps={STEPS}",
@@ -34,9 +38,10 @@ JOB = [
     "training.eval_steps=4",
     "training.per_device_train_batch_size=4",
     f"checkpoint.save_steps={SAVE}",
-    "data.max_eval_examples=16",
+    "data.max_eval_examples=4",
 ]
-JOB.remove("model.config.n_embd=32")
+for _word in ("model.config.n_embd=32", "model.config.n_layer=2"):
+    JOB.remove(_word)
 
 
 def fork(work: Callable[[], int], log: Path) -> int:
@@ -118,9 +123,17 @@ class ForkServer:
 
 def fork_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps fork their jobs from this process, and their reports draw nothing."""
+    _compose_beforehand()
     monkeypatch.setattr("optrun.sweeper.launch.Server", ForkServer)
     monkeypatch.setattr("optrun.sweeper.driver._POLL_SECONDS", 0.05)
     monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison: [])
+
+
+@functools.cache
+def _compose_beforehand() -> None:
+    """Compose once what each launch composes for its launcher: what is remembered of it, forked processes have."""
+    for words in ([], ["hydra/sweeper=optuna"]):
+        store.compose(store.open_hydra(), "config", [*words, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
 
 
 def sweep(*words: str, folder: str | Path = "sweep") -> int:
