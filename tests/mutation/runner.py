@@ -70,6 +70,7 @@ def plant(root: Path, mutant: Mutant) -> None:
     path = str(root / mutant.file)
     twins = {(code.co_qualname, code.co_firstlineno): code for code in _codes(compile(mutant.tree(root), path, "exec"))}
     planted = 0
+    gc.unfreeze()  # the tests set modules aside
     for thing in gc.get_objects():
         if type(thing) is FunctionType and thing.__code__.co_filename == path:
             twin = twins.get((thing.__code__.co_qualname, thing.__code__.co_firstlineno))

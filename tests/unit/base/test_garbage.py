@@ -13,11 +13,12 @@ from optrun.cli import main as cli
 
 @pytest.fixture
 def usual() -> Iterator[tuple[int, int, int]]:
-    """The thresholds before; put back at the end, with nothing set aside."""
+    """The thresholds before, with nothing set aside; put back at the end, with all set aside, as in other tests."""
     before = gc.get_threshold()
+    gc.unfreeze()
     yield before
     garbage.resume()
-    gc.unfreeze()
+    gc.freeze()
     gc.set_threshold(*before)
 
 
