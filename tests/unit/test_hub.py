@@ -15,6 +15,7 @@ import pytest
 from huggingface_hub import constants
 
 from optrun.data import hub_access as hub
+from tests import compose_cache
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +97,16 @@ CASES = [
     (["model=bert_tiny", "data=hub", "data.path=some/thing"], ["data.path=some/thing", "nothing of this name"]),
 ]
 EACH_FORKED = """
-import json, os, sys
+import gc, json, os, pathlib, sys
 from optrun.cli import main as cli
+from optrun.config import overrides, store
 import datasets, transformers.models.auto.modeling_auto, optrun.runner.train
+from tests import compose_cache
+compose_cache.install(pathlib.Path(sys.argv[2]))
+hydra = store.open_hydra()
+words = ["task=sequence_classification", "model=bert_tiny", "data=hub", "data.path=x"]
+store.typed(store.without_hydra(store.compose(hydra, "config", overrides.checked(hydra, "config", words, sweep=False))))
+gc.freeze()
 for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
         for name, descriptor in (("out", 1), ("err", 2)):
@@ -119,7 +127,9 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
-        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", EACH_FORKED, json.dumps(lines)]
+        env["PYTHONPATH"] = os.pathsep.join([str(compose_cache.CHECKOUT), os.environ.get("PYTHONPATH", "")])
+        code = ["-W", "ignore::DeprecationWarning", "-c", EACH_FORKED]
+        command = [sys.executable, *code, json.dumps(lines), str(compose_cache.folder)]
         done = subprocess.run(
             command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=False
         )
