@@ -14,10 +14,15 @@ import pytest
 import yaml
 from rich.console import Console
 
+from optrun.report.theme import SOFTWARE
+
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from optrun.report.build import Report
 
 LOSS_FLOOR = {"adamw": 2.60, "lamb": 2.50, "adamax": 2.72, "sgd": 3.05}
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 BEST_LR = {"adamw": 1e-3, "lamb": 4e-3, "adamax": 2e-3, "sgd": 3e-1}
 
 
@@ -78,7 +83,7 @@ def write_run(
             flat[group] = {**flat[group], leaf: value}
         else:
             flat[group] = value
-    (path / "config.yaml").write_text(yaml.safe_dump(flat, sort_keys=False))
+    (path / "config.yaml").write_text(yaml.dump(flat, Dumper=DUMPER, sort_keys=False))
     last: dict[str, float] = {}
     best: dict[str, dict[str, float]] = {}
     with (path / "metrics.jsonl").open("w") as file:
@@ -149,6 +154,24 @@ def write_run(
     }  # fmt: skip
     content |= summary or {}
     (path / "summary.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _unpainted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, and drawn into the page; painted once more, as files, where a test asks for `pictures`.
+
+    The report of `made`, which is older than any test, is painted, too.
+    """
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("optrun.report.build.save_png", _unpainted_png)
+
+
+def _unpainted_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
+    """Write a file that a report takes for its own."""
+    assert figure.axes
+    assert dpi in (160, 240)
+    path.write_bytes(b"\x89PNG " + SOFTWARE.encode())
     return path
 
 

@@ -57,6 +57,7 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     assert not [entry for entry in sweep.iterdir() if entry.name.startswith(".")]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
     first = {path.name: path.read_bytes() for path in report([sweep]).files}
     second = {path.name: path.read_bytes() for path in report([sweep]).files}
