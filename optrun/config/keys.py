@@ -94,11 +94,10 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     if above == "tracking.trackers" and above in keys and head not in keys:
         listed = ",".join([*map(str, base.tracking.trackers), missing])
         return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
-    found = counterpart(key)
-    group, within = key.split(".")[0], head.partition(".")[2].partition(".")[0]
-    elsewhere = within and group in GROUPS and f"{group}.{within}" not in keys and choices_with(group, within)
+    found, (group, *inner) = counterpart(key), key.split(".")
+    elsewhere = inner[1:] and group in GROUPS and f"{group}.{inner[0]}" not in keys and choices_with(group, inner[0])
     if elsewhere and not (found or "").startswith(f"{group}."):
-        return unknown_key(base, f"{group}.{within}")  # a mapping that another choice has
+        return unknown_key(base, f"{group}.{inner[0]}")  # a mapping that another choice has
     if found is not None and not others:
         return ConfigError(f"{key}: no such key. {explained(found)}")
     if head and head in keys:

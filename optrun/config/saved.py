@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -389,7 +390,7 @@ def _filled(group: str, section: Mapping[str, object]) -> PlainDict:
     if (group, kind) == ("data", "mixture") and "sources" in section:  # what data.mixture was called in runs of before
         section = {"mixture" if key == "sources" else key: value for key, value in section.items()}
     section = {**_LATER_KEYS.get(group, {}), **section}
-    later = set(schemas[kind].__dataclass_fields__) - set(section)
+    later = {field.name for field in fields(schemas[kind])} - set(section)  # not its class variables
     if later:
         shipped = default_values(group, kind)
         later_values = {key: shipped[key] for key in shipped if key in later}
