@@ -47,7 +47,7 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
     pieces = key.split(".")
     for end in range(1, len(pieces)):
         prefix = ".".join(pieces[:end])
-        node = OmegaConf.select(base, prefix, throw_on_missing=False)
+        node = node_at(base, prefix)
         if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
             return None if is_dataclass(node._metadata.element_type) else prefix  # of schemas: `tracking.trackers`
     return None
@@ -64,11 +64,10 @@ def missing_keys(base: DictConfig) -> list[str]:
 
 
 def _nodes(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
-    for name in base:
-        key, node = f"{prefix}{name!s}", base._get_node(name)
-        if isinstance(node, Node):
-            yield key, node
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+    for name, node in vars(base)["_content"].items():
+        key = f"{prefix}{name!s}"
+        yield key, node
+        if isinstance(node, DictConfig) and isinstance(node._content, dict):
             yield from _nodes(node, f"{key}.")
 
 

@@ -58,12 +58,8 @@ def _is_there(value: str) -> bool:
 
 
 def _holds_path(key: str) -> bool:
-    named = [
-        f"{group}.{path}"
-        for group, schemas in GROUPS.items()
-        for schema in schemas.values()
-        for path in getattr(schema, "PATHS", ())
-    ]
+    group = key.partition(".")[0]
+    named = {f"{group}.{path}" for schema in GROUPS.get(group, {}).values() for path in getattr(schema, "PATHS", ())}
     return any(fnmatchcase(key, form) for path in (*_PLACES, *PATHS, *named) for form in (path, f"{path}.*"))
 
 

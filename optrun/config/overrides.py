@@ -289,10 +289,10 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
     Raises:
         ConfigError: With the nearest keys, or the form in which a list is one value.
     """
-    key, known = override.key_or_group, all_keys(full)
+    key = override.key_or_group
     is_open = override.is_add() or override.is_force_add() or open_prefix(full, key) is not None
-    if not is_open and key not in known:
-        raise unknown_hydra_key(known, key)
+    if not is_open and node_at(full, key) is None:
+        raise unknown_hydra_key(all_keys(full), key)
     if override.is_sweep_override():
         given = str(override.input_line).partition("=")[2]
         one = f"{key}='{given}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{given}]"
@@ -322,7 +322,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     prefix = open_prefix(base, key)
     if prefix is not None:
         return token if override.is_add() or override.is_force_add() or override.is_delete() else f"++{token}"
-    if key not in all_keys(base):
+    if node_at(base, key) is None:
         raise unknown_key(base, key)
     if override.is_delete():
         raise ConfigError(f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it.")

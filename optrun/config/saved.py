@@ -29,7 +29,6 @@ from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
-from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, names_in, parse, quoted, refuse_twice
@@ -155,7 +154,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         key = override.key_or_group
         if key == "optimizer.dialect":
             _refuse_other_dialect(result, override)
-        if key not in keys_of(result) and open_prefix(result, key) is None:
+        if node_at(result, key) is None and open_prefix(result, key) is None:
             raise unknown_key(result, key)
         assign(result, key, override.value())
     given = {override.key_or_group: override.value() for override in parsed}
@@ -250,7 +249,7 @@ def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: li
 
 
 def _item(node: DictConfig | ListConfig, name: Any) -> Any:
-    return node._get_node(name) if isinstance(node, ListConfig) or name in node else None
+    return node._get_node(name, validate_access=False) if isinstance(node._value(), dict | list) else None
 
 
 def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
