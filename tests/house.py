@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from tests.test_architecture import PACKAGE, imports, room_of
+from tests.test_architecture import PACKAGE, imports, room_of, trees
 
 ROOT = PACKAGE.parent
 LAYOUT = {
@@ -31,11 +31,11 @@ VERBS = frozenset(Path(__file__).with_name("verbs.txt").read_text(encoding="utf-
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def size(text: str) -> tuple[int, int]:
-    """Count code lines and tokens of a source text."""
+def size(text: str, tree: ast.Module) -> tuple[int, int]:
+    """Count code lines and tokens of a source text, parsed as well."""
     docs = {
         line
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
@@ -54,12 +54,13 @@ def sources() -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@cache
 def rooms() -> dict[str, tuple[int, int]]:
     """Count code lines and tokens of each room."""
     counts: dict[str, tuple[int, int]] = {}
     for path, text in sources().items():
         name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        lines, tokens = size(text)
+        lines, tokens = size(text, trees()[path])
         before = counts.get(name, (0, 0))
         counts[name] = (before[0] + lines, before[1] + tokens)
     return counts
@@ -86,8 +87,8 @@ def depth(graph: Mapping[str, set[str]]) -> int:
 
 def functions() -> Iterator[tuple[Path, Definition]]:
     """Yield the functions and methods that stand at the top of a file or a class; properties and dunders are none."""
-    for path, text in sources().items():
-        tree = ast.parse(text)
+    for path in sources():
+        tree = trees()[path]
         for owner in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
             for node in owner.body:
                 if not isinstance(node, Definition) or node.name.startswith("__"):

@@ -54,16 +54,23 @@ def module_of(path: Path) -> str:
 
 
 @cache
+def trees() -> dict[Path, ast.Module]:
+    """Every file of the package, parsed."""
+    files = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")])
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
+
+
+@cache
 def imports() -> dict[str, set[str]]:
     """Every module of the package and the modules of the package that it imports, also inside functions."""
-    files = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+    files = {module_of(path): path for path in trees() if path.suffix == ".py"}
     found: dict[str, set[str]] = {}
     for module, path in files.items():
         names = set()
         source = (
             path.with_suffix(".pyi") if module == "optrun.plugin" else path
         )  # its names are imported when asked for
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        for node in ast.walk(trees()[source]):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -112,8 +119,7 @@ def test_configuration_and_command_line_know_no_torch() -> None:
     light = [*(PACKAGE / "config").rglob("*.py"), *(PACKAGE / "cli").glob("*.py"), *(PACKAGE / "launch").glob("*.py")]
     light += [PACKAGE / name for name in ("base/errors.py", "artifacts/run_dir.py", "runner/resume/target.py")]
     for path in light:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        top = [node for node in trees()[path].body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
         names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
         assert not names & heavy, path
@@ -124,8 +130,8 @@ def test_nothing_reads_a_pickle_or_runs_a_file() -> None:
     forbidden = {("pickle", "load"), ("pickle", "loads"), ("torch", "load"), ("joblib", "load"), ("dill", "load")}
     modules = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "runpy", "code"}
     wrong = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 named = [alias.name for alias in node.names]
                 origin = [node.module or ""] if isinstance(node, ast.ImportFrom) else named
@@ -214,8 +220,8 @@ def _reads(node: ast.AST) -> bool:
 
 def test_files_of_others_come_through_one_door() -> None:
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        lines = [node.lineno for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if _reads(node)]
+    for path, tree in trees().items():
+        lines = [node.lineno for node in ast.walk(tree) if _reads(node)]
         name = path.relative_to(PACKAGE).as_posix()
         found |= {name} if lines else set()
         assert name in OTHER_DOORS or not lines, f"{name}: lines {lines}: read it with optrun.base.reading"

@@ -16,7 +16,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "base": (350, 3037),
     "certify": (1104, 11377),
     "cli": (3179, 29252),
-    "config": (5124, 42987),
+    "config": (5118, 42981),
     "data": (4841, 49947),
     "distributed": (1291, 11331),
     "explain": (1014, 10641),
@@ -35,17 +35,14 @@ BUDGET: dict[str, tuple[int, int]] = {
 }
 
 
-def test_no_room_grows() -> None:
+def test_each_room_is_at_its_bound() -> None:
+    """No room grows; one that shrinks lowers its bound, so that what was won is not lost again, line by line."""
     grown = {
         room: counts
         for room, counts in house.rooms().items()
         if any(count > bound for count, bound in zip(counts, BUDGET[room], strict=True))
     }
     assert grown == {}, "what can go without losing a promise?"
-
-
-def test_a_room_that_shrinks_lowers_its_bound() -> None:
-    """So that what was won is not lost again, line by line."""
     loose = {
         room: counts
         for room, counts in house.rooms().items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,7 @@ def reference_dir() -> Path:
     return Path(os.environ.get("OPTRUN_REFERENCE_DIR") or Path(__file__).parent)
 
 
+@cache
 def documents() -> list[tuple[str, dict[str, Any]]]:
     """Every file of the folder, with its name.
 
