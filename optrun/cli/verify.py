@@ -76,7 +76,7 @@ def _verify(path: str) -> int:
     title = Text(printable(str(target.checkpoint or target.run.path)))
     table = Table(title=title, title_justify="left", title_style="dim")
     for name in ("checkpoint", "file", "size", "tensors", "verdict"):
-        table.add_column(name, justify="right" if name in ("size", "tensors") else "left")
+        table.add_column(name, justify="right" if name in ("size", "tensors") else "left", overflow="fold")
 
     def add(verdict: str, name: str, shown: str = "", tensors: str = "", folder: str = "") -> None:
         table.add_row(folder, Text(printable(name)), shown, tensors, Text(verdict, style=_STYLES[verdict]))
@@ -115,10 +115,8 @@ def _verify(path: str) -> int:
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for record in of_run.accepted:
         was, now = (str(side or "none")[:12] for side in (record.was, record.now))
-        every = record.name == MANIFEST
-        sealed = "every file as it was then" if every else f"sha256 was {was}, is {now}"
-        line = f"{record.name}: accepted at {record.at}: {sealed}"
-        console.print(Text(printable(line)), soft_wrap=True)
+        sealed = "every file as it was then" if record.name == MANIFEST else f"sha256 was {was}, is {now}"
+        console.print(Text(printable(f"{record.name}: accepted at {record.at}: {sealed}")), soft_wrap=True)
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE

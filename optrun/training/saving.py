@@ -119,4 +119,4 @@ class Saving:
             )
         refuse_parted(self.setup.model, self.world, step)
         self.checkpoints.save_now()
-        raise StoppedEarly(f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: {again}")
+        raise StoppedEarly(f"{why} after step {step} of {total}: everything is saved. Go on with: {again}")
