@@ -234,12 +234,11 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
     """
     if options.devices is None:
         return []
-    given = f"{KEY}={options.devices}"
     if launcher != "basic":
         raise ConfigError(
-            f"hydra/launcher={launcher}: expected basic, the default. With {given} optrun starts a process on each "
-            "device of this machine by itself; on a cluster a launcher's own keys ask for devices, such as "
-            "hydra.launcher.gpus_per_node=1. Leave one of them out."
+            f"hydra/launcher={launcher}: expected basic, the default. With {KEY}={options.devices} optrun starts a "
+            "process on each device of this machine by itself; on a cluster a launcher's own keys ask for devices, "
+            "such as hydra.launcher.gpus_per_node=1. Leave one of them out."
         )
     devices = find_devices(options.devices)
     for job in jobs:
@@ -301,9 +300,8 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
             return _plain_grid(max_batch_size=values.get("max_batch_size"), params=values.get("params") or {})
         made = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
-        cause = error.__cause__
-        if isinstance(cause, ConfigError):
-            raise cause from error
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from error
         raise interpolation(cfg, error) from error
     if not isinstance(made, SweeperConfig):
         raise ConfigError(f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic.")
@@ -322,16 +320,15 @@ def _contenders(
 
     The file's stand under the grid's, and these under the command line's.
     """
-    subdir = [token for token in command.overrides if token.startswith("hydra.sweep.subdir=")]
-    if subdir:
-        raise ConfigError(f"{subdir[0]}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves all.")
+    for token in command.overrides:
+        if token.startswith("hydra.sweep.subdir="):
+            raise ConfigError(f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves all.")
     files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
     below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
     tokens = jobs_of.merged(below, [token for token in command.overrides if not overrides.is_hydra(token)])
-    own = [token for token in tokens if overrides.is_search(token)]
-    common = [token for token in tokens if not overrides.is_search(token)]
-    checked = branching.checked(common, sweep=True)
-    return contenders_of(hydra, partial(branching.checked, sweep=True), checked, own)
+    own = list(filter(overrides.is_search, tokens))
+    checked = partial(branching.checked, sweep=True)
+    return contenders_of(hydra, checked, checked([token for token in tokens if token not in own]), own)
 
 
 def _folder(cfg: DictConfig) -> Path:
@@ -359,13 +356,9 @@ def _folder(cfg: DictConfig) -> Path:
 
 def _opening(driver: Driver, folder: Path) -> str:
     count = driver.board.count
-    done, failed, cut = count("finished"), count("failed"), count("running", "interrupted")
-    pieces = [f"{driver.board.total} jobs -> {folder}"]
-    if done:
-        pieces.append(f"{done} finished before")
-    if cut:
-        pieces.append(f"{cut} to go on with")
-    if failed:
+    known = (count("finished"), "finished before"), (count("running", "interrupted"), "to go on with")
+    pieces = [f"{driver.board.total} jobs -> {folder}", *(f"{number} {what}" for number, what in known if number)]
+    if failed := count("failed"):
         again = "tried again" if driver.options.retry_failed else "left (hydra.sweeper.retry_failed=true tries again)"
         pieces.append(f"{failed} failed before, {again}")
     return " · ".join(pieces)

@@ -57,6 +57,8 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
         for job in jobs:
             refuse_idle_nproc(job.values["training"]["nproc_per_node"])
     for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
+        if job.values["tracking"]["name"] == "none" and "kind" not in job.values["optimizer"]:
+            continue  # neither is of another package
         cfg = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(cfg.tracking))  # type: ignore[arg-type]
         if OmegaConf.get_type(cfg.optimizer) is PytorchOptimizerConfig:
