@@ -16,7 +16,7 @@ from optrun.config.overrides import checked
 from optrun.report.build import report as made
 from optrun.report.collect import load_runs
 from optrun.report.workloads import split
-from optrun.sweeper.jobs import Composer, Job, build_jobs, combinations, merged, param_overrides
+from optrun.sweeper.jobs import Composer, build_jobs, combinations, merged, param_overrides
 from tests.running import TINY_GPT, optrun, records
 from tests.sweep.forked import jobs, result
 
@@ -26,33 +26,48 @@ def points(hydra: Hydra, name: str, *words: str) -> list[list[str]]:
     node = OmegaConf.to_container(store.compose(hydra, name, ["hydra.mode=MULTIRUN"]).hydra.sweeper)
     below = param_overrides(node["params"])
     grids = [merged(below, [*param_overrides(grid), *words]) for grid in node["grids"] or [{}]]
-    return [line for grid in grids for line in combinations(hydra, checked(hydra, name, grid, sweep=True))]
+    known = in_one(hydra, name, grids)
+    return [line for grid in grids for line in combinations(hydra, [known.get(token, token) for token in grid])]
 
 
-def expanded(name: str, *words: str) -> list[Job]:
-    """The jobs of a recipe."""
-    hydra = store.open_hydra()
-    return build_jobs(Composer(hydra, name), points(hydra, name, *words))
+def in_one(hydra: Hydra, name: str, grids: list[list[str]]) -> dict[str, str]:
+    """Check each word of some grids; those that differ in optimizer and rates alone are one, with all of theirs."""
+    alike: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for grid in grids:
+        own = [token.split("=", 1) for token in grid if token.startswith(("optimizer=", "lr="))]
+        together = alike.setdefault(tuple(token for token in grid if token.split("=", 1) not in own), {})
+        for key, values in own:
+            together.setdefault(key, []).extend(one for one in values.split(",") if one not in together.get(key, []))
+    known = {}
+    for rest, together in alike.items():
+        every = [*rest, *(f"{key}={','.join(values)}" for key, values in together.items())]
+        known.update(zip(every, checked(hydra, name, every, sweep=True), strict=True))
+    return known
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "words"),
+    ("name", "count", "seeds", "words"),
     [
-        ("compare_optimizers", 7 * 4 * 5, []),
-        pytest.param("optimizer_benchmark", 5 * 7 * 5 * 3, [], marks=pytest.mark.slow),  # composes 35 times
-        ("optimizer_benchmark_minilm", 6 * 3 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
-        ("lamb_batch_scaling", 4 * 5, []),
-        ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
-        ("lora_minilm_sst2", 2 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
-        ("preference_lr", 2 * 6 * 3, ["model.path=somewhere"]),
-        ("embedding_lr", 3 * 3 * 3, ["model.path=somewhere"]),
-        pytest.param("transfer_width", 3 * 2 * 3 * 6 * 2, [], marks=pytest.mark.slow),  # composes 108 times
-        ("transfer_length", 3 * 6 * 3, []),
+        ("compare_optimizers", 7 * 4, 5, []),
+        pytest.param("optimizer_benchmark", 5 * 7 * 5, 3, [], marks=pytest.mark.slow),  # composes 35 times
+        ("optimizer_benchmark_minilm", 6 * 3, 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        ("lamb_batch_scaling", 4, 5, []),
+        ("layer_decay_minilm", 3 * 4, 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        ("lora_minilm_sst2", 2 * 4, 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        ("preference_lr", 2 * 6, 3, ["model.path=somewhere"]),
+        ("embedding_lr", 3 * 3, 3, ["model.path=somewhere"]),
+        pytest.param("transfer_width", 3 * 2 * 3 * 6, 2, [], marks=pytest.mark.slow),  # composes 108 times
+        ("transfer_length", 3 * 6, 3, []),
     ],
 )
-def test_expands(name: str, count: int, words: list[str]) -> None:
-    found = expanded(name, *words)
-    assert len({job.digest for job in found}) == len({job.name for job in found}) == count
+def test_expands(name: str, count: int, seeds: int, words: list[str]) -> None:
+    hydra = store.open_hydra()
+    found = points(hydra, name, *words)
+    assert Counter(token for line in found for token in line if token.startswith("seed=")) == {
+        f"seed={seed}": count for seed in range(seeds)
+    }
+    jobs = build_jobs(Composer(hydra, name), [line for line in found if "seed=0" in line])
+    assert len({job.digest for job in jobs}) == len({job.name for job in jobs}) == count
 
 
 def test_a_benchmark_is_tuned_equally() -> None:
@@ -73,7 +88,8 @@ def test_a_benchmark_is_tuned_equally() -> None:
 
 def test_batches_see_the_same_examples() -> None:
     """Batch x2, lr x sqrt(2), half the steps."""
-    for job in expanded("lamb_batch_scaling"):
+    hydra = store.open_hydra()
+    for job in build_jobs(Composer(hydra, "lamb_batch_scaling"), points(hydra, "lamb_batch_scaling", "seed=0")):
         batch = job.values["training"]["per_device_train_batch_size"]
         assert job.values["lr"] == pytest.approx(0.02 * (batch / 16) ** 0.5, rel=5e-3)
         assert job.values["scheduler"]["warmup_ratio"] == pytest.approx(0.05 * batch / 16)
