@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -20,7 +21,7 @@ from optrun.config.store import compose, open_hydra
 from optrun.sweeper.contender_study import ContenderStudy
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.halving import survivors
-from optrun.sweeper.jobs import Composer, parse
+from optrun.sweeper.jobs import Composer, merged, parse
 from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.search import Search
 from optrun.sweeper.space import distribution
@@ -28,6 +29,7 @@ from optrun.training.step import TrainStep
 from tests.running import summary
 from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
+from tests.sweep.stand_in import searched
 
 SEARCH = ["hydra/sweeper=optuna", "lr=tag(log,interval(1e-4,1e-1))", "training.max_steps=3", "checkpoint.save_steps=1"]
 
@@ -187,17 +189,9 @@ def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
     assert values == sorted(trial.value for trial in grown)
 
 
-def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its space, the configuration around it, and what judges it; how it is logged, and the range, may change."""
-    words = [*SEARCH, "optimizer=lamb,adamw", "training.max_steps=1", "hydra.sweeper.n_trials=1"]
-    words = list({word.split("=")[0]: word for word in words}.values())
-
-    def line(*changed: str) -> list[str]:
-        return list({word.split("=")[0]: word for word in [*words, *changed]}.values())
-
-    assert sweep(*words) == 0
-    before = Path("sweep/sweep.json").read_bytes()
-    for changed, said in [
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
         ("training.max_steps=2", "training.max_steps=1 then, 2 now"),
         ("optimizer.weight_decay=0.25", "optimizer.weight_decay=0.01 then, 0.25 now"),
         ("checkpoint.metric=perplexity", 'checkpoint.metric=null then, "eval/perplexity" now'),
@@ -206,14 +200,27 @@ def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixtu
         ("lr=interval(1e-4,1e-1)", "lr was searched over tag(log, interval(0.0001, 0.1)), and now over interval("),
         ("lr=1e-3,2e-3", "and now over 0.001,0.002"),
         ("seed=1,2", 'seed=0 then, "1,2" now'),
-    ]:
-        assert sweep(*line(changed, "hydra.sweeper.n_trials=3")) == 2, changed
-        assert said in capsys.readouterr().err
+    ],
+)
+def test_a_study_keeps_what_it_compares(changed: str, said: str, tmp_path: Path) -> None:
+    """Its space, the configuration around it, and what judges it."""
+    words = ["lr=tag(log,interval(1e-4,1e-1))", "optimizer=lamb,adamw", "training.max_steps=1"]
+    assert len(searched(tmp_path, [], *words, n_trials=1).ran) == 1
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        searched(tmp_path, [], *merged(words, [changed]), n_trials=3)
+
+
+def test_a_study_that_is_refused_leaves_what_there_was(place: Path) -> None:
+    """How it is logged, and the range, may change."""
+    words = [*SEARCH, "hydra.sweeper.n_trials=1"]
+    assert sweep(*words) == 0
+    before = Path("sweep/sweep.json").read_bytes()
     for changed in ("training.max_steps=2", "lr=1e-3,2e-3"):  # of the configuration, of the space: no trial is left
-        assert sweep(*line(changed)) == 2
+        assert sweep(*merged(words, [changed])) == 2
     assert Path("sweep/sweep.json").read_bytes() == before
     assert ForkServer.launches == [1]
-    assert sweep(*line("lr=tag(log,interval(1e-3,1e-1))", "training.logging_steps=5", "checkpoint.keep_last=1")) == 0
+    other = ["lr=tag(log,interval(1e-3,1e-1))", "training.logging_steps=5", "checkpoint.keep_last=1"]
+    assert sweep(*merged(words, other)) == 0
     assert ForkServer.launches == [1]
 
 
