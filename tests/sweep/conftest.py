@@ -7,12 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from optrun.config import store
 from optrun.report import build
-from optrun.runner import prepare as preparation
 from optrun.runner import train as experiment
 from optrun.sweeper.devices import VISIBLE
-from tests.running import write_text
+from tests.running import optrun, write_text
 from tests.sweep import forked
 
 
@@ -25,11 +23,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is learnt; with every module that a job imports, so that no forked process does it again."""
+    """What is learnt; once, so that no forked process imports, compiles or looks up again what a job needs."""
     path = write_text(tmp_path_factory.mktemp("sweep-text"), 120)
-    cfg = store.compose(store.open_hydra(), "config", [*forked.JOB, f"data.train={path}"])
-    prepared = preparation.prepare(store.typed(store.without_hydra(cfg)))
-    prepared.model.save_pretrained(tmp_path_factory.mktemp("warm"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(experiment, "draw_curves", lambda run: None)
+        run = tmp_path_factory.mktemp("warm")
+        assert optrun(*forked.JOB, f"data.train={path}", f"hydra.run.dir={run}") == 0
     return path
 
 
