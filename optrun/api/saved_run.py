@@ -22,7 +22,7 @@ from optrun.config.schema.run import RunConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from optrun.runner.train import Outcome
+    from optrun.runner.outcome import Outcome
 
 log = logging.getLogger("optrun")
 

@@ -29,8 +29,8 @@ from optrun.launch.rank_checks import refuse_unfit
 from optrun.launch.single_run import Caller, execute, start
 
 if TYPE_CHECKING:
+    from optrun.runner.outcome import Outcome
     from optrun.runner.resume.target import Target
-    from optrun.runner.train import Outcome
 
 _OUTPUTS = Path("outputs")
 """Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""

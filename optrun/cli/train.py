@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optrun.cli.sweep import SweepOutcome
     from optrun.launch.leader import Leader
     from optrun.launch.single_run import Caller
-    from optrun.runner.train import Outcome
+    from optrun.runner.outcome import Outcome
 
 _OF_SWEEPS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.", "hydra/sweeper", "hydra/launcher", overrides.SEARCH)
 """Begin the overrides that a single run would ignore."""

@@ -19,8 +19,8 @@ from optrun.launch.rank import PARTING_SECONDS, PAYLOAD, Rank, take_part
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
     from optrun.config.request import Request
+    from optrun.runner.outcome import Outcome
     from optrun.runner.resume.checkpoint import ResumePoint
-    from optrun.runner.train import Outcome
 
 _COMPOSING_SECONDS = 60.0
 """For rank 0, until there is something to run."""

@@ -46,7 +46,7 @@ from optrun.sweeper.pool import hold_as_rank
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
     from optrun.distributed.world import World
-    from optrun.runner.train import Outcome
+    from optrun.runner.outcome import Outcome
 
 PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""

@@ -142,9 +142,10 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
             "distributed=fsdp: task=preference needs the start model whole, for its reference. Take distributed=ddp, "
             "or a loss without a reference, task.loss_type=orpo or simpo."
         )
-    from optrun.optimizer.build import refuse_unshardable
+    if isinstance(distributed, FsdpConfig):
+        from optrun.optimizer.build import refuse_unshardable
 
-    refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
+        refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
 
 
 def refuse_one_process(launched: Launched) -> NoReturn:

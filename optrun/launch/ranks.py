@@ -25,12 +25,12 @@ from optrun.distributed.verdict import RankEnd, error_of
 from optrun.launch.payload import Payload
 from optrun.launch.rank import FOLDER, PAYLOAD
 from optrun.launch.rank_checks import nproc
+from optrun.runner.outcome import Outcome
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from optrun.runner.resume.checkpoint import ResumePoint
-    from optrun.runner.train import Outcome
 
 
 def train_on_ranks(
@@ -49,8 +49,6 @@ def train_on_ranks(
         LockedError: Another process writes this run, or is about to.
         OptrunError: How the ranks ended, together, where not all ended well.
     """
-    from optrun.runner.train import Outcome
-
     _refuse_code_of_program(request)
     distributed = request.config.distributed
     assert isinstance(distributed, RanksConfig)

@@ -15,8 +15,8 @@ from optrun.launch.rank_checks import idle_note
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from optrun.runner.outcome import Outcome
     from optrun.runner.resume.checkpoint import ResumePoint
-    from optrun.runner.train import Outcome
 
 
 def run_here(

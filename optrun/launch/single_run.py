@@ -31,8 +31,8 @@ from optrun.launch.run_here import run_here
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from optrun.runner.outcome import Outcome
     from optrun.runner.resume.checkpoint import ResumePoint
-    from optrun.runner.train import Outcome
 
 
 @dataclass(frozen=True)

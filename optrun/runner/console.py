@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,12 +29,8 @@ from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.class_tables import tables_of
+from optrun.runner.outcome import Outcome, SummaryValues
 from optrun.training.display import Display
-
-if TYPE_CHECKING:
-    from optrun.runner.summary import SummaryValues
-    from optrun.runner.train import Outcome
-
 
 _PIPED = 120
 """Characters of a line that goes into a file."""
@@ -139,7 +134,6 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             parts = textwrap.wrap(printable(line), width, break_long_words=False, break_on_hyphens=False)
             console.print(escape("\n".join(parts)), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
-    quoted = shlex.quote(path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
     stopped = summary.get("stopped")  # by a patience of one's own, or a callback
@@ -148,8 +142,8 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     rows_of = "" if held_out else data.EVALUATION_ROWS
     rows = [
         ("written", path),
-        ("resume", f"{optrun} resume={quoted} {longer}"),
-        *([("evaluate", f"{optrun} evaluate {quoted} {rows_of}".rstrip())] if held_out or rows_of else []),
+        ("resume", f"{optrun} resume={shlex.quote(path)} {longer}"),
+        *([("evaluate", f"{optrun} evaluate {shlex.quote(path)} {rows_of}".rstrip())] if held_out or rows_of else []),
         ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
@@ -177,13 +171,12 @@ def _results(console: Console, summary: SummaryValues) -> None:
     names = [name for prefix in ("train/loss", "eval/") for name in metrics["last"] if name.startswith(prefix)]
     for name in names:
         held = metrics["best"].get(name)
-        style = "bold" if name == main else ""
         table.add_row(
             name,
             number(held["value"]) if held else "",
             f"{int(held['step']):,}" if held else "",
             number(metrics["last"][name]),
-            style=style,
+            style="bold" if name == main else "",
         )
     console.print(table)
     for name, classes in tables_of(summary, most=_MOST_CLASSES):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,6 +24,7 @@ from optrun.config.saved import references_in, without_secrets
 from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
+from optrun.runner.outcome import SummaryValues
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext
@@ -32,8 +32,6 @@ from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused
 from optrun.training.setup import TrainingSetup
 
-SummaryValues = dict[str, Any]
-"""`summary.json`, nested."""
 MOST_CONFUSED = 50
 """A confusion matrix of more classes is left to `optrun evaluate`."""
 _TAKEN_UP = (

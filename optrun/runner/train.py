@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
 from optrun.runner.export import publish, whole_model, write_tokenizer
+from optrun.runner.outcome import Outcome
 from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
@@ -47,7 +47,7 @@ from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.resume.global_batch import asked_for
 from optrun.runner.session import Session
 from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
-from optrun.runner.summary import Summary, SummaryValues
+from optrun.runner.summary import Summary
 from optrun.task.base import Answer
 from optrun.task.data_check import data_check
 from optrun.training.device import pick_device
@@ -58,16 +58,6 @@ from optrun.training.trackers import require_tracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass
-class Outcome:
-    """How a run ended well."""
-
-    run: RunDir
-    summary: SummaryValues
-    sample: tuple[str, str] | None = None
-    """Prompt and continuation."""
 
 
 def train(

@@ -1,0 +1,19 @@
+"""What training leaves to who asked for it; without the training itself, which an agent of ranks does not load."""
+
+from dataclasses import dataclass
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.base.plain import PlainDict
+
+SummaryValues = PlainDict
+"""`summary.json`, nested."""
+
+
+@dataclass
+class Outcome:
+    """How a run ended well."""
+
+    run: RunDir
+    summary: SummaryValues
+    sample: tuple[str, str] | None = None
+    """Prompt and continuation."""
