@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.commands import ROOT, blocks
+from tests.preloaded import optrun_preloaded
 from tests.running import TINY_GPT, write_text
 
 PAGE = "docs/extending_inside.md"
@@ -64,11 +62,13 @@ LINES = {
     "a proposal": "start films.ini",
     "a broken file": "data=files task=sequence_classification model=bert_tiny data.train=broken.ini",
 }
-"""What is typed, one after another in one process, which imports the copy and torch once."""
+"""What is typed, one after another in one process, which has torch but takes optrun from the copy."""
 ONE_BY_ONE = """
 import contextlib, io, json, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "optrun"]:
+    del sys.modules[name]
 from optrun.cli import main
-for name, line in json.load(sys.stdin).items():
+for name, line in json.loads(sys.argv[1]).items():
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -76,6 +76,7 @@ for name, line in json.load(sys.stdin).items():
         except SystemExit as stopped:
             code = stopped.code or 0
     print("said" + json.dumps([name, code, said.getvalue()]))
+print(main.__file__)
 """
 
 
@@ -85,12 +86,12 @@ def said(copy: Path) -> dict[str, tuple[int, str]]:
     write_text(copy, 60)
     (copy / "films.ini").write_text(ROWS)
     (copy / "broken.ini").write_text("text = without a section\n")
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_BY_ONE], input=json.dumps(LINES),
-        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    (copy / "one_by_one.py").write_text(ONE_BY_ONE)
+    done = optrun_preloaded(json.dumps(LINES), cwd=copy, env={"PYTHONPATH": str(copy)}, module="one_by_one")
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("said")]
+    *lines, ran = done.stdout.splitlines()
+    assert ran == str(copy / "optrun" / "cli" / "main.py")
+    found = [json.loads(line[4:]) for line in lines if line.startswith("said")]
     return {name: (code, text) for name, code, text in found}
 
 
