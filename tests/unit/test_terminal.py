@@ -9,6 +9,8 @@ import re
 import select
 import sys
 import time
+import traceback
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,10 +79,20 @@ class Screen:
 
 def played(*, presses: int) -> tuple[Screen, int]:
     """Run the program on a terminal of 80 columns, and press Ctrl-C while its panel is there."""
-    process, terminal = pty.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's idle threads; they are not used in the child
+        process, terminal = pty.fork()
     if process == 0:
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-        os.execv(sys.executable, [sys.executable, "-c", PROGRAM.replace("STAYS", str(presses > 1))])
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+        code = 1
+        try:
+            exec(PROGRAM, {"STAYS": presses > 1})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
     raw, waits = b"", [b"\xe2\x95\xaf", b"asked to stop"][:presses]  # the panel's last corner
     end = time.monotonic() + 60
     while time.monotonic() < end:
