@@ -111,7 +111,10 @@ for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
         for name, descriptor in (("out", 1), ("err", 2)):
             os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
-        sys.exit(cli.run(words))
+        code = cli.run(words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without taking apart all that is imported
     with open(f"{number}.code", "w") as file:
         file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
 """
