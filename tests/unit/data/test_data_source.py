@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, te
 from optrun.data.files import read_files, resolve
 from optrun.data.source import Source, Split, cut
 from optrun.task.labels import LABEL_OF_EACH_WORD, numbers, row_label_lists, row_labels
+from tests.preloaded import program
 
 
 def config(name: str, **options: Any) -> DataConfig:
@@ -226,15 +225,15 @@ def test_plain_text_has_no_labels() -> None:
 def test_two_processes_at_once_read_the_same(tmp_path: Path) -> None:
     for name, content in (("a.csv", "text\nx\n"), ("a.jsonl", '{"text": "x"}\n')):
         (tmp_path / name).write_text(content)
-    code = (
+    (tmp_path / "reads.py").write_text(
         "import sys\n"
         "from optrun.data.files import read_files\n"
         "print([read_files('data.train', path, documents=False)['text'][:] for path in sys.argv[1:]])\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "a.csv"), str(tmp_path / "a.jsonl")]
-    environment = {**os.environ, "OPTRUN_CACHE": str(tmp_path / "cache")}
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate()[0].strip() for process in both] == ["[['x'], ['x']]"] * 2
+    env = {"OPTRUN_CACHE": str(tmp_path / "cache")}
+    with ExitStack() as stack:
+        both = [stack.enter_context(program("reads", ["a.csv", "a.jsonl"], tmp_path, env)) for _ in range(2)]
+        assert [process.communicate()[0].strip() for process in both] == ["[['x'], ['x']]"] * 2
     assert list((tmp_path / "cache").rglob(".making-*")) == []
 
 
