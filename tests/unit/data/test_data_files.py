@@ -265,9 +265,15 @@ def test_the_endings_that_are_known_are_those_that_are_read(tmp_path: Path) -> N
 DEEP = b"[" * 200_000 + b"]" * 200_000
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
-@pytest.mark.parametrize("deep", [DEEP, DEEP.replace(b"[", b"[\n"), DEEP[:300_000], b'{"a":' * 100_000])
-@pytest.mark.parametrize("text", [b"", b'\\"[' * 400_000])
+@pytest.mark.parametrize(
+    ("name", "deep", "text"),
+    [
+        ("a.jsonl", DEEP, b'\\"[' * 400_000),
+        ("a.json.gz", DEEP.replace(b"[", b"[\n"), b""),
+        ("a.jsonl", DEEP[:300_000], b""),
+        ("a.json.gz", b'{"a":' * 100_000, b'\\"[' * 400_000),
+    ],
+)
 def test_json_that_is_nested_too_deeply(tmp_path: Path, name: str, deep: bytes, text: bytes) -> None:
     content = b'{"text": "' + text + b'"}\n{"text": ' + deep + b"}\n"
     path = write(tmp_path / name, gzip.compress(content, 1) if name.endswith("gz") else content)
