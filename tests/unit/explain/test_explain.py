@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from pathlib import Path
@@ -28,6 +29,7 @@ def _config(*words: str) -> RunConfig:
     return store.typed(store.without_hydra(store.compose(hydra, "config", list(words))))
 
 
+@functools.cache
 def _facts(*words: str) -> Facts:
     return explain(_config(*words))
 
