@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from optrun.config import overrides
 from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
@@ -145,9 +145,20 @@ def options(**changed: Any) -> OptunaConfig:
     return OptunaConfig(**{**given, **changed})
 
 
+class Remembering(Composer):
+    """Composes each job once: searches of one space begin with the same ones."""
+
+    known: ClassVar[dict[tuple[str, ...], dict[str, object]]] = {}
+
+    def __call__(self, tokens: Sequence[str]) -> dict[str, object]:
+        if tuple(tokens) not in self.known:
+            self.known[tuple(tokens)] = super().__call__(tokens)
+        return self.known[tuple(tokens)]
+
+
 @functools.cache
 def _composer() -> Composer:
-    return Composer(open_hydra(), "config")
+    return Remembering(open_hydra(), "config")
 
 
 @functools.cache

@@ -76,10 +76,9 @@ def _refuse(*arguments: object, **options: object) -> int:
 
 
 def test_a_refusal_leaves_nothing(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert forked.sweep("optimizer=lamb,adamw", "lr=1e-3", "seed=0") == 0
-    pilot = next(path.parent for path in place.rglob("sweep.json"))
+    pilot = shutil.copytree(undisturbed, place / "pilot")
     for given, message in [
         ("seeds=0-4", "hydra.sweeper.confirm.seeds: 0 took part in the choice"),
         ("seeds=5-6", "hydra.sweeper.confirm.seeds: expected at least 3, got 2"),

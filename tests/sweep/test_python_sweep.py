@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from optrun.data import stdlib
 from optrun.report import build
 from optrun.report.build import report as made
 from tests.running import optrun as cli
+from tests.running import summary
 from tests.sweep import forked
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +29,15 @@ def _small_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdlib, "stdlib_files", lambda: few)
 
 
-def test_a_sweep_returns_its_runs(place: Path) -> None:
-    sweep = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
+def test_a_sweep_returns_its_runs(place: Path, undisturbed: Path) -> None:
+    shutil.copytree(undisturbed, "sweep")
+    sweep = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "seed=0,2", "hydra.sweep.dir=sweep"], quiet=True)
     assert sweep.exit_code == 0
     assert sweep.sweep_dir == Path("sweep").resolve()
-    assert {run.config.lr for run in sweep.runs} == {1e-3, 2e-3}
-    before = [run.summary for run in sweep.runs]
-    again = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
-    assert [run.summary for run in again.runs] == before
+    assert {(run.config.lr, run.config.seed) for run in sweep.runs} == {(1e-3, 0), (2e-3, 0), (1e-3, 2), (2e-3, 2)}
+    for run in sweep.runs:
+        if run.config.seed == 0:
+            assert run.summary == summary(undisturbed / run.path.name)
 
 
 def test_a_sweep_says_what_its_report_says(
