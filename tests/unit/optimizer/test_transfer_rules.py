@@ -343,15 +343,18 @@ def test_a_wrong_power_in_a_rule_is_found(name: str, power: float, monkeypatch: 
 @pytest.mark.parametrize("name", RATES)
 def test_a_tied_head_is_checked_and_a_wrong_power_of_its_norm_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tied_check(name, lambda width: 1 / width).failures
-    for power in (-1.5, -0.5):
-        found = tied_check(name, lambda width, power=power: width**power).failures  # type: ignore[misc]
-        assert "head.weight: the initial output" in found[0].in_words()
     rule = {"sgd": "sgd", "lamb": "lamb"}.get(name, "adam")  # of a vector
     right = RULES[rule]
     for power in (0.5, -0.5):
         monkeypatch.setitem(RULES, rule, lambda size, options, power=power: right(size, options) * size.logits**power)
         found = tied_check(name, lambda width: 1 / width).failures
         assert "norm.weight: what its update does" in found[0].in_words()
+
+
+@pytest.mark.parametrize("power", [-1.5, -0.5])
+def test_a_wrong_power_of_logits_is_found_before_any_step(power: float) -> None:
+    found = tied_check("adamw", lambda width: width**power).failures
+    assert "head.weight: the initial output" in found[0].in_words()
 
 
 class SharedGain(nn.Module):
