@@ -107,7 +107,7 @@ def whole(run: Path) -> int:
 
 
 def test_a_run_on_ranks_from_its_start_to_its_end(tmp_path: Path) -> None:
-    done = optrun_process(*tokens(tmp_path, "training.max_steps=3", "hydra.run.dir=run"), cwd=tmp_path)
+    done = optrun_preloaded(*tokens(tmp_path, "training.max_steps=3", "hydra.run.dir=run"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "run")
     assert summary(run.path)["status"] == "finished"
@@ -116,6 +116,14 @@ def test_a_run_on_ranks_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert done.stdout.count("step 3/3") + done.stdout.count("eval/loss") >= 1
     assert "rank-1" not in done.stdout
     assert optrun("verify", str(run.path)) == 0
+
+
+def test_a_rank_that_python_itself_starts(tmp_path: Path) -> None:
+    """Nothing is forked here: the agent and its rank import what they need."""
+    given = tokens(tmp_path, "training.max_steps=1", "training.nproc_per_node=1", "hydra.run.dir=run")
+    done = optrun_process(*given, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["status"] == "finished"
 
 
 def test_sigterm_to_the_agent_stops_all_at_the_same_step(tmp_path: Path) -> None:
