@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, ForkServer, jobs, result, same, steps, sweep, whole
 
 
-def test_repeated_grown_and_reordered(place: Path, undisturbed: Path) -> None:
+def test_repeated_grown_and_reordered(place: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(undisturbed, "sweep")
     first = jobs()
     assert len(first) == 4
@@ -46,9 +47,11 @@ def test_repeated_grown_and_reordered(place: Path, undisturbed: Path) -> None:
     written = {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in first}
     assert sweep("seed=1,0", "lr=2e-3,1e-3") == 0
     assert ForkServer.launches == [], "nothing was missing, and nothing was launched"
+    capsys.readouterr()
 
     assert sweep("lr=1e-3,2e-3", "optimizer=lamb,adamw") == 0
     assert ForkServer.launches == [2], "two of four were there"
+    assert "4 jobs -> sweep · 2 finished before\n" in capsys.readouterr().out
     assert len(jobs()) == 6
     assert {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in first} == written
 
@@ -298,6 +301,16 @@ def test_a_wrong_line_starts_nothing(
 ) -> None:
     assert optrun("-m", *forked.JOB, *words, "hydra.sweep.dir=sweep") == 2
     assert said in capsys.readouterr().err
+    assert not Path("sweep").exists()
+
+
+def test_a_tracker_without_its_package_starts_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "wandb" else found(name, *of))
+    assert optrun("-m", *forked.JOB, "seed=0,1", "tracking=wandb", "hydra.sweep.dir=sweep") == 2
+    assert "tracking=wandb: the package wandb is not installed" in capsys.readouterr().err
     assert not Path("sweep").exists()
 
 
