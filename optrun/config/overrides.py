@@ -211,7 +211,7 @@ def values_of(override: Override) -> list[Any]:
     """List every value of an override that is a list of names, as text."""
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
-    return [str(value) for value in override.sweep_string_iterator()]
+    return list(map(str, override.sweep_string_iterator()))
 
 
 def names_in(group: str, value: str) -> list[str]:

@@ -8,11 +8,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
+from omegaconf import Container, DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.bounded_yaml import ENVIRONMENT as ENVIRONMENT
@@ -99,16 +100,15 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
         ConfigError: A group is missing, a key or type does not fit, or a value is not resolved.
     """
     refuse_interpolations(values, where)
-    tree, own = OmegaConf.structured(RunConfig), {**_LATER_GROUPS, **values}
+    own, chosen = {**_LATER_GROUPS, **values}, dict[str, type[object]]()
     own.pop(ENVIRONMENT, None)
     for group, schemas in store.GROUPS.items():
         section = own.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
             raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
         filled = _filled(group, section)
-        schema = schemas[filled.pop(KIND)]
-        OmegaConf.update(tree, group, OmegaConf.structured(schema), merge=False)
-        several = filled.get("trackers", {}) if schema is SeveralConfig else {}
+        chosen[group] = schemas[filled.pop(KIND)]
+        several = filled.get("trackers", {}) if chosen[group] is SeveralConfig else {}
         if not isinstance(several, Mapping) or not all(
             isinstance(one, Mapping) and "name" in one for one in several.values()
         ):
@@ -117,16 +117,24 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
             )
         for name, tracker in several.items():
             inner = _filled(group, tracker)
-            node = OmegaConf.structured(schemas[inner.pop(KIND)])
-            OmegaConf.update(tree, f"{group}.trackers.{name}", node, merge=False, force_add=True)
-            filled["trackers"] = {**filled["trackers"], name: inner}
+            chosen[f"{group}.trackers.{name}"] = schemas[inner.pop(KIND)]
+            filled["trackers"] = filled["trackers"] | {name: inner}
         own[group] = filled
     try:
-        merged = OmegaConf.merge(tree, own)
+        merged = OmegaConf.merge(_tree(tuple(chosen.items())), own)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
     assert isinstance(merged, DictConfig)
     return merged
+
+
+@cache
+def _tree(chosen: tuple[tuple[str, type[object]], ...]) -> DictConfig:
+    """Put schemas at their keys; not to be changed."""
+    tree: DictConfig = OmegaConf.structured(RunConfig)
+    for key, schema in chosen:
+        OmegaConf.update(tree, key, OmegaConf.structured(schema), merge=False, force_add=True)
+    return tree
 
 
 def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
@@ -233,13 +241,14 @@ def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: li
     """
     while isinstance(node, Node) and (found := _TO_KEY.fullmatch(str(node._value()))):
         node = node_at(cfg, found[1])
-    if isinstance(value, dict) and isinstance(node, DictConfig):
-        return {name: _referring(cfg, _item(node, name), item, f"{key}.{name}", noted) for name, item in value.items()}
-    if isinstance(value, list) and isinstance(node, ListConfig):
-        return [_referring(cfg, _item(node, at), item, f"{key}.{at}", noted) for at, item in enumerate(value)]
-    if not isinstance(value, str) or not isinstance(node, Node) or not isinstance(node._value(), str):
+    content = node._value() if isinstance(node, Node) else None
+    if isinstance(value, dict) and isinstance(content, dict):
+        return {name: _referring(cfg, content.get(name), item, f"{key}.{name}", noted) for name, item in value.items()}
+    if isinstance(value, list) and isinstance(content, list):
+        return [_referring(cfg, content[at], item, f"{key}.{at}", noted) for at, item in enumerate(value)]
+    if not isinstance(value, str) or not isinstance(content, str):
         return value
-    text = str(node._value())
+    text = content
     while (wider := _TO_KEY.sub(lambda found: _text_at(cfg, found), text)) != text:
         text = wider
     if "oc.env:" not in text or "${" not in text:
@@ -248,13 +257,9 @@ def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: li
     return text
 
 
-def _item(node: DictConfig | ListConfig, name: Any) -> Any:
-    return node._get_node(name, validate_access=False) if isinstance(node._value(), dict | list) else None
-
-
 def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
     node = node_at(cfg, found[1])
-    return str(node._value()) if isinstance(node, Node) and not isinstance(node, Container) else str(found[0])
+    return str(node._value() if isinstance(node, Node) and not isinstance(node, Container) else found[0])
 
 
 def references_in(values: Mapping[str, object]) -> dict[str, str]:
