@@ -62,6 +62,12 @@ def task_words(folder: Path, task: str, steps: int) -> list[str]:
     ]
 
 
+def words_with(words: list[str], *changed: str) -> list[str]:
+    """A command line with some values changed or added."""
+    keys = tuple(f"{word.split('=')[0]}=" for word in changed)
+    return [*(word for word in words if not word.startswith(keys)), *changed]
+
+
 def sealed_at(run: RunDir, step: int) -> None:
     """Give a run the manifest that it had when the checkpoint of a step was sealed."""
     content = run.metrics.read_bytes()
@@ -86,9 +92,8 @@ class Straight:
         self.steps = steps
 
     def words_with(self, *changed: str) -> list[str]:
-        """Its command line with some values changed or added."""
-        keys = tuple(f"{word.split('=')[0]}=" for word in changed)
-        return [*(word for word in self.words if not word.startswith(keys)), *changed]
+        """Its command line, as `words_with`."""
+        return words_with(self.words, *changed)
 
     def cut(self, place: Path, step: int) -> RunDir:
         """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
