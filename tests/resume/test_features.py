@@ -10,10 +10,11 @@ import pytest
 from optrun.config.registry import plugins
 from optrun.runner import train as experiment
 from tests.e2e.test_callbacks import WATCH
+from tests.faults.runs import words_with
 from tests.faults.test_numbers import poisoned
 from tests.running import TINY_BERT, optrun, records, state, summary, tensors, write_labelled
 
-STEPS = 6
+STEPS = 4
 RUN = [
     *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=16",
     "training.per_device_train_batch_size=4", "training.gradient_accumulation_steps=2", f"training.max_steps={STEPS}",
@@ -28,7 +29,7 @@ FEATURES = {
         "scheduler.patience=0", "checkpoint.metric=eval/dev/accuracy",
     ],
     "callback": ["callbacks.watch={}", "--plugin", "watch.py"],
-    "early stopping": [*STALL, "training.early_stopping_patience=2"],
+    "early stopping": [*STALL, "training.early_stopping_patience=2", "training.eval_steps=1"],
     "all of them": [
         "data.eval={dev: dev.csv, hard: hard.csv}", "task.class_weights=balanced", "callbacks.watch={}", "--plugin",
         "watch.py", "training.early_stopping_patience=9", "training.label_smoothing_factor=0.2",
@@ -44,7 +45,7 @@ FEW = ("early stopping", "all of them")
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
-    for name, rows in (("train.csv", 40), ("dev.csv", 12), ("hard.csv", 8)):
+    for name, rows in (("train.csv", 20), ("dev.csv", 12), ("hard.csv", 8)):
         write_labelled(tmp_path, rows, name)
     Path("watch.py").write_text(WATCH)
     yield
@@ -54,7 +55,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run_in_parts(args: list[str]) -> int:
     """A budget of nothing stops after every step; returns how many starts it took."""
-    for start in range(1, 4 * STEPS):
+    for start in range(1, 24):
         code = optrun(*args, "training.max_seconds=1e-9", "hydra.run.dir=parts", "resume=auto")
         if code == 0:
             return start
@@ -75,10 +76,12 @@ def same(step: int) -> None:
     "feature", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FEATURES]
 )
 def test_stopped_at_every_step_it_is_the_same_run(feature: str) -> None:
-    args = [*RUN, *FEATURES[feature]]
+    args = words_with(RUN, *FEATURES[feature])
     assert optrun(*args, "hydra.run.dir=whole") == 0
-    assert run_in_parts(args) >= 4
-    same(summary(Path("whole"))["global_step"])
+    step = summary(Path("whole"))["global_step"]
+    assert step == (3 if feature == "early stopping" else STEPS)
+    assert run_in_parts(args) == step
+    same(step)
 
 
 @pytest.mark.slow
