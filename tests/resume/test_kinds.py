@@ -21,7 +21,7 @@ RUN = [
     "training.logging_steps=1",
     "checkpoint.save_steps=2",
 ]
-LIBRARY = ["lamb", "adafactor", "adamax", "radam", "muon", "tiger"]
+LIBRARY = ["lamb", "muon", "tiger"]
 """Names of that library, all but the last names of ours, too."""
 OWN = {
     "optimizer": ("adam", "betas: [0.8, 0.9]"),
@@ -68,15 +68,14 @@ def test_every_name_of_the_library_is_taken_up_again(name: str) -> None:
     assert plain(changed(hydra, with_schemas(values, "here"), words)) == values
 
 
-@pytest.mark.parametrize("name", ["lamb", "radam"])
-def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(name: str, here: Path) -> None:
+def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(here: Path) -> None:
     pytest.importorskip("pytorch_optimizer")
-    words = ["optimizer=pytorch_optimizer", f"optimizer.name={name}", "lr=1e-4", "scheduler=constant"]
+    words = ["optimizer=pytorch_optimizer", "optimizer.name=radam", "lr=1e-4", "scheduler=constant"]
     trained("straight", *words)
     trained("run", *words, steps=2)
     assert read_config(Path("run/config.yaml"))["optimizer"]["kind"] == "pytorch_optimizer"
     assert optrun("evaluate", "run") == 0
-    assert optrun("resume=run", "training.max_steps=4", "optimizer=pytorch_optimizer", f"optimizer.name={name}") == 0
+    assert optrun("resume=run", "training.max_steps=4", *words[:2]) == 0
     assert tensors(here / "run", 4) == tensors(here / "straight", 4)
     assert optrun("verify", "run") == 0
 

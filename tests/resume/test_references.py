@@ -31,7 +31,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WORDS = [
-    *TINY_GPT, "data=files", "data.train=${oc.env:DATA}/corpus.txt", "run_name=exp-${oc.env:SECRET}",
+    *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT), "data=files",
+    "data.train=${oc.env:DATA}/corpus.txt", "run_name=exp-${oc.env:SECRET}",
     "hydra.run.dir=run", "tracking=tensorboard", "training.max_steps=2", "checkpoint.save_steps=1",
     "task.prompt=${run_name}",
 ]  # fmt: skip
