@@ -82,6 +82,17 @@ def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what
         yield
 
 
+def step_by_step(go: Go, words: list[str]) -> int:
+    """Stop a run after each step and go on to its end; how many starts that took."""
+    code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
+    starts = 1
+    while code == 75 and starts < 20:
+        code, _ = go("resume=parts")
+        starts += 1
+    assert code == 0
+    return starts
+
+
 def _without_a_loss(outputs: Any) -> Any:
     outputs.loss = outputs.loss * float("nan")
     return outputs
@@ -100,17 +111,16 @@ def marks(straight: Straight, tmp_path_factory: pytest.TempPathFactory) -> list[
     return seen
 
 
-@pytest.mark.parametrize("how", ["gradient", "infinite"])
 def test_stop_says_where_and_saves_the_good_state(
-    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str], how: str
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
     words = straight.words_with("checkpoint.save_steps=2")
-    with poisoned(monkeypatch, {marks[3]}, how):
+    with poisoned(monkeypatch, {marks[3]}):
         code, said = go(*words, "hydra.run.dir=run")
     assert code == 3
     run = RunDir("run")
     assert "step 4: loss 5." in said
-    assert "gradient norm nan" in said or "gradient norm inf" in said
+    assert "gradient norm nan" in said
     assert "Examples " in said
     report = json.loads((run.path / "nonfinite" / "step-00000004" / "report.json").read_text())
     assert report["gradients_not_finite"]
@@ -129,9 +139,10 @@ def test_the_good_state_is_saved_also_where_the_report_cannot_be(
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(nonfinite, "save_file", full)
-    with poisoned(monkeypatch, {marks[3]}):
+    with poisoned(monkeypatch, {marks[3]}, "infinite"):
         code, said = go(*straight.words_with("checkpoint.save_steps=2"), "hydra.run.dir=run")
     assert code == 3
+    assert "gradient norm inf" in said or "gradient norm nan" in said
     assert "step-00000004: cannot be written: No space left on device." in said
     assert "The batch and a report could not be written. The state before it is in" in said
     assert not problems(RunDir("run").checkpoint(3))
@@ -140,15 +151,12 @@ def test_the_good_state_is_saved_also_where_the_report_cannot_be(
 def test_skip_is_counted_bounded_and_exact_on_resume(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
-    words = straight.words_with("training.on_nonfinite=skip", "training.max_nonfinite_skips=2")
-    with poisoned(monkeypatch, {marks[1], marks[3], marks[4]}):
+    words = straight.words_with("training.on_nonfinite=skip", "training.max_nonfinite_skips=2", "training.max_steps=5")
+    with poisoned(monkeypatch, {marks[0], marks[2], marks[3]}):
         assert go(*words, "hydra.run.dir=whole")[0] == 0
-        code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
-        for _ in range(STEPS):
-            code, _ = go("resume=parts") if code == 75 else (code, "")
-    assert code == 0
+        assert step_by_step(go, words) == 5
     assert records(Path("whole")) == records(Path("parts"))
-    assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
+    assert tensors(Path("whole"), 5) == tensors(Path("parts"), 5)
     assert records(Path("whole"))[-1]["train/skipped_steps"] == 3
     assert summary(Path("whole"))["perf"]["skipped_steps"] == 3
     with poisoned(monkeypatch, set(marks[2:5])):
@@ -162,19 +170,16 @@ def test_a_loss_that_is_no_number_in_float16(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str], policy: str
 ) -> None:
     """The policy is as in float32, the loss scale is kept, the scaler is ready for the next step; exact on resume."""
-    words = straight.words_with("training.precision=fp16", f"training.on_nonfinite={policy}")
+    words = straight.words_with("training.precision=fp16", f"training.on_nonfinite={policy}", "training.max_steps=4")
     with poisoned_in_float16(monkeypatch, {marks[1], marks[3]}, "loss"):
         code, said = go(*words, "hydra.run.dir=whole")
         assert code == 0, said
-        code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
-        for _ in range(2 * STEPS):
-            code, _ = go("resume=parts") if code == 75 else (code, "")
-    assert code == 0
+        assert step_by_step(go, words) >= 4  # going back is a stop, too
     assert said.count("loss nan") >= 2
-    assert {state(Path("whole"), step)["scaler"]["scale"] for step in (1, STEPS)} == {2.0**16}
+    assert {state(Path("whole"), step)["scaler"]["scale"] for step in (1, 4)} == {2.0**16}
     assert records(Path("whole")) == records(Path("parts"))
-    assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
-    assert state(Path("whole"), STEPS)["scaler"] == state(Path("parts"), STEPS)["scaler"]
+    assert tensors(Path("whole"), 4) == tensors(Path("parts"), 4)
+    assert state(Path("whole"), 4)["scaler"] == state(Path("parts"), 4)["scaler"]
 
 
 def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
@@ -183,7 +188,7 @@ def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
     """float16 looks for its scale down to 1; what is left then is for the policy."""
     original = torch.amp.GradScaler
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: original(device, 4.0, enabled=enabled))
-    words = straight.words_with("training.precision=fp16", "training.max_steps=12")
+    words = straight.words_with("training.precision=fp16", "training.max_steps=7")
     with poisoned_in_float16(monkeypatch, set(marks), "gradient"):
         code, said = go(*words, "hydra.run.dir=stop")
         assert code == 3, said
@@ -199,28 +204,22 @@ def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
 def test_rollback_passes_over_the_bad_data(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
-    """Bad at step 5 of a run that saves every third: back to 3, steps 4 and 5 of the data are left out."""
-    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=3")
-    with poisoned(monkeypatch, {marks[4]}) as seen:
+    """Bad at step 4 of a run that saves every second: back to 2, steps 3 and 4 of the data are left out."""
+    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=2", "training.max_steps=5")
+    with poisoned(monkeypatch, {marks[3]}) as seen:
         code, said = go(*words, "hydra.run.dir=whole")
     assert code == 0
-    assert seen == [*marks[:5], *marks[5:8]]
-    assert "Went back to step 3; 2 steps of data are passed over (1 of at most 3)" in said
+    assert seen == [*marks[:4], *marks[4:7]]
+    assert "Went back to step 2; 2 steps of data are passed over (1 of at most 3)" in said
     lines = records(Path("whole"))
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line.get("train/rollbacks") for line in lines] == [None, None, None, 1, 1, 1]
-    # Stopped and resumed after every step, it goes the same way: back to 3 as well, not to what the stops saved.
-    with poisoned(monkeypatch, {marks[4]}):
-        code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
-        starts = 1
-        while code == 75 and starts < 20:
-            code, _ = go("resume=parts")
-            starts += 1
-    assert code == 0
-    assert starts > 5
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line.get("train/rollbacks") for line in lines] == [None, None, 1, 1, 1]
+    # Stopped and resumed after every step, it goes the same way: back to 2 as well, not to what the stops saved.
+    with poisoned(monkeypatch, {marks[3]}):
+        assert step_by_step(go, words) >= 5
     assert records(Path("parts")) == lines
-    assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
-    assert state(Path("whole"), STEPS)["train"] == state(Path("parts"), STEPS)["train"]
+    assert tensors(Path("whole"), 5) == tensors(Path("parts"), 5)
+    assert state(Path("whole"), 5)["train"] == state(Path("parts"), 5)["train"]
     assert problems_of(RunDir("whole")) == problems_of(RunDir("parts")) == []
 
 
