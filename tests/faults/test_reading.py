@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from optrun.report.collect import load_runs
 from optrun.report.confirmation import read
 from optrun.report.sweep_folder import find_waiting, in_sweep, objectives_of, tuned_keys
 from optrun.runner import train as experiment
-from tests.faults.runs import Straight
-from tests.running import optrun
+from tests.faults.runs import Straight, sealed_at
+from tests.running import optrun, sentence
 
 GIB = 2**30
 PATIENCE = 120
@@ -178,54 +179,59 @@ def in_bounds(work: Callable[[], int], said: Path) -> int:
     pytest.fail(f"it hangs: {said.read_text()}")
 
 
+def each_in_bounds(works: dict[str, Callable[[], int]], said: Path) -> dict[str, tuple[int, str]]:
+    """Do one thing after the other in such a process; by name the exit code, and what was said in one line."""
+
+    def work() -> int:
+        for name, each in works.items():
+            print(f"\0{name}\0", end="", flush=True)
+            code = each()
+            print(f"\0{code}\0", end="", flush=True)
+        return 0
+
+    assert in_bounds(work, said) == 0, said.read_text()
+    parts = said.read_text().split("\0")
+    return {
+        name: (int(code), " ".join(text.split()))
+        for name, text, code in zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+    }
+
+
 @pytest.fixture(scope="module")
 def whole(straight: Straight, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run and another one beside it, stopped at step 4."""
+    """A run with one checkpoint and another one beside it, stopped at step 4."""
     place = tmp_path_factory.mktemp("whole")
-    straight.cut(place / "sweep" / "run", 4)
-    shutil.copytree(place / "sweep" / "run", place / "sweep" / "other")
+    run = straight.cut(place / "sweep" / "run", 4)
+    for step in (1, 2, 3):
+        shutil.rmtree(run.checkpoint(step))
+    sealed_at(run, 4)
+    shutil.copytree(run.path, place / "sweep" / "other")
     return place
 
 
-@pytest.mark.parametrize(
-    ("name", "attack", "verb", "code", "fact"),
-    RUN_ATTACKS,
-    ids=[f"{verb}-{name.replace('/', '-')}-{how.__name__}" for name, how, verb, _, _ in RUN_ATTACKS],
-)
-def test_attacks_on_run_files(
-    name: str,
-    attack: Callable[[Path], None],
-    verb: str,
-    code: int,
-    fact: str | None,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One sentence that names the file; of a sweep the other run is reported all the same."""
-    shutil.copytree(whole / "sweep", tmp_path / "sweep")
-    run, place = tmp_path / "sweep" / "run", tmp_path / "sweep" / "run" / name
-    attack(place)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
+def load(run: Path) -> int:
+    """From Python."""
+    try:
+        print(package.load_run(run).metrics)
+    except OptrunError as error:
+        print(error)
+        return error.exit_code
+    return 0
+
+
+def runs(run: Path) -> int:
+    """What a report reads, without its pages."""
+    found = load_runs([run.parent])
+    tuned_keys([run.parent]), objectives_of([run.parent]), find_waiting(run.parent), in_sweep(run), read(run.parent)
+    for each in found:
+        print(each.path.name, each.problems, read_samples(RunDir(each.path).samples))
+    return 0
+
+
+def does(verb: str, run: Path) -> int:
+    """Read a run that was attacked."""
+    os.chdir(run.parents[1])
     step = f"{run}/{STEP}"
-
-    def load() -> int:
-        try:
-            print(package.load_run(run).metrics)
-        except OptrunError as error:
-            print(error)
-            return error.exit_code
-        return 0
-
-    def runs() -> int:
-        """What a report reads, without its pages."""
-        found = load_runs([run.parent])
-        tuned_keys([run.parent]), objectives_of([run.parent]), find_waiting(run.parent), in_sweep(run), read(run.parent)
-        for each in found:
-            print(each.path.name, each.problems, read_samples(RunDir(each.path).samples))
-        return 0
-
     words = {
         "report": ["report", str(run.parent)],
         "verify": ["verify", str(run)],
@@ -237,37 +243,51 @@ def test_attacks_on_run_files(
         "predict": ["predict", str(run), "data.eval=rows.txt", "out=predicted.jsonl"],
         "branch": ["explain", f"branch_from={step}"],
     }
-    (tmp_path / "rows.txt").write_text("a\n")
     calls = {"load_run": load, "runs": runs}
-    found = in_bounds(calls.get(verb, lambda: optrun(*words[verb])), tmp_path / "said")
-    said = " ".join((tmp_path / "said").read_text().replace("\n", " ").split())
-    assert found == code, said
-    assert "Traceback" not in said
-    if fact != "":
-        page = (run.parent / "report.md").read_text() if verb == "report" else said
-        assert Path(name).name in page
-        assert (fact or KINDS[attack.__name__]) in page.replace("\\", ""), page
-    if verb in ("report", "runs"):
-        assert "other" in said
+    return calls[verb](run) if verb in calls else optrun(*words[verb])
+
+
+@pytest.mark.parametrize("verb", dict.fromkeys(verb for _, _, verb, _, _ in RUN_ATTACKS))
+def test_attacks_on_run_files(verb: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence that names the file; of a sweep the other run is reported all the same."""
+    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
+    attacks = {f"{a[0].replace('/', '-')}-{a[1].__name__}": a for a in RUN_ATTACKS if a[2] == verb}
+    for each, (name, attack, *_) in attacks.items():
+        shutil.copytree(whole, tmp_path / each)
+        (tmp_path / each / "rows.txt").write_text("a\n")
+        attack(tmp_path / each / "sweep" / "run" / name)
+    works = {each: partial(does, verb, tmp_path / each / "sweep" / "run") for each in attacks}
+    found = each_in_bounds(works, tmp_path / "said")
+    for each, (name, attack, _, code, fact) in attacks.items():
+        said = found[each][1]
+        assert (each, found[each][0]) == (each, code), said
+        assert "Traceback" not in said, each
+        if fact != "":
+            page = (tmp_path / each / "sweep" / "report.md").read_text() if verb == "report" else said
+            assert Path(name).name in page, each
+            assert (fact or KINDS[attack.__name__]) in page.replace("\\", ""), (each, page)
+        if verb in ("report", "runs"):
+            assert "other" in said, each
 
 
 # The door itself ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attack", [link, zero, fifo, unix_socket, folder, deep, many, huge])
-def test_the_door(attack: Callable[[Path], None], tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c" / "file.json"
-    path.parent.mkdir(parents=True)
-    attack(path)
-
-    def work() -> int:
+def test_the_door(tmp_path: Path) -> None:
+    def knock(attack: Callable[[Path], None], path: Path) -> int:
         with pytest.raises(UnreadableFileError) as refused:
             reading.read_json(path)
         for fact in (str(path), KINDS[attack.__name__], "expected"):
             assert fact in str(refused.value)
         return 0
 
-    assert in_bounds(work, tmp_path / "said") == 0, (tmp_path / "said").read_text()
+    works = {}
+    for attack in (link, zero, fifo, unix_socket, folder, deep, many, huge):
+        path = tmp_path / attack.__name__ / "b" / "c" / "file.json"
+        path.parent.mkdir(parents=True)
+        attack(path)
+        works[attack.__name__] = partial(knock, attack, path)
+    assert len(each_in_bounds(works, tmp_path / "said")) == len(works)
 
 
 def test_links_of_a_users_own_are_followed(tmp_path: Path) -> None:
@@ -281,8 +301,8 @@ def test_links_of_a_users_own_are_followed(tmp_path: Path) -> None:
         reading.read_json(tmp_path / "link.json", follow=True)
 
 
-def test_a_run_behind_a_link_is_a_run(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "linked").symlink_to(whole / "sweep" / "run")
+def test_a_run_behind_a_link_is_a_run(straight: Straight, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(straight.path)
     assert optrun("verify", str(tmp_path / "linked")) == 0
 
 
@@ -370,28 +390,29 @@ DATA_ATTACKS: list[tuple[str, Callable[[Path], Any], list[str], str]] = [
         [*SMALL, "data.streaming=true", "data.eval_fraction=0", "data.train={}"],
         "brackets are open at once",
     ),
-    ("chat.jinja", fifo, ["task=sft", "data=stdlib_chat", "task.chat_template={}"], "a FIFO"),
+    ("chat.jinja", fifo, ["task=sft", *SMALL, "data.train=chats.jsonl", "task.chat_template={}"], "a FIFO"),
     ("model", make_index, ["model=pretrained", "model.path={}"], "nested more than 64 deep"),
     ("model", make_weights, ["model=pretrained", "model.path={}"], "header cannot be read"),
     ("model", make_fifo_weights, ["model=pretrained", "model.path={}"], "model.safetensors"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "words", "fact"),
-    DATA_ATTACKS,
-    ids=[f"{name}-{make.__name__}-{words[0]}" for name, make, words, _ in DATA_ATTACKS],
-)
-def test_attacks_on_data_and_models(
-    name: str, make: Callable[[Path], Any], words: list[str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attacks_on_data_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(content, "_UNPACKED", 2**22)
-    make(tmp_path / name)
-    given = [word.format(tmp_path / name) for word in words]
-    found = in_bounds(lambda: optrun(*given, "training.max_steps=1"), tmp_path / "said")
-    said = " ".join((tmp_path / "said").read_text().split())
-    assert found == 2, said
-    assert "Traceback" not in said
-    assert name in said
-    assert fact in said
+    turns = [{"role": "user", "content": sentence(1)}, {"role": "assistant", "content": sentence(2)}]
+    Path("chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 20)
+    works = {}
+    for name, make, words, _ in DATA_ATTACKS:
+        place = tmp_path / make.__name__
+        place.mkdir(exist_ok=True)
+        make(place / name)
+        given = [word.format(place / name) for word in words]
+        works[f"{make.__name__}-{name}"] = partial(optrun, *given, "training.max_steps=1")
+    found = each_in_bounds(works, tmp_path / "said")
+    for name, make, _, fact in DATA_ATTACKS:
+        code, said = found[f"{make.__name__}-{name}"]
+        assert (make, code) == (make, 2), said
+        assert "Traceback" not in said
+        assert name in said
+        assert fact in said
