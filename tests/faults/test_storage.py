@@ -12,6 +12,8 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,45 +155,45 @@ def test_the_warning_counts_all_that_a_save_wants(
         save_checkpoint(run, taken)
 
 
+@contextmanager
+def no_file_larger(size: int) -> Iterator[None]:
+    """The kernel refuses to write behind so many bytes of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, heard)
+
+
 def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
     """The kernel itself refuses in the middle of a file."""
     run = make_run(tmp_path, (1,))
-
-    def work() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-        try:
-            save_checkpoint(run, snapshot(2, numbers=200_000))
-        except StorageError as error:
-            if "File too large" in str(error):
-                os._exit(74)
-
-    assert in_child(work) == 74
+    with no_file_larger(300_000), pytest.raises(StorageError, match="File too large"):
+        save_checkpoint(run, snapshot(2, numbers=200_000))
     assert latest_whole(run)[0] == run.checkpoint(1)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001"]
 
 
 def test_full_at_any_byte(memory_path: Path) -> None:
     """Fifty limits over the whole size of a checkpoint's largest file: refused below it, saved from it on."""
-    run = make_run(memory_path / "whole", (1,))
-    largest = max(path.stat().st_size for path in save_checkpoint(run, snapshot(2, numbers=2000)).iterdir())
+    run, taken = make_run(memory_path, (1,)), snapshot(2, numbers=2000)
+    largest = max(path.stat().st_size for path in save_checkpoint(run, taken).iterdir())
     chance = random.Random(0)
 
-    def work(run: RunDir, limit: int) -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    for limit in [*(chance.randrange(largest) for _ in range(48)), largest - 1, largest]:
+        shutil.rmtree(run.checkpoint(2), ignore_errors=True)
+        said = ""
         try:
-            save_checkpoint(run, snapshot(2, numbers=2000))
+            with no_file_larger(limit):
+                save_checkpoint(run, taken)
         except StorageError as error:
-            os._exit(74 if "File too large" in str(error) else 1)
-
-    for trial, limit in enumerate([*(chance.randrange(largest) for _ in range(48)), largest - 1, largest]):
-        run = make_run(memory_path / str(trial), (1,))
-        assert in_child(lambda run=run, limit=limit: work(run, limit)) == (0 if limit == largest else 74), limit
-        assert latest_whole(run)[0] == run.checkpoint(2 if limit == largest else 1)
-        assert not list(run.checkpoints.glob(".*"))
-        save_checkpoint(run, snapshot(2, numbers=2000))
-        assert latest_whole(run)[0] == run.checkpoint(2)
+            said = str(error)
+        assert ("File too large" in said) == (limit < largest), limit
+        assert latest_whole(run)[0] == run.checkpoint(2 if limit == largest else 1), limit
+        assert not list(run.checkpoints.glob(".*")), limit
 
 
 @pytest.mark.slow
@@ -244,18 +246,10 @@ def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, pa
     """Libraries in Rust pass on what the disk says in a text of their own."""
     model = AutoModelForCausalLM.from_pretrained(straight.path / "model")
     tokenizer = AutoTokenizer.from_pretrained(straight.path / "model")
-
-    def work() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        if part == "tokenizer":
-            model.save_pretrained = lambda folder: None
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        try:
-            publish(RunManifest(RunDir(tmp_path)), model, tokenizer, {}, {}, None)
-        except StorageError as error:
-            os._exit(74 if "model: cannot be written: File too large" in str(error) else 1)
-
-    assert in_child(work) == 74
+    if part == "tokenizer":
+        model.save_pretrained = lambda folder: None
+    with no_file_larger(5000), pytest.raises(StorageError, match="model: cannot be written: File too large"):
+        publish(RunManifest(RunDir(tmp_path)), model, tokenizer, {}, {}, None)
     assert [path.name for path in tmp_path.iterdir()] == ["run_manifest.json"]
 
 
@@ -319,17 +313,13 @@ def test_metrics_wait_for_room_and_no_checkpoint_commits_before_its_lines(
 def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
 
-    def work() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    def write() -> None:
         with MetricsWriter(path) as metrics:
             for step in range(10):
-                try:
-                    metrics.write({"step": step, "train/loss": 1.25})
-                except OSError:
-                    os._exit(7)
+                metrics.write({"step": step, "train/loss": 1.25})
 
-    assert in_child(work) == 7
+    with no_file_larger(100), pytest.raises(OSError, match="No space left"):
+        write()
     log = read_metrics(path)
     assert log.problems == []
     assert [record["step"] for record in log.records] == [0, 1, 2]
