@@ -19,12 +19,13 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 def snapshot(step: int, numbers: int = 35) -> Snapshot:
     """A state that is another one at every step, with tensors of several kinds."""
-    torch.manual_seed(step)
-    weight, bias = torch.randn(numbers // 5, 5), torch.randn(3).bfloat16()
+    generator = torch.Generator().manual_seed(step)
+    weight, moment = torch.randn(2, numbers // 5, 5, generator=generator)
+    bias = torch.randn(3, generator=generator).bfloat16()
     return Snapshot(
         global_step=step,
         model={"weight": weight, "bias": bias, "none": torch.empty(0, 4), "mask": torch.tensor([True, False])},
-        optimizer={"weight/exp_avg": torch.randn_like(weight), "weight/step": torch.tensor(float(step))},
+        optimizer={"weight/exp_avg": moment, "weight/step": torch.tensor(float(step))},
         metadata=CheckpointMetadata(
             global_step=step, train={"tokens": 10 * step}, config_digest="0" * 16, trainable=["weight"]
         ),
