@@ -171,15 +171,15 @@ def test_a_loss_that_is_no_number_in_float16(
 ) -> None:
     """The policy is as in float32, the loss scale is kept, the scaler is ready for the next step; exact on resume."""
     words = straight.words_with("training.precision=fp16", f"training.on_nonfinite={policy}", "training.max_steps=4")
-    with poisoned_in_float16(monkeypatch, {marks[1], marks[3]}, "loss"):
+    with poisoned_in_float16(monkeypatch, {marks[1]}, "loss"):
         code, said = go(*words, "hydra.run.dir=whole")
         assert code == 0, said
-        assert step_by_step(go, words) >= 4  # going back is a stop, too
-    assert said.count("loss nan") >= 2
-    assert {state(Path("whole"), step)["scaler"]["scale"] for step in (1, 4)} == {2.0**16}
+        assert step_by_step(go, words) >= 3  # going back is a stop, too
+    assert "loss nan" in said
+    assert {state(Path("whole"), step)["scaler"]["scale"] for step in (1, 3)} == {2.0**16}
     assert records(Path("whole")) == records(Path("parts"))
-    assert tensors(Path("whole"), 4) == tensors(Path("parts"), 4)
-    assert state(Path("whole"), 4)["scaler"] == state(Path("parts"), 4)["scaler"]
+    assert tensors(Path("whole"), 3) == tensors(Path("parts"), 3)
+    assert state(Path("whole"), 3)["scaler"] == state(Path("parts"), 3)["scaler"]
 
 
 def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
@@ -205,21 +205,21 @@ def test_rollback_passes_over_the_bad_data(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
     """Bad at step 4 of a run that saves every second: back to 2, steps 3 and 4 of the data are left out."""
-    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=2", "training.max_steps=5")
+    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=2", "training.max_steps=4")
     with poisoned(monkeypatch, {marks[3]}) as seen:
         code, said = go(*words, "hydra.run.dir=whole")
     assert code == 0
-    assert seen == [*marks[:4], *marks[4:7]]
+    assert seen == [*marks[:4], *marks[4:6]]
     assert "Went back to step 2; 2 steps of data are passed over (1 of at most 3)" in said
     lines = records(Path("whole"))
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert [line.get("train/rollbacks") for line in lines] == [None, None, 1, 1, 1]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line.get("train/rollbacks") for line in lines] == [None, None, 1, 1]
     # Stopped and resumed after every step, it goes the same way: back to 2 as well, not to what the stops saved.
     with poisoned(monkeypatch, {marks[3]}):
-        assert step_by_step(go, words) >= 5
+        assert step_by_step(go, words) >= 4
     assert records(Path("parts")) == lines
-    assert tensors(Path("whole"), 5) == tensors(Path("parts"), 5)
-    assert state(Path("whole"), 5)["train"] == state(Path("parts"), 5)["train"]
+    assert tensors(Path("whole"), 4) == tensors(Path("parts"), 4)
+    assert state(Path("whole"), 4)["train"] == state(Path("parts"), 4)["train"]
     assert problems_of(RunDir("whole")) == problems_of(RunDir("parts")) == []
 
 
