@@ -252,6 +252,7 @@ def test_lone_ranks_are_refused_before_anything_is_touched(
         assert fact in said
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
     assert run.summary.read_bytes() == before
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert go("resume=run")[0] == 0
-    straight.same(run)
+    if words == ["resume=run"]:
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert go(*words)[0] == 0
+        straight.same(run)

@@ -46,8 +46,6 @@ def test_out_of_memory_names_step_and_shapes(
     assert "step 3: out of memory with micro-batches of input_ids (4, 16)" in said
     assert "training.gradient_accumulation_steps" in said
     assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
-    assert go("resume=run")[0] == 0
-    straight.same(Path("run"))
 
 
 def test_out_of_memory_in_an_evaluation_names_its_batch_size(
