@@ -19,9 +19,9 @@ from optrun.runner.prediction import partial
 from tests.e2e.prediction_runs import read_rows, train, write_rows
 from tests.running import optrun, sentence
 
-ROWS = 23
-WINDOW = 2 * 3
-"""Rows that are kept together, with batches of two of which three make a window."""
+ROWS = 13
+WINDOW = 2 * 2
+"""Rows that are kept together, with batches of two of which two make a window."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command, whose texts are drawn by chance: the seed of each batch has to come back too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("optrun.runner.predict.BATCHES_OF_A_WINDOW", 3)
+    monkeypatch.setattr("optrun.runner.predict.BATCHES_OF_A_WINDOW", 2)
     write_rows(Path("rows.jsonl"), [{"id": n, "text": sentence(n)} for n in range(ROWS)])
     drawn = ["generation.do_sample=true", "generation.max_new_tokens=3", "training.per_device_eval_batch_size=2"]
     return ["predict", str(run), "data.eval=rows.jsonl", *drawn]
