@@ -87,7 +87,7 @@ class Straight:
     """
 
     def __init__(self, folder: Path, given: list[str] | None = None, steps: int = STEPS) -> None:
-        self.words = words(write_text(folder, 150)) if given is None else given
+        self.words = words(write_text(folder, 100)) if given is None else given
         self.path = folder / "straight"
         self.steps = steps
 
