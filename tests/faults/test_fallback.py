@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -153,8 +154,9 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize("how", [[], ["resume=auto"]])
-@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize(
+    ("left", "how"), [*zip(LEFT, itertools.cycle([[], ["resume=auto"]]), strict=False), (LEFT[-1], ["resume=auto"])]
+)
 def test_killed_before_the_run_began_nothing_blocks_the_same_command(
     straight: Straight, go: Go, tmp_path: Path, left: list[str], how: list[str]
 ) -> None:

@@ -72,7 +72,7 @@ def test_somebody_who_only_looks_costs_nobody_a_start(tmp_path: Path, monkeypatc
 
 
 def test_exactly_one_of_many_runs(tmp_path: Path) -> None:
-    """Twenty pairs that start together: one gets it, the other exits with 5."""
+    """Ten pairs that start together: one gets it, the other exits with 5."""
 
     def contend() -> None:
         try:
@@ -81,7 +81,7 @@ def test_exactly_one_of_many_runs(tmp_path: Path) -> None:
         except LockedError:
             os._exit(5)
 
-    for _ in range(20):
+    for _ in range(10):
         children = []
         for _ in range(2):
             child = os.fork()

@@ -77,8 +77,8 @@ def find_all(run: RunDir, places: int) -> None:
     assert wrong_with(run) == ""
 
 
-def test_forty_random_places_are_found(run: RunDir) -> None:
-    find_all(run, 40)
+def test_twenty_random_places_are_found(run: RunDir) -> None:
+    find_all(run, 20)
 
 
 @pytest.mark.slow
@@ -165,7 +165,6 @@ def test_a_manifest_that_covered_more_is_read(run: RunDir, go: Go) -> None:
 
 def test_what_optrun_does_later_is_no_damage(run: RunDir, go: Go) -> None:
     for words in (
-        ["report", "run"],
         ["report", "run"],
         ["export", "run", "run/exported"],
         ["evaluate", "run"],
@@ -309,10 +308,11 @@ def test_a_metrics_line_that_was_changed_is_noticed(run: RunDir, go: Go, how: st
         assert "metrics.jsonl: " in said
         assert (run.metrics.read_bytes(), run.summary.read_bytes()) == before
     assert "optrun verify run --accept metrics.jsonl" in said
-    code, said = go("report", "run")
-    assert code == 0
-    assert "Incomplete files" in said
-    assert "metrics.jsonl: " in said
+    if how == "edited":
+        code, said = go("report", "run")
+        assert code == 0
+        assert "Incomplete files" in said
+        assert "metrics.jsonl: " in said
     run.manifest.unlink()
     code, said = go("resume=run", "training.max_steps=7")
     assert code == 0

@@ -71,7 +71,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(
-    ("place", "number"), [*((place, signal.SIGTERM) for place in PLACES), ("update", signal.SIGHUP)]
+    ("place", "number"), [(place, signal.SIGHUP if place == "fetch" else signal.SIGTERM) for place in PLACES]
 )
 def test_a_request_at_any_place(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: str, number: signal.Signals
@@ -93,7 +93,7 @@ def test_a_request_at_any_place(
     straight.same(Path("run"))
 
 
-@pytest.mark.parametrize("place", ["load_source", "train_tokenizer", "build_model"])
+@pytest.mark.parametrize("place", ["train_tokenizer", "build_model"])
 def test_before_the_first_step_there_is_nothing_to_save(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
