@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ RUN = [
     "training.logging_steps=1",
     "checkpoint.save_steps=2",
 ]
+RADAM = ["optimizer=pytorch_optimizer", "optimizer.name=radam", "lr=1e-4", "scheduler=constant"]
 LIBRARY = ["lamb", "muon", "tiger"]
 """Names of that library, all but the last names of ours, too."""
 OWN = {
@@ -68,14 +70,25 @@ def test_every_name_of_the_library_is_taken_up_again(name: str) -> None:
     assert plain(changed(hydra, with_schemas(values, "here"), words)) == values
 
 
-def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(here: Path) -> None:
+@pytest.fixture(scope="module")
+def of_the_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps by an optimizer of the library with the name of one of ours."""
     pytest.importorskip("pytorch_optimizer")
-    words = ["optimizer=pytorch_optimizer", "optimizer.name=radam", "lr=1e-4", "scheduler=constant"]
-    trained("straight", *words)
-    trained("run", *words, steps=2)
+    folder = tmp_path_factory.mktemp("library")
+    write_text(folder, 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(experiment, "draw_curves", lambda path: None)
+        trained("run", *RADAM, steps=2)
+    return folder / "run"
+
+
+def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(of_the_library: Path, here: Path) -> None:
+    trained("straight", *RADAM)
+    shutil.copytree(of_the_library, "run")
     assert read_config(Path("run/config.yaml"))["optimizer"]["kind"] == "pytorch_optimizer"
     assert optrun("evaluate", "run") == 0
-    assert optrun("resume=run", "training.max_steps=4", *words[:2]) == 0
+    assert optrun("resume=run", "training.max_steps=4", *RADAM[:2]) == 0
     assert tensors(here / "run", 4) == tensors(here / "straight", 4)
     assert optrun("verify", "run") == 0
 
@@ -157,17 +170,17 @@ def test_runs_of_before_kinds_were_saved(here: Path) -> None:
     assert saved_kind("optimizer", schemas, {**adam, "name": "mine", "kind": "adam"}) == "adam"
 
 
-def test_an_old_run_of_the_library_goes_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pytorch_optimizer")
-    words = ["optimizer=pytorch_optimizer", "optimizer.name=lamb"]
-    trained("run", *words, steps=2)
+def test_an_old_run_of_the_library_goes_on(
+    of_the_library: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(of_the_library, "run")
     config = Path("run/config.yaml")
     values = yaml.safe_load(config.read_text())
     del values["optimizer"]["kind"]
     config.write_text(yaml.safe_dump(values))
     new = read_config(config) | {"optimizer": {"kind": "pytorch_optimizer", **values["optimizer"]}}
     assert differences(values, new) == {}
-    assert with_schemas(values, "run").optimizer.name == "lamb"
+    assert with_schemas(values, "run").optimizer.name == "radam"
     capsys.readouterr()
     assert optrun("resume=run", "training.max_steps=3") == 0
     assert "kind" not in capsys.readouterr().out

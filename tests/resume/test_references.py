@@ -23,6 +23,7 @@ def leaks(folder: Path) -> list[str]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", SECRET)
+    monkeypatch.setenv("SEED", "7")
     data = tmp_path.parent / f"{tmp_path.name}-data" / SECRET
     data.mkdir(parents=True)
     write_text(data, 60)
@@ -34,7 +35,7 @@ WORDS = [
     *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT), "data=files",
     "data.train=${oc.env:DATA}/corpus.txt", "run_name=exp-${oc.env:SECRET}",
     "hydra.run.dir=run", "tracking=tensorboard", "training.max_steps=2", "checkpoint.save_steps=1",
-    "task.prompt=${run_name}",
+    "seed=${oc.env:SEED}", "task.prompt=${run_name}",
 ]  # fmt: skip
 
 
@@ -48,6 +49,9 @@ def test_files_hold_the_reference_and_a_resume_asks_again(
     assert config["data"]["train"] == "${oc.env:DATA}/corpus.txt"
     assert sorted(config["environment"]) == ["data.train", "run_name", "task.prompt"]
     assert summary(place / "run")["run_name"] == "exp-${oc.env:SECRET}"
+    # Numbers are written: they say what was trained, and what reports compare.
+    state = json.loads((place / "run" / "checkpoints" / "step-00000002" / "state.json").read_text())
+    assert config["seed"] == state["config"]["seed"] == 7
 
     assert optrun("resume=run", "training.max_steps=3") == 0
     assert "run_name takes the environment variable SECRET\n" in capsys.readouterr().err
@@ -126,7 +130,7 @@ def test_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_message_of_a_failed_run_repeats_no_value(place: Path, forked_jobs: None) -> None:
     (place.parent / f"{place.name}-data" / SECRET / "corpus.txt").write_bytes(b"\x00\xff" * 50)
     assert optrun(*WORDS) == 2
-    words = [word for word in WORDS if not word.startswith("hydra.run.dir=")]
+    words = [word for word in WORDS if not word.startswith(("hydra.run.dir=", "seed="))]
     assert optrun("-m", *words, "seed=0,1", "hydra.sweep.dir=sweep") == 1
     assert leaks(place) == []
 
@@ -134,13 +138,3 @@ def test_a_message_of_a_failed_run_repeats_no_value(place: Path, forked_jobs: No
 def test_what_could_not_be_read_again_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun(*WORDS[:-1], "task.prompt='${oc.decode:${oc.env:SECRET}}'") == 2
     assert "task.prompt holds" in capsys.readouterr().err
-
-
-def test_numbers_are_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They say what was trained, and what reports compare."""
-    monkeypatch.setenv("SEED", "7")
-    assert optrun(*WORDS, "seed=${oc.env:SEED}") == 0
-    assert yaml_mapping(place / "run" / "config.yaml")["seed"] == 7
-    assert (
-        json.loads((place / "run" / "checkpoints" / "step-00000002" / "state.json").read_text())["config"]["seed"] == 7
-    )
