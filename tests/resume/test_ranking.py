@@ -25,6 +25,11 @@ Evaluations = Callable[[Sequence[float], Sequence[float]], None]
 @pytest.fixture
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     monkeypatch.chdir(tmp_path)
+    return found_in(monkeypatch)
+
+
+def found_in(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
+    """Evaluations of the run in the current folder find what they are told to."""
     monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
     left: list[dict[str, float]] = []
 
@@ -46,6 +51,17 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     return told
 
 
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps whose first loss is the best; tests go on from copies."""
+    folder = tmp_path_factory.mktemp("three")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        found_in(patch)([0.5, 2.0, 3.0], [0.1, 0.2, 0.3])
+        assert optrun(*words(folder, 3)) == 0
+    return folder / "run"
+
+
 def words(folder: Path, steps: int, *more: str) -> list[str]:
     """Evaluated and saved at every step; the newest and the best are kept."""
     each = ["training.eval_steps=1", "training.logging_steps=1", "checkpoint.save_steps=1", "checkpoint.keep_last=1"]
@@ -60,10 +76,9 @@ def there(*, deleted: bool = False) -> tuple[list[int], str]:
     return sorted(int(path.name.split("-")[1]) for path in run.checkpoints.glob("step-*")), best
 
 
-def test_another_metric_ranks_anew(find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_metric_ranks_anew(find: Evaluations, of_three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Losses are not compared with accuracies: 3.0 would be the best accuracy for good."""
-    find([0.5, 2.0, 3.0], [0.1, 0.2, 0.3])
-    assert optrun(*words(tmp_path, 3)) == 0
+    shutil.copytree(of_three, "run")
     assert there() == ([1, 3], "step-00000001")
     capsys.readouterr()
     find([0.9, 0.8, 0.7], [0.4, 0.3, 0.2])
@@ -74,9 +89,8 @@ def test_another_metric_ranks_anew(find: Evaluations, tmp_path: Path, capsys: py
     assert summary(Path("run"))["metrics"]["best"]["eval/loss"] == {"value": 0.5, "step": 1, "loss": 0.5, "tied": 1}
 
 
-def test_another_direction_ranks_anew(find: Evaluations, tmp_path: Path) -> None:
-    find([0.5, 2.0, 3.0], [0.1, 0.2, 0.3])
-    assert optrun(*words(tmp_path, 3)) == 0
+def test_another_direction_ranks_anew(find: Evaluations, of_three: Path) -> None:
+    shutil.copytree(of_three, "run")
     find([0.9, 1.0, 0.7], [0.4, 0.3, 0.2])
     assert optrun("resume=run", "checkpoint.mode=max", "training.max_steps=6") == 0
     assert there() == ([5, 6], "step-00000005")
@@ -86,23 +100,21 @@ def test_another_direction_ranks_anew(find: Evaluations, tmp_path: Path) -> None
 
 
 def test_the_same_metric_by_its_name_is_no_other(
-    find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    find: Evaluations, of_three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find([0.5, 2.0], [0.1, 0.2])
-    assert optrun(*words(tmp_path, 2)) == 0
+    shutil.copytree(of_three, "run")
     find([0.9, 0.8], [0.4, 0.3])
-    assert optrun("resume=run", "checkpoint.metric=loss", "checkpoint.mode=min", "training.max_steps=4") == 0
+    assert optrun("resume=run", "checkpoint.metric=loss", "checkpoint.mode=min", "training.max_steps=5") == 0
     assert "from here on" not in capsys.readouterr().out.replace("what is computed from here on", "")
-    assert there() == ([1, 4], "step-00000001")
+    assert there() == ([1, 5], "step-00000001")
 
 
-def test_nothing_is_best_before_the_first_evaluation_by_another_metric(find: Evaluations, tmp_path: Path) -> None:
+def test_nothing_is_best_before_the_first_evaluation_by_another_metric(find: Evaluations, of_three: Path) -> None:
     """The old best goes with the newest; what named it goes too."""
-    find([0.5, 2.0], [0.1, 0.2])
-    assert optrun(*words(tmp_path, 2)) == 0
+    shutil.copytree(of_three, "run")
     more = ["checkpoint.metric=accuracy", "training.eval_steps=9", "training.max_seconds=1e-9", "training.max_steps=9"]
     assert optrun("resume=run", *more) == 75
-    assert there() == ([3], "")
+    assert there() == ([4], "")
 
 
 def test_a_tie_goes_to_the_lower_loss_and_then_to_the_later_step(
