@@ -60,7 +60,7 @@ def test_exact_within_an_epoch_at_its_end_and_in_the_next(
     ]
     straight = make(words, epoch + 2)
     assert summary(straight.path)["data"]["train_examples"] == EXAMPLES
-    for step in (2, epoch, epoch + 1):
+    for step in (epoch, epoch + 1) if workers else (2, epoch, epoch + 1):
         run = straight.cut(tmp_path / str(step), step)
         assert go(f"resume={step}")[0] == 0
         straight.same(run)
