@@ -100,10 +100,11 @@ def test_code_that_is_named_is_not_run(straight: Straight, go: Go, tmp_path: Pat
     (tmp_path / "theirs" / "sly.yaml").write_text(
         f"defaults: [config, _self_]\nhydra:\n  callbacks:\n    mine: {RUNS_IT}\n"
     )
-    run = straight.cut(tmp_path / "run", 3)
-    stored = OmegaConf.load(run.config)
-    OmegaConf.update(stored, "model.config._target_", "os.system", force_add=True)
-    OmegaConf.save(stored, run.config)
+    if words == ["resume=run"]:
+        run = straight.cut(tmp_path / "run", 3)
+        stored = OmegaConf.load(run.config)
+        OmegaConf.update(stored, "model.config._target_", "os.system", force_add=True)
+        OmegaConf.save(stored, run.config)
     given = [] if "theirs" in words or words == ["resume=run"] else straight.words
     code, said = go(*words, *given)
     assert code == 2

@@ -154,7 +154,7 @@ def going_on(run: RunDir, at: int) -> int:
     return in_child(work)
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 12])
 def test_death_while_going_on(straight: Straight, go: Go, tmp_path: Path, share: int) -> None:
     """At calls all over a resume and the saves after it, with leftovers of the kill before: the next one is exact."""
     counted = straight.cut(tmp_path / "counted", 3)

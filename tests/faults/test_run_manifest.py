@@ -246,14 +246,15 @@ def begun(folder: Path) -> RunDir:
     return run
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("second", [False, True])
-def test_death_at_every_call_is_no_damage(memory_path: Path, second: bool) -> None:
+def test_death_at_every_call_is_no_damage(memory_path: Path, second: bool, every: int) -> None:
     """In a first start and in one that goes on: verify finds nothing wrong, and the next start covers all again."""
     whole = begun(memory_path / "whole")
     if second:
         a_start(whole, 1)
-    left = deaths(whole.path, lambda: a_start(whole, 3 if second else 1), memory_path, every=3)
-    assert len(left) > 26
+    left = deaths(whole.path, lambda: a_start(whole, 3 if second else 1), memory_path, every)
+    assert len(left) > 79 // every
     for run in map(RunDir, left):
         assert wrong_with(run) == "", f"call {run.path.name}"
         a_start(run, 3)
