@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -154,21 +153,27 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("left", "how"), [*zip(LEFT, itertools.cycle([[], ["resume=auto"]]), strict=False), (LEFT[-1], ["resume=auto"])]
-)
-def test_killed_before_the_run_began_nothing_blocks_the_same_command(
-    straight: Straight, go: Go, tmp_path: Path, left: list[str], how: list[str]
-) -> None:
-    """Hydra's folder is written before the first line of a run is executed, and importing takes seconds after that."""
-    run = RunDir(tmp_path / "run")
-    run.hydra.mkdir(parents=True)
+def begun(run: RunDir, left: list[str]) -> None:
+    """What a start leaves that is killed early."""
+    run.path.mkdir()
+    if left:
+        run.hydra.mkdir()
     for name in left:
         (run.path / name).mkdir(exist_ok=True) if name.endswith("/") else (run.path / name).write_text("torn: [")
-    if not left:
-        run.hydra.rmdir()
-    assert go(*straight.words_with("training.max_steps=1"), "hydra.run.dir=run", *how)[0] == 0
-    assert run.checkpoint(1).is_dir()
+
+
+@pytest.mark.parametrize("how", [[], ["resume=auto"]])
+def test_killed_before_the_run_began_nothing_blocks_the_same_command(
+    straight: Straight, go: Go, tmp_path: Path, how: list[str]
+) -> None:
+    """Hydra's folder is written before the first line of a run is executed, and importing takes seconds after that."""
+    for number, left in enumerate(LEFT):
+        begun(RunDir(tmp_path / str(number)), left)
+        assert RunDir(tmp_path / str(number)).is_unbegun(), left
+    for number in (3, 4) if how else (4,):
+        run = RunDir(tmp_path / str(number))
+        assert go(*straight.words_with("training.max_steps=1"), f"hydra.run.dir={number}", *how)[0] == 0
+        assert run.checkpoint(1).is_dir()
 
 
 @pytest.mark.parametrize("mine", ["notes.txt", ".hydra/notes.txt", "checkpoints"])
