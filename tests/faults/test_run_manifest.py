@@ -314,11 +314,12 @@ def test_a_metrics_line_that_was_changed_is_noticed(run: RunDir, go: Go, how: st
         assert code == 0
         assert "Incomplete files" in said
         assert "metrics.jsonl: " in said
-    run.manifest.unlink()
-    code, said = go("resume=run", "training.max_steps=7")
-    assert code == 0
-    assert "run_manifest.json: missing" in said
-    assert "taken as they are" in said
+    if how in ("edited", "emptied"):
+        run.manifest.unlink()
+        code, said = go("resume=run", "training.max_steps=7")
+        assert code == 0
+        assert "run_manifest.json: missing" in said
+        assert "taken as they are" in said
 
 
 def test_metrics_that_are_gone_are_missed(run: RunDir, go: Go) -> None:

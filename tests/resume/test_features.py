@@ -16,7 +16,8 @@ from tests.running import TINY_BERT, optrun, records, state, summary, tensors, w
 
 STEPS = 4
 RUN = [
-    *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=16",
+    *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
+    "task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=16",
     "training.per_device_train_batch_size=4", "training.gradient_accumulation_steps=2", f"training.max_steps={STEPS}",
     "training.logging_steps=1", "training.eval_steps=2", "checkpoint.save_steps=3", "checkpoint.keep_last=9",
 ]  # fmt: skip
