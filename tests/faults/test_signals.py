@@ -89,7 +89,7 @@ def test_a_request_at_any_place(
         assert done["global_step"] == step
     assert RunDir("run").checkpoint(done["global_step"]).is_dir()
     assert {number: signal.getsignal(number) for number in before} == before
-    assert go(*straight.words, "hydra.run.dir=run", "resume=auto")[0] == 0
+    assert go("resume=run")[0] == 0
     straight.same(Path("run"))
 
 

@@ -16,7 +16,7 @@ from optrun.data.loader import BatchLoader
 from optrun.training.evaluate import Evaluator
 from optrun.training.loop import Loop
 from optrun.training.step import TrainStep
-from tests.resume.test_exact import TASKS, causal_lm, classification
+from tests.resume.test_exact import TASKS, causal_lm
 from tests.running import optrun, records, state, summary, tensors
 
 EVERY = ["training.max_steps=4", "training.logging_steps=2", "training.eval_steps=2", "checkpoint.keep_last=9"]
@@ -154,9 +154,9 @@ def test_going_on_from_step_0_repeats_nothing(tmp_path: Path, monkeypatch: pytes
 
 def test_a_branch_has_the_line_only_at_step_0(tmp_path: Path) -> None:
     """What precedes the first step of a branch is a line of its trunk."""
-    words = [*classification(tmp_path), *EVERY, "training.on_nonfinite=rollback"]
+    words = [*causal_lm(tmp_path), *EVERY, "training.on_nonfinite=rollback"]
     assert optrun(*words, "hydra.run.dir=trunk") == 0
-    assert optrun(*words, "branch_from=trunk/checkpoints/step-00000002", "hydra.run.dir=branch") == 0
+    assert optrun("branch_from=trunk/checkpoints/step-00000002", "hydra.run.dir=branch") == 0
     assert first_steps("branch") == [4]
     assert summary(Path("branch"))["metrics"]["before_training"] == {}
 
