@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from tests.faults.runs import cut
 from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
 
 TASK = ["task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=32"]
@@ -64,8 +65,8 @@ def test_checkpoints_hold_the_adapter_alone(place: Path) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(place: Path) -> None:
-    assert optrun(*LORA, "training.max_steps=2", "hydra.run.dir=resumed") == 0
-    assert optrun("resume=resumed", FOUR) == 0
+    cut("run", "resumed", 2)
+    assert optrun("resume=resumed") == 0
     assert tensors(Path("resumed"), 4) == tensors(Path("run"), 4)
     assert records(Path("resumed"))[-1] == records(Path("run"))[-1]
 
@@ -144,8 +145,8 @@ def test_stacked_experts_from_a_start_to_an_export(place: Path) -> None:
     words += ["adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]", *FULL[6:]]
     assert optrun("explain", *words) == 0
     assert optrun(*words, FOUR, "hydra.run.dir=experts") == 0
-    assert optrun(*words, "training.max_steps=2", "hydra.run.dir=stopped") == 0
-    assert optrun("resume=stopped", FOUR) == 0
+    cut("experts", "stopped", 2)
+    assert optrun("resume=stopped") == 0
     assert tensors(Path("stopped"), 4) == tensors(Path("experts"), 4)
     assert records(Path("stopped"))[-1] == records(Path("experts"))[-1]
     facts = state(Path("experts"), 4)["adapter"]["target_parameters"]
@@ -176,8 +177,8 @@ MASTERS = [*FULL, "optimizer=lamb", "optimizer.master_weights=true"]
 def test_weights_of_16_bits(name: str, words: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What trains is float32, factors or copies; a stopped run is the straight one; others load what it made."""
     assert optrun(*words, *HALF, FOUR, f"hydra.run.dir={name}") == 0
-    assert optrun(*words, *HALF, "training.max_steps=2", f"hydra.run.dir={name}-stopped") == 0
-    assert optrun(f"resume={name}-stopped", FOUR) == 0
+    cut(name, f"{name}-stopped", 2)
+    assert optrun(f"resume={name}-stopped") == 0
     folder = Path(name, "checkpoints", "step-00000004")
     for file in ("model.safetensors", "optimizer.safetensors"):
         other = load_file(Path(f"{name}-stopped") / folder.relative_to(name) / file)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optrun.runner.prepare import prepare
+from tests.faults.runs import cut
 from tests.running import (
     TINY_BERT,
     TINY_GPT,
@@ -73,10 +74,9 @@ def test_a_last_fit_on_all_rows(here: Path, pictures: None, capsys: pytest.Captu
 
 def test_a_resume_is_exact(here: Path) -> None:
     """Between two log lines: the peak of the gradient norm is taken up, too."""
-    short = [word.replace("max_steps=6", "max_steps=3") for word in FIT]
     assert optrun(*FIT, "scheduler=constant", "hydra.run.dir=whole") == 0
-    assert optrun(*short, "scheduler=constant", "hydra.run.dir=cut") == 0
-    assert optrun("resume=cut", "training.max_steps=6") == 0
+    cut("whole", "cut", 3)
+    assert optrun("resume=cut") == 0
     assert tensors(here / "cut", 6) == tensors(here / "whole", 6)
     assert state(here / "cut", 6)["train"] == state(here / "whole", 6)["train"]
     assert records(here / "cut") == records(here / "whole")
@@ -137,9 +137,7 @@ def test_what_needs_one_is_refused(
     assert not list(here.glob("outputs/*/*"))
 
 
-def test_rows_cut_off_afterwards_were_trained_on(
-    here: Path, small_library: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_cut_off_afterwards_were_trained_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded data are cut as well, and have no other rows to name."""
     fit = [*TINY_GPT, "data=stdlib", "data.max_train_examples=16", "data.max_eval_examples=8", "training.max_steps=1"]
     assert optrun(*fit, ALL, "hydra.run.dir=run") == 0

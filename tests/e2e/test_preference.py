@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.faults.runs import cut
 from tests.running import TINY_GPT, optrun, sentence, summary, tensors
 
 SMALL = [
     *(word for word in TINY_GPT if not word.startswith(("data.", "task."))),
     "task=preference", "data=files", "data.train=pairs.jsonl", "data.max_length=64", "task.chat_template=chatml",
     "scheduler=constant", "training.logging_steps=2", "training.per_device_train_batch_size=2", "training.eval_steps=2",
-    "checkpoint.save_steps=1",
+    "checkpoint.save_steps=1", "checkpoint.keep_last=9",
 ]  # fmt: skip
 NAMES = {"loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
          "logps/rejected"}  # fmt: skip
@@ -55,9 +56,9 @@ def test_a_run_goes_on_where_it_stopped_and_is_judged_alike(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert optrun(*SMALL, "training.max_steps=5", "hydra.run.dir=straight") == 0
-    assert optrun(*SMALL, "training.max_steps=3", "hydra.run.dir=cut") == 0
+    cut("straight", "cut", 3)
     monkeypatch.setenv("OPTRUN_CACHE", str(place / "empty"))  # the reference is computed anew, and is the same
-    assert optrun("resume=cut", "training.max_steps=5") == 0
+    assert optrun("resume=cut") == 0
     assert tensors(Path("cut"), 5) == tensors(Path("straight"), 5)
     first, *_, last = lines("straight")
     assert lines("cut")[-1] == last
@@ -96,9 +97,9 @@ def test_an_adapter_is_measured_against_its_base(place: Path, capsys: pytest.Cap
 def test_an_adapter_goes_on_where_it_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*SMALL, "adapter=lora", "adapter.r=2", "adapter.lora_dropout=0.1", "lr=0.1"]
     assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
-    assert optrun(*words, "training.max_steps=2", "hydra.run.dir=cut") == 0
+    cut("straight", "cut", 2)
     monkeypatch.setenv("OPTRUN_CACHE", str(place / "empty"))  # the reference is that of the base again
-    assert optrun("resume=cut", "training.max_steps=4") == 0
+    assert optrun("resume=cut") == 0
     assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
     assert lines("cut")[-1] == lines("straight")[-1]
 

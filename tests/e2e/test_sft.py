@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tests.faults.runs import cut
 from tests.running import TINY_GPT, optrun, optrun_process, records, sentence, summary, tensors
 
 SMALL = [
@@ -48,13 +49,13 @@ def test_a_packed_run_goes_on_where_it_stopped(place: Path, capsys: pytest.Captu
     words = [*SMALL, "data.train=chats.jsonl", "task.packing=true", "training.eval_steps=2", "checkpoint.save_steps=1"]
     workers = "training.dataloader_num_workers=4"
     assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
-    assert optrun(*words, "training.max_steps=3", "hydra.run.dir=cut") == 0
-    assert optrun("resume=cut", "training.max_steps=4", workers) == 0
+    cut("straight", "cut", 3)
+    assert optrun("resume=cut", workers) == 0
     assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
     assert [record["step"] for record in records(Path("cut"))] == [1, 2, 3, 4]
     assert {"eval/loss", "eval/accuracy", "eval/perplexity"} <= set(records(Path("straight"))[-1])
     assert [line["step"] for line in said_in("straight")] == [2, 2, 4, 4]
-    assert [line for line in said_in("cut") if line["step"] != 3] == said_in("straight")
+    assert said_in("cut") == said_in("straight")
     assert all(line["prompt"].endswith("<|im_start|>assistant\n") and line["reference"] for line in said_in("straight"))
     capsys.readouterr()
 
@@ -91,8 +92,8 @@ def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
     stream += ["model.tokenizer=tokenizer/tokenizer"]
     assert optrun(*words, "training.max_steps=1", "hydra.run.dir=tokenizer") == 0
     assert optrun(*stream, "training.max_steps=3", "hydra.run.dir=straight") == 0
-    assert optrun(*stream, "training.max_steps=2", "hydra.run.dir=cut") == 0
-    assert optrun("resume=cut", "training.max_steps=3") == 0
+    cut("straight", "cut", 2)
+    assert optrun("resume=cut") == 0
     assert tensors(Path("cut"), 3) == tensors(Path("straight"), 3)
 
     asked = [{"messages": [{"role": "user", "content": sentence(row)}]} for row in range(3)]
@@ -173,7 +174,7 @@ def test_wrong(
     assert not (place / "run" / "metrics.jsonl").exists()
 
 
-def test_the_recipe_learns_from_the_standard_library(small_library: None, place: Path) -> None:
+def test_the_recipe_learns_from_the_standard_library(place: Path) -> None:
     words = ["training.max_steps=2", "data.max_train_examples=40", "data.max_eval_examples=8", "task.sample_tokens=3"]
     model = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2"]
     assert optrun("-cn", "sft_tiny", *words, *model, "hydra.run.dir=run") == 0

@@ -77,6 +77,22 @@ def sealed_at(run: RunDir, step: int) -> None:
     run.metrics.write_bytes(content)
 
 
+def cut(path: str | Path, place: str | Path, step: int) -> RunDir:
+    """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
+    run = RunDir(shutil.copytree(path, place))
+    assert run.checkpoint(step).is_dir()
+    for later in sorted(run.checkpoints.glob("step-*")):
+        if later.name > run.checkpoint(step).name:
+            shutil.rmtree(later)
+    shutil.rmtree(run.model)
+    run.best.unlink(missing_ok=True)  # of a run without evaluation there is none
+    run.last.unlink()
+    values = json.loads(run.summary.read_text())
+    run.summary.write_text(json.dumps({**values, "status": "running"}))
+    sealed_at(run, step)
+    return run
+
+
 class Straight:
     """The undisturbed run.
 
@@ -96,18 +112,8 @@ class Straight:
         return words_with(self.words, *changed)
 
     def cut(self, place: Path, step: int) -> RunDir:
-        """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
-        shutil.copytree(self.path, place)
-        run = RunDir(place)
-        for later in range(step + 1, self.steps + 1):
-            shutil.rmtree(run.checkpoint(later))
-        shutil.rmtree(run.model)
-        run.best.unlink()
-        run.last.unlink()
-        values = json.loads(run.summary.read_text())
-        run.summary.write_text(json.dumps({**values, "status": "running"}))
-        sealed_at(run, step)
-        return run
+        """As `cut`."""
+        return cut(self.path, place, step)
 
     def same(self, run: RunDir | Path) -> None:
         """Whether a run ended as this one did, to the last bit and line."""
