@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from tests.running import TINY_BERT, optrun, records, state, summary, tensors, w
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending_training.md"
 RUN = [
-    *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "lr=1e-2", "scheduler=constant",
+    *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
+    "task=sequence_classification", "data=files", "data.train=train.csv", "lr=1e-2", "scheduler=constant",
     "training.per_device_train_batch_size=4", "training.eval_steps=2", "training.logging_steps=3",
     "checkpoint.save_steps=2", "checkpoint.keep_last=9", "training.max_steps=8",
 ]  # fmt: skip
@@ -57,15 +59,26 @@ class Watch:
     def state_dict(self): return {"heard": self.heard}
     def load_state_dict(self, state): self.heard = state["heard"]
 """
+RAISES = 1 + next(index for index, line in enumerate(WATCH.splitlines()) if "raise KeyError" in line)
 Go = Callable[..., tuple[int, str]]
+
+
+def begin(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """In a folder with data and the callback."""
+    patch.chdir(folder)
+    patch.setattr(experiment, "draw_curves", lambda path: None)
+    write_labelled(folder)
+    (folder / "watch.py").write_text(WATCH)
+
+
+def forget_all() -> None:
+    for name in list(plugins.LOADED):
+        plugins.forget(name)
 
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Go]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
-    write_labelled(tmp_path)
-    (tmp_path / "watch.py").write_text(WATCH)
+    begin(tmp_path, monkeypatch)
 
     def run(*args: str) -> tuple[int, str]:
         """Of a key that is given twice the last value counts."""
@@ -75,23 +88,27 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         return code, said.out + said.err
 
     yield run
-    for name in list(plugins.LOADED):
-        plugins.forget(name)
+    forget_all()
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run somewhere, for several tests to read."""
+
+    def run(*args: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            begin(folder := tmp_path_factory.mktemp("made"), patch)
+            assert optrun(*args, "hydra.run.dir=run") == 0
+        forget_all()
+        return str(folder / "run")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(made: Callable[..., str]) -> str:
     """A run with the callback, in which it does nothing."""
-    folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
-        write_labelled(folder)
-        (folder / "watch.py").write_text(WATCH)
-        assert optrun("--plugin", "watch.py", *RUN, "hydra.run.dir=straight", "callbacks.watch={}") == 0
-    for name in list(plugins.LOADED):
-        plugins.forget(name)
-    return str(folder / "straight")
+    return made("--plugin", "watch.py", *RUN, "callbacks.watch={}")
 
 
 def heard(run: str, step: int) -> list[str]:
@@ -143,11 +160,11 @@ def test_it_ends_a_run(go: Go, hook: str, at: int, end: int, straight: str) -> N
     last = records(Path("run"))[-1]
     assert last["step"] == end
     assert {"train/loss", "eval/loss"} <= set(last)
-    code, said = go("resume=run")
-    assert code == 0
-    assert "nothing to train" in said
-    assert summary(Path("run"))["status"] == "finished"
     if hook == "evaluate":
+        code, said = go("resume=run")
+        assert code == 0
+        assert "nothing to train" in said
+        assert summary(Path("run"))["status"] == "finished"
         assert go("resume=run", "callbacks.watch.stop_at=99")[0] == 0
         same(straight, "run", 8)
         assert "stopped" not in summary(Path("run"))
@@ -158,7 +175,9 @@ def test_an_exception_in_it_ends_the_run_by_name(go: Go, hook: str, straight: st
     code, said = go(*RUN, f"callbacks.watch.raise_in={hook}", "hydra.run.dir=run")
     method = f"on_{'train_' if hook == 'begin' else ''}{hook}"
     assert code == 1
-    for fact in ("callbacks.watch", f"{method} raised KeyError", "no such thing", "--plugin watch.py", " resume="):
+    saved = ["after step 4", "step 4 is saved"] if hook != "begin" else []
+    for fact in ("callbacks.watch", f"{method} raised KeyError", "no such thing", "--plugin watch.py", " resume=",
+                 f"watch.py, line {RAISES}, in hear", *saved):  # fmt: skip
         assert fact in said
     assert "Traceback" not in said
     assert summary(Path("run"))["status"] == "failed"
@@ -211,33 +230,39 @@ def test_a_state_that_json_would_change_is_refused(go: Go, value: str) -> None:
 # Early stopping -------------------------------------------------------------------------------------------------------
 
 
-def test_early_stopping_ends_well_and_goes_on_with_more_patience(go: Go) -> None:
-    stall = [*RUN, "lr=1e-12", "training.max_steps=12", "checkpoint.metric=eval/accuracy"]  # which never improves
-    args = ["hydra.run.dir=run", "training.early_stopping_patience=2"]
-    code, said = go(*stall, *args)
-    assert code == 0, said
-    told = summary(Path("run"))
+STALL = [*(word for word in RUN if not word.startswith(("lr=", "training.max_steps="))), "training.max_steps=12",
+         "lr=1e-12", "checkpoint.metric=eval/accuracy"]  # fmt: skip
+"""A run that never improves."""
+PATIENT = "training.early_stopping_patience=2"
+
+
+@pytest.fixture(scope="module")
+def stalled(made: Callable[..., str]) -> str:
+    """Such a run, which ends early."""
+    return made(*STALL, PATIENT)
+
+
+def test_early_stopping_ends_well_and_goes_on_with_more_patience(go: Go, stalled: str) -> None:
+    told = summary(Path(stalled))
     assert (told["status"], told["global_step"]) == ("finished", 6)
     assert told["stopped"]["by"] == "training.early_stopping_patience"
     assert "no improvement of eval/accuracy in 2 evaluations" in told["message"]
+    shutil.copytree(stalled, "run")
     code, said = go("resume=run")
     assert code == 0
     assert "nothing to train" in said
     assert "training.early_stopping_patience=N" in said
     assert go("resume=run", "training.early_stopping_patience=4")[0] == 0
-    assert go(*stall, "training.early_stopping_patience=4", "hydra.run.dir=straight")[0] == 0
+    assert go(*STALL, "training.early_stopping_patience=4", "hydra.run.dir=straight")[0] == 0
     assert summary(Path("run"))["global_step"] == 10
     same("straight", "run", 10)
 
 
-def test_its_counter_is_resumed(go: Go) -> None:
-    stall = [*RUN, "lr=1e-12", "training.max_steps=12", "checkpoint.metric=eval/accuracy"]
-    args = ["training.early_stopping_patience=2"]
-    assert go(*stall, *args, "training.max_steps=5", "hydra.run.dir=run")[0] == 0
+def test_its_counter_is_resumed(go: Go, stalled: str) -> None:
+    assert go(*STALL, PATIENT, "training.max_steps=5", "hydra.run.dir=run")[0] == 0
     assert state(Path("run"), 5)["callbacks"]["training.early_stopping_patience"]["counter"] == 1
     assert go("resume=run", "training.max_steps=12")[0] == 0
-    assert go(*stall, *args, "hydra.run.dir=straight")[0] == 0
-    same("straight", "run", 6)
+    same(stalled, "run", 6)
 
 
 def test_early_stopping_is_refused_where_it_cannot_be(go: Go) -> None:
@@ -278,14 +303,13 @@ def test_the_documented_callback_runs_and_is_resumed(go: Go, tmp_path: Path) -> 
     written(tmp_path)
     loss = ["--plugin", "loss_target.py", *RUN]
     assert go(*loss, "callbacks.loss_target.target=0.01", "hydra.run.dir=straight")[0] == 0
-    assert go(*loss, "callbacks.loss_target.target=0.01", "training.max_steps=4", "hydra.run.dir=cut")[0] == 0
-    assert go("--plugin", "loss_target.py", "resume=cut", "training.max_steps=8")[0] == 0
+    code, said = go(*loss, "callbacks.loss_target.target=0.01", "training.max_seconds=0.001", "hydra.run.dir=cut")
+    assert code == 75
+    assert "--plugin loss_target.py resume=" in said
+    assert go("--plugin", "loss_target.py", "resume=cut", "training.max_seconds=null")[0] == 0
     same("straight", "cut", 8)
     assert go(*loss, "callbacks.loss_target.target=99", "hydra.run.dir=early")[0] == 0
     assert summary(Path("early"))["stopped"]["step"] == 1
-    code, said = go(*loss, "callbacks.loss_target.target=0.01", "training.max_seconds=0.001", "hydra.run.dir=spent")
-    assert code == 75
-    assert "--plugin loss_target.py resume=" in said
     code, said = go(*loss, "callbacks.loss_target.target=1", "callbacks.loss_target.decay=2", "hydra.run.dir=no")
     assert code == 2
     assert "callbacks.loss_target: decay=2.0: expected a number in [0, 1)" in said
