@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,9 @@ def sst2(folder: Path) -> list[str]:
 def tokens(folder: Path) -> list[str]:
     """What the example writes of two texts."""
     script = Path(__file__).parents[2] / "examples" / "tokenize_text.py"
-    words = [sys.executable, str(script), str(write_text(folder)), str(write_labelled(folder))]
-    subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [str(script), str(write_text(folder)), str(write_labelled(folder))])
+        runpy.run_path(str(script), run_name="__main__")
     return [*SMALL_GPT, "data.max_length=32"]
 
 
@@ -37,7 +37,7 @@ def tokens(folder: Path) -> list[str]:
     ("recipe", "words"),
     [("pretrain_tokens", tokens), ("stdlib_gpt", SMALL_GPT), ("bert_mlm_stdlib", SMALL_BERT), ("sst2_minilm", sst2)],
 )
-def test_recipe(recipe: str, words, small_library: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe(recipe: str, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = words(tmp_path) if callable(words) else words
     assert optrun("-cn", recipe, *SMALL, *given, "hydra.run.dir=run") == 0
