@@ -326,14 +326,19 @@ class _Run:
         self.model: list[str] = []
         self.more: PlainDict = {}
         self.facts: Facts | None = None
+        self._composed: tuple[list[str], RunConfig] | None = None
 
     @property
     def overrides(self) -> list[str]:
         more = [f"{key}={value}" for key, value in self.more.items() if not _is_said(self.own, key)]
         return [*self.task, *self.data, *self.model, *more, *self.own]
 
-    def config(self, *more: str) -> RunConfig:
-        return compose_request(self.hydra, CommandLine(overrides=[*self.overrides, *more])).config
+    def config(self) -> RunConfig:
+        """Compose it; what was asked for last is kept."""
+        if self._composed is None or self._composed[0] != self.overrides:
+            line = self.overrides
+            self._composed = line, compose_request(self.hydra, CommandLine(overrides=line)).config
+        return self._composed[1]
 
     def explain(self) -> Facts:
         from optrun.explain.build import explain
