@@ -25,6 +25,7 @@ TASKS = {
     "sft": [*TINY_GPT[:-2], "task=sft", "data.max_length=64", "task.chat_template=chatml"],
 }
 EVERY = ["training.eval_steps=2", "training.logging_steps=2", "training.per_device_train_batch_size=8", "lr=1e-2"]
+PROLONGED = ("sequence_classification", "causal_lm", "regression")
 COUNTED = ("step", "epoch", "time", "unscheduled")
 
 
@@ -138,9 +139,11 @@ def agree(said: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task(task: str, clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run on an idle machine, prolonged on a busy one."""
+    """A run on an idle machine; of some, whose best is the highest and the lowest, prolonged on a busy one."""
     assert optrun(*words_of(task)) == 0
     assert agree(capsys.readouterr().out)["global_step"] == 3
+    if task not in PROLONGED:
+        return
     clock.pace = 60.0
     assert optrun("resume=run", "training.max_steps=6") == 0
     assert agree(capsys.readouterr().out)["global_step"] == 6

@@ -10,8 +10,7 @@ import pytest
 
 from optrun.cli.verbs import VERBS
 from optrun.config import reference
-from tests.e2e.test_plugins import LION
-from tests.running import optrun, optrun_process
+from tests.running import optrun
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -59,12 +58,6 @@ def test_a_key_is_explained_with_the_choices_that_have_it(capsys: pytest.Capture
     assert "optimizer.eps=1.0e-6" in text
     assert "with optimizer=lamb" in text
     assert "Peak learning rate" in text
-
-
-def test_a_choice_of_a_plugin_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "my_lion.py").write_text(LION)
-    done = optrun_process("--help", "optimizer=my_lion", "--plugin", "my_lion.py", cwd=tmp_path)
-    assert "optimizer.betas=" in done.stdout
 
 
 @pytest.mark.parametrize(

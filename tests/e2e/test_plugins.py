@@ -62,6 +62,8 @@ def test_its_name_is_a_choice(lion: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "name: my_lion" in capsys.readouterr().out
     assert run(["--plugin=my_lion.py", "--help"]) == 0
     assert "my_lion" in capsys.readouterr().out
+    assert run(["--help", "optimizer=my_lion", "--plugin", "my_lion.py"]) == 0
+    assert "optimizer.betas=" in capsys.readouterr().out
     (loaded,) = plugins.LOADED.values()
     assert (loaded["path"], loaded["names"]) == (str(lion), ["optimizer=my_lion"])
     assert loaded["sha256"] == hashlib.sha256(lion.read_bytes()).hexdigest()
