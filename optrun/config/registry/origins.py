@@ -47,8 +47,9 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
     found: dict[str, PlainDict] = {}
     for row in registry.of_others():
         if row.name in used:
-            record = found.setdefault(str(row.origin), {**_source(row), "names": []})
-            record["names"].append(f"{row.kind}={row.name}")
+            if (origin := str(row.origin)) not in found:
+                found[origin] = {**_source(row), "names": []}
+            found[origin]["names"].append(f"{row.kind}={row.name}")
     return list(found.values())
 
 
