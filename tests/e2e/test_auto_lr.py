@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,29 @@ def words(folder: Path, *more: str) -> list[str]:
     return [word for word in given if not word.startswith(WIDTH)] + ["data.max_eval_examples=4", *more]
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a sweep over lr at widths 16 and 32, whose optima are 4e-3 and 2e-3."""
-    monkeypatch.chdir(tmp_path)
-    write_text(tmp_path)
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text and a sweep over lr at widths 16 and 32, whose optima are 4e-3 and 2e-3."""
+    folder = tmp_path_factory.mktemp("swept")
+    write_text(folder)
     hydra = store.open_hydra()
     for width in (16, 32):
-        cfg = store.compose(hydra, "config", words(tmp_path, f"{WIDTH}={width}"))
+        cfg = store.compose(hydra, "config", words(folder, f"{WIDTH}={width}"))
         values: dict[str, Any] = saved.plain(store.without_hydra(cfg))
         for lr in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2):
             for seed in (0, 1):
                 final = 3 + 0.2 * math.log(lr * width / 0.064) ** 2 + 0.01 * seed
-                run = write_run(Path("sweep") / f"{width}-{lr}-{seed}", lr=lr, seed=seed, final=final, max_steps=2)
+                run = write_run(folder / "sweep" / f"{width}-{lr}-{seed}", lr=lr, seed=seed, final=final, max_steps=2)
                 (run / "config.yaml").write_text(yaml.safe_dump(values | {"lr": lr, "seed": seed}))
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def place(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the text, from another one with the sweep."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(swept / "sweep", "sweep")
+    return swept
 
 
 def test_the_number_is_shown_and_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

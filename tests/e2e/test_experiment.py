@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from optrun.base.plain import PlainDict
 from optrun.config import saved
 from tests.running import TINY_GPT, optrun, write_text
 
@@ -48,19 +50,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(f"my/experiment/{name}.yaml").write_text(text)
 
 
-def chosen(run: str) -> tuple[object, ...]:
-    values = saved.read_config(Path(run, "config.yaml"))
+def chosen(values: PlainDict) -> tuple[object, ...]:
     names = [values[group]["name"] for group in ("optimizer", "scheduler")]
     return (*names, values["optimizer"].get("weight_decay"), values["lr"], values["seed"])
 
 
-def test_its_choices_and_values_are_those_of_the_run_and_the_command_line_wins() -> None:
+def test_its_choices_and_values_are_those_of_the_run_and_the_command_line_wins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert optrun(*OWN, "experiment=example", "hydra.run.dir=a") == 0
-    assert chosen("a") == ("lamb", "linear", 0.1, 2e-3, 12345)
-    assert optrun(*OWN, "experiment=example", "hydra.run.dir=b", "optimizer=adamw", "lr=1e-4") == 0
-    assert chosen("b") == ("adamw", "linear", 0.1, 1e-4, 12345)
-    assert optrun(*OWN, "experiment=[example,sub/more]", "hydra.run.dir=c") == 0
-    assert chosen("c") == ("lamb", "linear", 0.1, 3e-3, 12345)
+    assert chosen(saved.read_config(Path("a/config.yaml"))) == ("lamb", "linear", 0.1, 2e-3, 12345)
+    for words, expected in (
+        (["experiment=example", "optimizer=adamw", "lr=1e-4"], ("adamw", "linear", 0.1, 1e-4, 12345)),
+        (["experiment=[example,sub/more]"], ("lamb", "linear", 0.1, 3e-3, 12345)),
+    ):
+        capsys.readouterr()
+        assert optrun(*OWN, *words, "--cfg", "job", "--resolve") == 0
+        assert chosen(yaml.safe_load(capsys.readouterr().out)) == expected
 
 
 def test_the_same_line_goes_on_and_another_experiment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +74,7 @@ def test_the_same_line_goes_on_and_another_experiment_is_refused(capsys: pytest.
     assert optrun(*line) == 0
     assert optrun(*line, "training.max_steps=3") == 0
     assert json.loads(Path("a/summary.json").read_text())["global_step"] == 3
-    assert chosen("a") == ("lamb", "linear", 0.1, 2e-3, 12345)
+    assert chosen(saved.read_config(Path("a/config.yaml"))) == ("lamb", "linear", 0.1, 2e-3, 12345)
     assert optrun(*OWN, "experiment=second", "resume=a") == 2
     assert "goes on with the configuration it has" in capsys.readouterr().err
     Path("a/summary.json").unlink()
