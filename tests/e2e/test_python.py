@@ -31,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import optrun
 from optrun.base.errors import CheckpointError, ConfigError, OptrunError, StoppedEarly, StorageError
-from tests.running import TINY_GPT, records, summary, write_text
+from tests.running import TINY_GPT, records, summary, tensors, write_text
 
 ROOT = Path(__file__).parents[2]
 FEW = ["training.max_steps=3", "training.logging_steps=1", "training.eval_steps=3", "checkpoint.save_steps=1"]
@@ -118,18 +118,6 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert {name: after[name] for name in after} == before
 
 
-def test_a_run_returns_its_result(words: list[str], untouched: None, capsys: pytest.CaptureFixture[str]) -> None:
-    result = optrun.run([*words, "optimizer=lamb", "hydra.run.dir=run"])
-    assert "eval/loss" in capsys.readouterr().out
-    assert result.run_dir == Path("run").resolve()
-    assert (result.exit_reason, result.summary["global_step"]) == ("finished", 3)
-    assert result.metrics["eval/loss"] == summary(Path("run"))["metrics"]["last"]["eval/loss"]
-    assert result.summary["command"].startswith("optrun ")
-    assert isinstance(result.model, transformers.GPT2LMHeadModel)
-    assert result.model is result.model
-    assert not result.model.training
-
-
 def test_two_runs_in_one_process_are_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing of the first reaches the second, and a call computes what the command does."""
     for name in ("one", "two"):
@@ -137,13 +125,27 @@ def test_two_runs_in_one_process_are_one(words: list[str], capsys: pytest.Captur
         torch.rand(3)
     assert capsys.readouterr() == ("", "")
     assert records(Path("one")) == records(Path("two"))
+    assert tensors(Path("one"), 3) == tensors(Path("two"), 3)
+    optrun.run([*words, "hydra.run.dir=three", "seed=1"], quiet=True)
+    assert tensors(Path("one"), 3) != tensors(Path("three"), 3)
 
 
-def test_a_run_directory_is_opened_again(words: list[str], untouched: None) -> None:
-    made = optrun.run([*words, "lr=2e-3", "hydra.run.dir=run"], quiet=True)
+def test_a_run_returns_its_result_and_is_opened_again(
+    words: list[str], untouched: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words += ["optimizer=lamb", "lr=2e-3"]
+    made = optrun.run([*words, "hydra.run.dir=run"])
+    assert "eval/loss" in capsys.readouterr().out
+    assert made.run_dir == Path("run").resolve()
+    assert (made.exit_reason, made.summary["global_step"]) == ("finished", 3)
+    assert made.metrics["eval/loss"] == summary(Path("run"))["metrics"]["last"]["eval/loss"]
+    assert made.summary["command"].startswith("optrun ")
+    assert isinstance(made.model, transformers.GPT2LMHeadModel)
+    assert made.model is made.model
+    assert not made.model.training
     run = optrun.load_run("run/checkpoints/step-00000002")
     assert run == made.run == optrun.load_run(Path("run"))
-    assert run.config == optrun.compose([*words, "lr=2e-3"])
+    assert run.config == optrun.compose(words)
     assert [record["step"] for record in run.metrics] == [0, 1, 2, 3]
     assert run.summary["status"] == "finished"
     assert [path.name for path in run.checkpoints][-1] == "step-00000003"
@@ -289,9 +291,9 @@ def test_import_is_light(tmp_path: Path) -> None:
         "assert callable(optrun.run) and callable(optrun.sweep)\n"
         "assert optrun.runner.resume.target.find_target\n"
         "assert optrun.compose(['optimizer=lamb']).optimizer.name == 'lamb'\n"
-        "assert 'torch' not in sys.modules\n"
-        "try: optrun.run(['optimizer=lam'])\n"
+        "try: optrun.compose(['optimizer=lam'])\n"
         "except optrun.base.errors.ConfigError: print('refused')\n"
+        "assert 'torch' not in sys.modules\n"
         "try: optrun.nosuch\n"
         "except AttributeError as error: print(error)\n"
     )

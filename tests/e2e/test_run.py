@@ -22,7 +22,6 @@ from tests.running import (
     records,
     sentence,
     summary,
-    tensors,
     write_labelled,
     write_text,
 )
@@ -43,9 +42,7 @@ def classes(folder: Path) -> list[str]:
     return [*TINY_BERT, "task=sequence_classification", "data=files", f"data.train={write_labelled(folder)}", *FEW]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "sampled"), [("the quick", True), ("the quick brown fox " * 50, True), ("''", False)]
-)
+@pytest.mark.parametrize(("prompt", "sampled"), [("the quick brown fox " * 50, True), ("''", False)])
 def test_a_prompt_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, sampled: bool) -> None:
     """The end of one that is longer than the model's 16 positions is continued; an empty one is none."""
     words = [word for word in language(tmp_path) if word != "task.sample_tokens=0"]
@@ -78,7 +75,15 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsy
     assert optrun(*words) == 0
     said = capsys.readouterr().out
     run = next(Path("outputs").glob("*/*"))
-    for piece in ("eval/loss", f"optrun resume={run}", f"optrun evaluate {run}", "optrun export", "continuation"):
+    assert "warning" not in said
+    for piece in (
+        "eval/loss",
+        "what it learnt",
+        f"optrun resume={run}",
+        f"optrun evaluate {run}",
+        "optrun export",
+        "continuation",
+    ):
         assert piece in said
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["lr"], config["optimizer"]["name"]) == (2e-3, "lamb")
@@ -108,6 +113,7 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsy
     card = (run / "model" / "README.md").read_text()
     assert card.startswith("---\n")
     assert "lamb" in card
+    assert "## Sample" in card
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     assert AutoTokenizer.from_pretrained(run / "model").decode([5])
     saved = load_file(place / "model.safetensors")["transformer.h.0.attn.c_attn.weight"]
@@ -227,16 +233,15 @@ def test_micro_batches_are_one_batch(tmp_path: Path) -> None:
     words += [f"model.config.{name}=0" for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
     words = list({word.split("=")[0]: word for word in words}.values())
     words += ["training.max_steps=4", "training.logging_steps=1", "optimizer=sgd", "lr=0.1", "scheduler=constant"]
-    shapes = [(12, 1), (4, 3), (1, 12)]
+    shapes = [(12, 1), (4, 3)]
     for size, times in shapes:
         assert optrun(*words, f"training.per_device_train_batch_size={size}", f"hydra.run.dir=b{size}",
                       f"training.gradient_accumulation_steps={times}") == 0  # fmt: skip
     losses = [[record["train/loss"] for record in records(Path(f"b{size}"))] for size, _ in shapes]
     weights = [load_file(f"b{size}/checkpoints/step-00000004/model.safetensors") for size, _ in shapes]
-    for other in (1, 2):
-        assert losses[other] == pytest.approx(losses[0], rel=1e-5)
-        for name, tensor in weights[0].items():
-            np.testing.assert_allclose(weights[other][name], tensor, rtol=1e-4, atol=2e-6, err_msg=name)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name, tensor in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], tensor, rtol=1e-4, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -292,14 +297,6 @@ def test_retention_keeps_the_best_and_the_newest(tmp_path: Path) -> None:
     kept = {int(path.name[5:]) for path in Path("run/checkpoints").glob("step-*")}
     assert kept == {5, 6, best}
     assert Path("run/checkpoints/best").read_text().strip() == f"step-{best:08d}"
-
-
-def test_two_straight_runs_are_one(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        assert optrun(*classes(tmp_path), f"hydra.run.dir={name}") == 0
-    assert tensors(Path("one"), 3) == tensors(Path("two"), 3)
-    assert optrun(*classes(tmp_path), "hydra.run.dir=three", "seed=1") == 0
-    assert tensors(Path("one"), 3) != tensors(Path("three"), 3)
 
 
 def test_as_a_program_in_a_pipe(tmp_path: Path) -> None:
