@@ -185,19 +185,3 @@ def test_a_source_is_found_from_another_folder(
     assert optrun("--plugin", "../pipes.py", "resume=../run", "training.max_steps=3") == 0, capsys.readouterr().err
     assert "data.rows" not in capsys.readouterr().out, "the same file is no change"
     assert optrun("--plugin", "../pipes.py", "evaluate", "../run") == 0, capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("body", "fact"),
-    [("raise ValueError('no')", "ValueError: no"), ("return predictions", "balanced_error gave an array")],
-)
-def test_a_metric_that_fails_is_named(body: str, fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = FILES["balanced_error.py"]
-    Path("broken.py").write_text(text[: text.index("    wrong =")] + f"    {body}\n")
-    train = write_labelled(Path(), 24)
-    words = ["task=sequence_classification", "data=files", f"data.train={train}", *TINY_BERT, *SHORT]
-    assert optrun("--plugin", "broken.py", *words, "task.metrics=[balanced_error]") == 1
-    said = capsys.readouterr().err
-    assert "task.metrics: balanced_error" in said
-    assert fact in said
-    assert "Traceback" not in said
