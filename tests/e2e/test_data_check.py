@@ -62,10 +62,21 @@ def test_a_damaged_cache_changes_nothing_and_is_told(folder: Path, capsys: pytes
     assert losses("second") == losses("first")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that a run has published."""
+    place = tmp_path_factory.mktemp("made")
+    data = f"data.train={write_labelled(place)}"
+    assert (
+        optrun(*TINY_BERT, "task=sequence_classification", "data=files", data, *FEW, f"hydra.run.dir={place}/run") == 0
+    )
+    return place / "run" / "model"
+
+
 @pytest.fixture
-def pretrained(folder: Path) -> Path:
-    assert optrun(*words(*TINY_BERT), "hydra.run.dir=made") == 0
-    return folder / "made" / "model"
+def pretrained(folder: Path, made: Path) -> Path:
+    """Its copy."""
+    return Path(shutil.copytree(made, folder / "made" / "model"))
 
 
 def test_a_pretrained_model_says_where_its_lr_comes_from(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,7 @@ def test_masks_are_filled(trained: Trained) -> None:
 
 def test_texts_go_on_from_prompts(trained: Trained) -> None:
     run = trained("causal_lm")
-    rows, (model, tokenizer) = texts(11), loaded(run)
+    rows, (model, tokenizer) = texts(5), loaded(run)
     for options in ({"max_new_tokens": 6}, {"max_new_tokens": 5, "num_beams": 2, "no_repeat_ngram_size": 2}):
         words = [f"generation.{name}={value}" for name, value in options.items()]
         found = predicted(run, *words, out=f"{len(options)}.jsonl")
@@ -162,7 +162,7 @@ def test_texts_go_on_from_prompts(trained: Trained) -> None:
 
 def test_what_is_drawn_is_drawn_by_the_seed(trained: Trained) -> None:
     run, drawn = trained("causal_lm"), ["generation.do_sample=true", "generation.num_return_sequences=2"]
-    texts(5)
+    texts(3)
     first = predicted(run, *drawn, out="a.jsonl")
     assert predicted(run, *drawn, out="b.jsonl") == first
     assert predicted(run, *drawn, "seed=7", out="c.jsonl") != first
@@ -171,7 +171,7 @@ def test_what_is_drawn_is_drawn_by_the_seed(trained: Trained) -> None:
 
 def test_texts_from_texts(trained: Trained) -> None:
     run = trained("seq2seq_lm")
-    rows, (model, tokenizer) = texts(9), loaded(run)
+    rows, (model, tokenizer) = texts(5), loaded(run)
     found = predicted(run)
     for row, one in zip(rows, found, strict=True):
         made = model.generate(**tokenizer(row["text"], return_tensors="pt"), max_new_tokens=12)
