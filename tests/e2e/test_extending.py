@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from optrun.config import registry
 from optrun.config.registry import plugins
 from optrun.config.schema.metric import chosen_metrics
 from optrun.testing import check_optimizer
+from tests.faults.runs import cut
 from tests.faults.test_state_file import resealed
 from tests.running import TINY_GPT, optrun, summary, write_text
 
@@ -73,8 +75,21 @@ def test_a_run_its_resume_and_what_reads_it(capsys: pytest.CaptureFixture[str]) 
     assert "my_lion" in Path("exported/README.md").read_text(encoding="utf-8")
 
 
-def test_a_changed_file_is_refused_unless_it_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert optrun(*PLUGINS, *CHOSEN, *RUN, "hydra.run.dir=run") == 0, capsys.readouterr().err
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with both plugins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := tmp_path_factory.mktemp("made"))
+        write_text(folder, 60)
+        for name, text in FILES.items():
+            Path(name).write_text(text, encoding="utf-8")
+        assert optrun(*PLUGINS, *CHOSEN, *RUN, "hydra.run.dir=run") == 0
+    forget_all()
+    return folder / "run"
+
+
+def test_a_changed_file_is_refused_unless_it_is_allowed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(made, "run")
     before = summary(Path("run"))["plugins"]
     with Path("my_optimizers.py").open("a") as file:
         file.write("# a word more\n")
@@ -91,11 +106,10 @@ def test_a_changed_file_is_refused_unless_it_is_allowed(capsys: pytest.CaptureFi
     assert optrun(*PLUGINS, "resume=run", "training.max_steps=4") == 0  # it is what it was then
 
 
-def test_a_forged_record_is_refused_though_its_checksums_are_right(capsys: pytest.CaptureFixture[str]) -> None:
-    assert optrun(*PLUGINS, *CHOSEN, *RUN[:-2], "training.max_steps=1", "hydra.run.dir=run") == 0, (
-        capsys.readouterr().err
-    )
-    (folder,) = Path("run/checkpoints").glob("step-*")
+def test_a_forged_record_is_refused_though_its_checksums_are_right(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cut(made, "run", 1).checkpoint(1)
     recorded = json.loads((folder / "state.json").read_text())["plugins"]
     for forged, fact in {
         "[]": "no record of optimizer=my_lion",
