@@ -83,12 +83,11 @@ class Proposal:
                 *without(common, "training.num_train_epochs", "training.max_steps"),
                 f"training.max_steps={steps}",
             ]
-        names = " and ".join(self.grids)
         return [
             (f"train: {self.steps:,} steps{self._time(self.steps)}", self.overrides),
             (
-                f"compare {names}, each with learning rates of its own: {jobs} runs of {steps:,} steps"
-                f"{self._time(jobs * steps)}",
+                f"compare {' and '.join(self.grids)}, each with learning rates of its own: {jobs} runs of {steps:,} "
+                f"steps{self._time(jobs * steps)}",
                 ["-m", *grids, f"seed={_SEEDS}", *common],
             ),
             ("see every parameter group, the schedule and the memory", ["explain", *without(self.overrides, "hydra")]),
@@ -185,8 +184,7 @@ def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say, *, table
         say("names", "there is no line of names: the first line is a row as the others are")
         source = load(more)
     held = next((token for token in place if token.startswith("data.eval=")), None)
-    missing = _missing(source) if held is not None else []
-    if held is not None and missing:
+    if held is not None and (missing := _missing(source)):
         there = ", ".join(next(iter(source.eval_sets.values())).rows.column_names)
         lacks = f"{held} calls its columns {there}, and has no {' and '.join(missing)}"
         say("held", f"{lacks}: it is left out, and a part of data.train is held back instead")
@@ -260,9 +258,8 @@ def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
 def _repeated(rows: Any, roles: Roles | None) -> tuple[int, int]:
     """Count the rows that are equal to one before them in the columns that are read, and those with a gap there."""
     names = list(roles.columns.values()) if roles is not None else rows.column_names
-    batches = rows.select_columns(names).iter(batch_size=1000)
     keys, empty = list[int](), 0
-    for batch in batches:
+    for batch in rows.select_columns(names).iter(batch_size=1000):
         for row in zip(*batch.values(), strict=True):
             keys.append(hash(repr(row)))
             empty += any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in row)
@@ -326,7 +323,7 @@ class _Run:
         self.model: list[str] = []
         self.more: PlainDict = {}
         self.facts: Facts | None = None
-        self._composed: tuple[list[str], RunConfig] | None = None
+        self._line = list[str]()
 
     @property
     def overrides(self) -> list[str]:
@@ -335,10 +332,10 @@ class _Run:
 
     def config(self) -> RunConfig:
         """Compose it; what was asked for last is kept."""
-        if self._composed is None or self._composed[0] != self.overrides:
-            line = self.overrides
-            self._composed = line, compose_request(self.hydra, CommandLine(overrides=line)).config
-        return self._composed[1]
+        if self._line != self.overrides:
+            self._line = self.overrides
+            self._config = compose_request(self.hydra, CommandLine(overrides=self._line)).config
+        return self._config
 
     def explain(self) -> Facts:
         from optrun.explain.build import explain

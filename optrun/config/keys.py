@@ -32,10 +32,9 @@ def as_key(option: str, keys: Iterable[str] = ()) -> str:
         ''
     """
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
-    own = {key: key for key in ("lr", "seed", "run_name", "resume", "branch_from", "matters", *keys)}
-    own |= {key: f"{key}=NAME" for key in GROUPS}
     dotted = sorted(key for group in GROUPS for key in keys_of(group))
-    own |= {key: key for key in dotted}
+    own = {key: key for key in ("lr", "seed", "run_name", "resume", "branch_from", "matters", *keys, *dotted)}
+    own |= {key: f"{key}=NAME" for key in GROUPS}
     found = own.get(name) or counterpart(name)
     if found is None:
         found = "=VALUE or ".join(key for key in dotted if key.partition(".")[2] == name != "name")

@@ -47,8 +47,8 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
     found: dict[str, PlainDict] = {}
     for row in registry.of_others():
         if row.name in used:
-            if (origin := str(row.origin)) not in found:
-                found[origin] = {**_source(row), "names": []}
+            origin = str(row.origin)
+            found[origin] = found.get(origin) or {**_source(row), "names": []}
             found[origin]["names"].append(f"{row.kind}={row.name}")
     return list(found.values())
 
