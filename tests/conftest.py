@@ -96,10 +96,25 @@ def memory_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+_frozen = 0
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests, which stay, are out of the way of the collector and of walks over all objects."""
+    _freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """As are modules that a test was the first to need."""
+    if len(sys.modules) > _frozen + 10:
+        _freeze()
+
+
+def _freeze() -> None:
+    global _frozen
     gc.collect()
     gc.freeze()
+    _frozen = len(sys.modules)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
