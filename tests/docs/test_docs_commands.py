@@ -14,8 +14,10 @@ import pytest
 
 from optrun.cli.verbs import VERBS
 from optrun.config.groups import default_values
+from optrun.data import stdlib
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
-from tests.running import optrun, optrun_process, sentence, write_labelled, write_text
+from tests.preloaded import optrun_preloaded
+from tests.running import optrun, sentence, write_labelled, write_text
 from tests.sweep.forked import fork_jobs
 
 OWN_TESTS = {"docs/quickstart.md", "docs/extending_tasks.md", "docs/extending_training.md"}
@@ -137,7 +139,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("train", "dev"):
             csv = write_labelled(folder, name=f"{name}.csv")
             csv.with_suffix(".tsv").write_text(csv.read_text().replace(",", "\t"))
-        shutil.copy(write_text(folder), "my.txt")
+        shutil.copy(write_text(folder, 150), "my.txt")
         shutil.copy("my.txt", "shakespeare.txt")
         rows = [{"text": sentence(n), "endings": [sentence(n + 1), sentence(n + 2)], "label": n % 2} for n in range(60)]
         Path("endings.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
@@ -164,9 +166,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("found", pages(run=True))
 def test_every_command_runs(
-    found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch, forked_jobs: None
+    found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch, forked_jobs: None, no_pictures: None
 ) -> None:
     monkeypatch.chdir(workplace)
+    few = stdlib.stdlib_files()[::20]  # the tokens of all of them take seconds
+    monkeypatch.setattr(stdlib, "stdlib_files", lambda: few)
     for block in blocks(ROOT / found[0].page):  # plugins that the page shows
         if block.language == "python" and (name := re.match(r"# (\w+\.py)\n", block.body)):
             Path(name[1]).write_text(block.body)
@@ -174,8 +178,8 @@ def test_every_command_runs(
         program, *arguments = command.arguments
         if program != "optrun" or command.not_run or arguments[:1] == ["certify"]:  # tests/faults/test_kills.py
             continue
-        if "--plugin" in arguments:  # what it registers stays in that process
-            done = optrun_process(*small(arguments), cwd=workplace)
+        if {"--plugin", "distributed=ddp"} & set(arguments):  # what it registers stays in that process; ranks
+            done = optrun_preloaded(*small(arguments), cwd=workplace)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
         else:
             assert optrun(*small(arguments)) == 0, command
@@ -185,6 +189,7 @@ def test_every_command_runs(
 def small(arguments: list[str]) -> list[str]:
     """The same command on the files of the test, with few steps and two jobs."""
     places = {"outputs/sweeps/DATE/TIME": SWEEP, "outputs/DATE/TIME": RUN, "resume=RUN_DIR": "resume=latest"}
+    places["seeds=5-9"] = "seeds=5-7"
     for name, path in places.items():
         arguments = [one.replace(name, path) for one in arguments]
     verb = arguments[0] if arguments and arguments[0] in VERBS else ""
@@ -196,6 +201,8 @@ def small(arguments: list[str]) -> list[str]:
     put = {} if resumed and not any(one.startswith("training.max_steps=") for one in arguments) else dict(SMALL)
     if resumed and put:
         put = {"training.max_steps": "8" if branches else "4"}  # beyond the trunk, which another command resumed
+    if "distributed=ddp" in arguments:  # its ranks find the whole library, not a test's
+        put |= {"data": "files", "data.train": "my.txt"}
     kept = [one for one in arguments if one.partition("=")[0] not in put]
     if "-m" in arguments:
         kept = swept(kept, 2, 1)
