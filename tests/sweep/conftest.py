@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from optrun.data import stdlib
 from optrun.report import build
 from optrun.runner import train as experiment
 from optrun.sweeper.devices import VISIBLE
@@ -48,6 +49,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path) -> None:
     monkeypatch.setattr(forked, "JOB", [*forked.JOB, f"data.train={text}"])
     forked.fork_jobs(monkeypatch)
     monkeypatch.setattr(forked.ForkServer, "launches", [])
+    few = stdlib.stdlib_files()[::20]  # for `data=stdlib` and its like, whose tokens take seconds
+    monkeypatch.setattr(stdlib, "stdlib_files", lambda: few)
     # Pictures take longer than these jobs; tests of their own look at them.
     monkeypatch.setattr(experiment, "draw_curves", lambda run: None)
     monkeypatch.setattr(build, "report", lambda folders, **options: SimpleNamespace(verdict=None))

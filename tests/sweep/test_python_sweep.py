@@ -12,7 +12,6 @@ import pytest
 
 import optrun
 from optrun.base.errors import ConfigError
-from optrun.data import stdlib
 from optrun.report import build
 from optrun.report.build import report as made
 from tests.running import optrun as cli
@@ -20,13 +19,6 @@ from tests.running import summary
 from tests.sweep import forked
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`data=stdlib`, as a page and the example have it, is one file in twenty of the library."""
-    few = stdlib.stdlib_files()[::20]
-    monkeypatch.setattr(stdlib, "stdlib_files", lambda: few)
 
 
 def test_a_sweep_returns_its_runs(place: Path, undisturbed: Path) -> None:

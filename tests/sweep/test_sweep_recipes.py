@@ -135,6 +135,7 @@ def test_embeddings_go_on_from_one_start(place: Path) -> None:
 @pytest.mark.slow
 def test_lengths_run_and_are_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY_GPT, "training.max_steps=2,4", "lr=1e-4,1e-2,1", "seed=0,1", "data.max_train_examples=64"]
+    words.append("optimizer=lamb")  # of three
     assert optrun("-cn", "transfer_length", *words, "data.max_eval_examples=8", "hydra.sweep.dir=sweep") == 0
     code = optrun("transfer", "sweep", "to=training.max_steps=8")
     said = "".join(capsys.readouterr())
