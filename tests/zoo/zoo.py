@@ -143,6 +143,21 @@ def build(model_type: str, depth: int | None = None) -> nn.Module | str:
         return model
 
 
+def build_small(model_type: str, fewest: int, most: int) -> nn.Module | str:
+    """The base model with the fewer blocks if they are of as many kinds as more blocks are; otherwise with more."""
+    model, smaller = build(model_type, most), build(model_type, fewest)
+    alike = isinstance(model, nn.Module) and isinstance(smaller, nn.Module) and _kinds(smaller) == _kinds(model)
+    return smaller if alike else model
+
+
+def _kinds(model: nn.Module) -> set[tuple[object, ...]]:
+    """Classes of modules, the shapes of their tensors, and where they lie but for numbers."""
+    return {
+        (type(module), re.sub(r"\d+", "#", path), *(param.shape for param in module.parameters(recurse=False)))
+        for path, module in model.named_modules()
+    }
+
+
 def examine(model_type: str, model: nn.Module) -> Row:
     """Group a model both ways and hold the result against what is known of its modules.
 
