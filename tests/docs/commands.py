@@ -50,13 +50,14 @@ def blocks(page: Path) -> list[Block]:
 
 def commands(page: Path) -> list[Command]:
     """List the commands of a page's bash and console blocks, in order."""
-    return [command for block in blocks(page) if block.language in SHELLS for command in _of(block)]
+    return [command for block in blocks(page) if block.language in SHELLS for command in commands_of(block)]
 
 
 SHELLS = ("bash", "console", "sh")
 
 
-def _of(block: Block) -> list[Command]:
+def commands_of(block: Block) -> list[Command]:
+    """List the commands of a bash or console block, in order."""
     body = _HEREDOC.sub(r"\2", block.body).replace("\\\n", " ")
     lines = body.splitlines()
     if block.language == "console":

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import ROOT, blocks
+from tests.docs.commands import ROOT, SHELLS, Block, blocks, commands_of
+from tests.preloaded import optrun_preloaded
 
 
 def in_one_line(text: str) -> str:
@@ -41,29 +42,29 @@ def makes_sense(sweep: Path) -> str:
 
 @pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "optrun"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m optrun "$@"\n')
-    program.chmod(0o755)
-    folder = tmp_path / "work"
-    folder.mkdir()
-    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    said = ""
-    for block in blocks(ROOT / "docs" / "quickstart.md"):
+    page, said = ROOT / "docs" / "quickstart.md", ""
+    for block in blocks(page):
         if block.not_run or block.body.startswith("pip install"):
             continue
         if block.language == "text":  # what the page says that comes out
             assert in_one_line(block.body) in in_one_line(said), f"{block.page}:{block.line}"
             continue
-        start = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
-        done = subprocess.run(
-            [*start, block.body], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
-        said = done.stdout
+        for done in _run(block, tmp_path):
+            assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
+            said = done.stdout
         for sweep in re.findall(r"optrun -m .*?hydra.sweep.dir=(\S+)", block.body, re.S):
-            winner = makes_sense(folder / sweep)
+            winner = makes_sense(tmp_path / sweep)
             assert f" {winner} " in said.partition("no difference")[0]
     assert said.strip() in ("good", "bad")
     for name in ("outputs/first/model/README.md", "outputs/sweeps/first/report.html", "my-model/model.safetensors"):
-        assert (folder / name).is_file(), name
+        assert (tmp_path / name).is_file(), name
+
+
+def _run(block: Block, folder: Path) -> Iterator[subprocess.CompletedProcess[str]]:
+    """Each command of a block; Python in a process of its own, optrun in one that finds everything imported."""
+    if block.language == "python":
+        python = [sys.executable, "-c", block.body]
+        yield subprocess.run(python, cwd=folder, capture_output=True, text=True, check=False)
+    for command in commands_of(block) if block.language in SHELLS else ():
+        assert command.arguments[0] == "optrun", command
+        yield optrun_preloaded(*command.arguments[1:], cwd=folder)
