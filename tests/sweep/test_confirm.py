@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -171,6 +172,7 @@ def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyP
         pid = forked.fork(lambda: (os.setpgid(0, 0), optrun(*line))[1], place / "log")
         while len(jobs(folder)) < count:
             assert os.waitpid(pid, os.WNOHANG)[0] == 0, (place / "log").read_text()[-2000:]
+            time.sleep(0.01)
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert optrun(*line) == 0
