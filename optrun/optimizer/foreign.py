@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -162,6 +163,7 @@ def _is_optimizer(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Optimizer)
 
 
+@functools.cache
 def _keywords(cls: type[Optimizer]) -> set[str]:
     """Collect what a constructor takes, by its signature and by the switches that it reads of its `**kwargs`."""
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if base.__module__.startswith(f"{LIBRARY}.opt"))

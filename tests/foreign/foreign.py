@@ -33,7 +33,7 @@ from optrun.training.state import RandomStates, seed_random_states
 from tests.faults.checkpoints import make_run
 from tests.resume.test_registry import CPU, Half
 
-HALF, WHOLE = 17, 40
+HALF, WHOLE = 13, 28
 
 WORKS, NEEDS, REFUSED = "works", "needs something, and gets it", "refused"
 

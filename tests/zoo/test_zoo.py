@@ -5,13 +5,12 @@ Which side of the blocks a parameter lies on is held against the order in which 
 
 from __future__ import annotations
 
-import gc
 import os
 
 import pytest
 from torch import nn
 
-from tests.zoo.zoo import SAMPLE, build, build_small, examine, model_types
+from tests.zoo.zoo import SAMPLE, build, build_small, examine, model_types, part_of
 
 PARTS = 2
 """Of all architectures, so that two processes share the longest proof of all."""
@@ -43,10 +42,7 @@ def test_sample(model_type: str) -> None:
 def test_every_architecture(part: int) -> None:
     wrong: list[str] = []
     built = refused = ran = 0
-    for number, model_type in enumerate(model_types()[part::PARTS]):
-        if number % 20 == 0:  # what transformers has imported stays, and is out of the collector's way
-            gc.collect()
-            gc.freeze()
+    for model_type in part_of(model_types(), part, PARTS):
         model = build(model_type) if EVERY_BLOCK or model_type in DEEP else build_small(model_type, *FEW)
         if isinstance(model, str):
             continue

@@ -7,10 +7,11 @@ itself calls the input embeddings.
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -103,6 +104,15 @@ class Row:
 def model_types() -> list[str]:
     """Every type that has a base model."""
     return sorted(MODEL_MAPPING_NAMES)
+
+
+def part_of(types: Sequence[str], part: int, parts: int) -> Iterator[str]:
+    """Every so many-th type; what transformers has imported for them is kept out of the collector's way."""
+    for number, model_type in enumerate(types[part::parts]):
+        if number % 20 == 0:
+            gc.collect()
+            gc.freeze()
+        yield model_type
 
 
 DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layer")

@@ -21,7 +21,7 @@ from optrun.model.adapter_places import head_modules, linear_modules
 from optrun.model.quantization import quantization_of, require_quantization
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.param_groups import build_param_groups
-from tests.zoo.zoo import shallow
+from tests.zoo.zoo import model_types, part_of, shallow
 
 SEQUENCE, TOKEN, CAUSAL, MASKED, SEQ2SEQ, IMAGE = (
     f"AutoModelFor{kind}"
@@ -395,7 +395,7 @@ def test_architectures_of_transformers(model_type: str) -> None:
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_architecture_of_transformers(quarter: int) -> None:
     found = {}
-    for model_type in sorted(transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES)[quarter::4]:
+    for model_type in part_of(model_types(), quarter, 4):
         try:
             found[model_type] = adapted(model_type)
         except AssertionError as error:
