@@ -22,7 +22,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "explain": (1014, 10641),
     "launch": (795, 6774),
     "model": (1762, 16107),
-    "optimizer": (4232, 46077),
+    "optimizer": (4232, 46062),
     "param_groups": (1309, 13230),
     "plugin": (31, 231),
     "report": (3947, 50828),

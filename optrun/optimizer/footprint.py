@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from optrun.base.options import Group, State
-from optrun.optimizer.groups import DESCRIPTIVE_KEYS
+from optrun.base.options import State
 from optrun.optimizer.rehearsal import apart, one_step
 
 _SIDE = 3
@@ -34,8 +33,8 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         {'weight': 800}
     """
     alike = {
-        name: (param, (repr(_options(group)), param.shape, param.dtype))
-        for group in optimizer.param_groups
+        name: (param, (index, param.shape, param.dtype))
+        for index, group in enumerate(optimizer.param_groups)
         for name, param in zip(group["param_names"], group["params"], strict=True)
     }
     first = {kind: param for param, kind in reversed(alike.values())}
@@ -51,11 +50,6 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         sizes = {kind: _total(twin.state.get(params[param], {}), param, size) for kind, param in first.items()}
         return {name: sizes[kind] for name, (_, kind) in alike.items()}
     return dict.fromkeys(alike)
-
-
-def _options(group: Group) -> list[tuple[str, object]]:
-    """What a state may depend on: layers have an lr, and so a group, of their own."""
-    return sorted((key, value) for key, value in group.items() if key not in DESCRIPTIVE_KEYS | {"params", "lr"})
 
 
 def _shape_alone(param: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ def library_class(name: str) -> Any:
         raise ConfigError(
             'optimizer=pytorch_optimizer needs the library of that name: pip install "optrun[optimizers]".'
         )
-    classes = [value for value in vars(importlib.import_module(LIBRARY)).values() if _is_optimizer(value)]
-    known = {cls.__name__.lower(): cls for cls in classes}
+    members = vars(importlib.import_module(LIBRARY)).values()
+    known = {cls.__name__.lower(): cls for cls in members if isinstance(cls, type) and issubclass(cls, Optimizer)}
     if name.lower() not in known:
         refuse_few_bits("optimizer.name", name)
         raise ConfigError(
@@ -157,10 +157,6 @@ def build_pytorch_optimizer(
         owner=f"pytorch_optimizer's {cls.__name__}",
         hint="Change optimizer.kwargs, or take another optimizer.",
     )
-
-
-def _is_optimizer(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Optimizer)
 
 
 @functools.cache

@@ -124,10 +124,12 @@ def test_in_an_executor_the_loop_goes_on() -> None:
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         run = loop.run_in_executor(None, lambda: optrun.run([*RUN, "hydra.run.dir=one"], quiet=True))
         while not Path("one").exists() and not run.done():
-            turns.append(time.monotonic())
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         beside = await asyncio.gather(asyncio.to_thread(optrun.compose, []), return_exceptions=True)
         assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        while not run.done():
+            turns.append(time.monotonic())
+            await asyncio.sleep(0)
         return [await run, *beside]
 
     done, beside = asyncio.run(program())
