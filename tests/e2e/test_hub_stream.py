@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,20 +46,51 @@ def files(kind: str, step: int = 1) -> dict[str, bytes]:
     return found
 
 
+EACH_FORKED = """
+import gc, json, os, sys
+from optrun.cli import main as cli
+import datasets, transformers.models.auto.modeling_auto, optrun.runner.train
+gc.freeze()
+for line in sys.stdin:
+    if os.fork() == 0:
+        for number, name in enumerate(("out", "err"), start=1):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        try:
+            code = cli.run(json.loads(line))
+        except SystemExit as left:  # Hydra's job leaves through it
+            code = int(left.code or 0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
 class Place:
-    """Processes that ask the stand-in: the hub's client reads its address when it is imported."""
+    """Runs that ask the stand-in, forked from one process: the hub's client reads its address when it is imported."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
         self.env = {**env, "HF_HOME": str(folder / "hf"), "OPTRUN_CACHE": str(folder / "cache")}
 
-    def run(self, *words: str, code: int = 0, **env: str) -> str:
-        command = [sys.executable, "-m", "optrun", *words]
-        done = subprocess.run(
-            command, env={**self.env, **env}, cwd=self.folder, text=True, capture_output=True, timeout=240
+    def __enter__(self) -> Place:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", EACH_FORKED], env=self.env, cwd=self.folder, text=True, stdin=PIPE, stdout=PIPE
         )
-        assert done.returncode == code, done.stdout + done.stderr
-        return " ".join((done.stdout if code == 0 else done.stderr).split())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+    def run(self, *words: str, code: int = 0) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        ended = self.process.stdout.readline()
+        out, err = ((self.folder / name).read_text(encoding="utf-8") for name in ("out", "err"))
+        assert ended == f"{code}\n", out + err
+        return " ".join((out if code == 0 else err).split())
 
 
 @pytest.mark.slow
@@ -66,8 +98,7 @@ class Place:
 def test_a_run_goes_on_at_its_commit_whatever_the_branch_is_at(tmp_path: Path, kind: str) -> None:
     hub = DatasetHub()
     first = hub.commit(files(kind))
-    with served(hub) as env:
-        place = Place(tmp_path, env)
+    with served(hub) as env, Place(tmp_path, env) as place:
         words = [*COMMON, *KINDS[kind]]
         workers = "training.dataloader_num_workers=2"
         assert f"{NAME} is read at revision {first}" in place.run(
@@ -94,8 +125,7 @@ def test_a_run_goes_on_at_its_commit_whatever_the_branch_is_at(tmp_path: Path, k
 def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
     hub = DatasetHub()
     hub.commit({"README.md": CARD, "train.jsonl": files("jsonl")["data/train-00000.jsonl"]})
-    with served(hub) as env:
-        place = Place(tmp_path, env)
+    with served(hub) as env, Place(tmp_path, env) as place:
         words = [*COMMON, *KINDS["jsonl"], "training.max_steps=2"]
         told = place.run(*words, code=2)
         for fact in ("data.streaming=true", f"{NAME} has no split to evaluate on (it has train)", "data.eval_split"):
@@ -107,11 +137,10 @@ def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
         assert "other bytes than it names" in place.run(*words, "data.eval_fraction=0", code=1)
         hub.commit({"README.md": CARD, "train.csv": b"text,label\na,b\n" * 9})
         assert "data.streaming=true reads .jsonl" in place.run(*words, "data.eval_fraction=0", code=2)
-        silent = place.run(*words, code=2, HF_ENDPOINT="http://127.0.0.1:9")
-        assert (
-            "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not answer" in silent
-        )
-        assert "Traceback" not in silent
+    with Place(tmp_path, {**env, "HF_ENDPOINT": "http://127.0.0.1:9"}) as place:
+        silent = place.run(*words, code=2)
+    assert "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not answer" in silent
+    assert "Traceback" not in silent
 
 
 def test_without_the_hub_and_of_a_folder_it_is_refused(

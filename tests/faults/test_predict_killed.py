@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from optrun.runner.prediction import partial
 from tests.e2e.prediction_runs import read_rows, train, write_rows
+from tests.preloaded import program
 from tests.running import optrun, sentence
 
 ROWS = 13
@@ -198,14 +197,13 @@ def test_ctrl_c_keeps_what_is_there(
 
 @pytest.mark.slow
 def test_killed_at_random(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real program, killed at moments of no choice of ours until it comes through."""
+    """The program, forked with its imports done, killed at moments of no choice of ours until it comes through."""
     monkeypatch.setattr("optrun.runner.predict.BATCHES_OF_A_WINDOW", 16)  # as in the process of its own
     write_rows(Path("rows.jsonl"), [{"id": n, "text": sentence(n)} for n in range(1500)])
     assert optrun(*words, "out=straight.csv") == 0
     chance, kept = random.Random(0), [0]
-    command = [sys.executable, "-m", "optrun", *words, "out=out.csv"]
     for _ in range(6):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with program("optrun", [*words, "out=out.csv"], Path.cwd()) as process:
             lines = Path("out.csv.partial/predictions.jsonl")
             patience = time.monotonic() + 120
             while process.poll() is None and time.monotonic() < patience:
