@@ -34,7 +34,7 @@ smoke: setup ## some of every room, under half a minute: after every edit
 unit: setup  ## tests, without the long proofs
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
 test-slow: setup ## the long proofs: kill loops, sweeps, the whole zoo
-	$(PYTEST) -n 2 --dist worksteal --durations=15 -m "slow and not gpu"
+	$(PYTEST) -n 3 --dist worksteal --durations=15 -m "slow and not gpu"  # some wait for limits of time to pass
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) -m gpu
 test-full: test test-slow ## all that runs without a GPU
