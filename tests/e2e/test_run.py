@@ -131,7 +131,9 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = write_labelled(tmp_path, rows=9, name="other.csv")
     assert optrun("evaluate", "run/checkpoints/last", f"data.eval={other}", "--json") == 0
     assert json.loads(capsys.readouterr().out)["examples"] == 9
+    capsys.readouterr()
     assert optrun("verify", "run") == 0
+    assert "\u2026" not in capsys.readouterr().out, "names are whole, on 80 columns"
     assert optrun("report", "run") == 0
     assert Path("run/report.html").is_file()
     assert optrun("export", "run/checkpoints/best", "exported") == 0
