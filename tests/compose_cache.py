@@ -103,7 +103,10 @@ def _copied_node(node: Any, parent: Any) -> Any:
 
 
 def _write_by_libyaml() -> None:
-    """Write the YAML of a run, the same text, by the C library where PyYAML has it: in a third of the time."""
+    """Write the YAML of a run by the C library, where PyYAML has it, in a third of the time.
+
+    It is the same text, but that characters beyond U+FFFF are escaped, which are read as the same.
+    """
     if yaml.__with_libyaml__:
         kept = {"str_representer_added": False, "str_representer": omegaconf._utils.OmegaConfDumper.str_representer}
         omegaconf._utils.OmegaConfDumper = type("OmegaConfDumper", (yaml.CDumper,), kept)  # type: ignore[misc]

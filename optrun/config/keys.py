@@ -46,7 +46,7 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
     pieces = key.split(".")
     for end in range(1, len(pieces)):
         prefix = ".".join(pieces[:end])
-        node = node_at(base, prefix)
+        node = OmegaConf.select(base, prefix, throw_on_missing=False)  # also in a list: `param_groups.rules.0`
         if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
             return None if is_dataclass(node._metadata.element_type) else prefix  # of schemas: `tracking.trackers`
     return None

@@ -68,15 +68,15 @@ def _of_logging(key: str) -> bool:
 def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys and values, as they stand before interpolation."""
 
-    def walk(content: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, node in content.items() if isinstance(content, dict) else enumerate(content):
-            key, value = f"{prefix}.{name}" if prefix else str(name), node._value()
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            key = f"{prefix}.{name}" if prefix else str(name)
             if isinstance(value, dict | list) and value:
                 yield from walk(value, key)
             else:
                 yield key, value
 
-    yield from walk(cfg._value(), "")
+    yield from walk(OmegaConf.to_container(cfg, resolve=False), "")
 
 
 def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,16 @@ def test_what_looks_like_a_secret_is_named_and_not_repeated(key: str, value: str
         refuse_unsafe(nested(key, value))
     assert str(refused.value).startswith(f"{key}: ")
     assert SECRET not in str(refused.value)
+
+
+@dataclass
+class OfAPlugin:
+    api_key: int | str = SECRET
+
+
+def test_a_secret_of_two_types_is_one() -> None:
+    with pytest.raises(ConfigError, match=r"^api_key: this looks like a secret"):
+        refuse_unsafe(OmegaConf.structured(OfAPlugin))
 
 
 def test_what_only_sounds_like_a_secret_is_let_pass() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store
+from optrun.config.overrides import checked
 
 
 def composed(*words: str) -> dict:
@@ -29,6 +30,21 @@ def test_values_and_choices_change() -> None:
     assert found["scheduler.name"] == ("cosine", "constant")
     assert found["model.config.n_layer"] == (2, 3)
     assert not [key for key in found if key.startswith("optimizer.")], "the same choice keeps the values it was given"
+
+
+def test_an_element_of_a_list_is_changed_by_its_number(tmp_path: Path) -> None:
+    """On a fresh line and on one that goes on; a number that the list does not have is no key."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [config, _self_]\nparam_groups: {rules: [{pattern: bias, weight_decay: 0.0}]}\n"
+    )
+    hydra, words = store.open_hydra(str(tmp_path)), ["param_groups.rules.0.weight_decay=0.5"]
+    fresh = store.compose(hydra, "mine", checked(hydra, "mine", words, sweep=False))
+    assert fresh.param_groups.rules == [{"pattern": "bias", "weight_decay": 0.5}]
+    before = saved.plain(store.without_hydra(store.compose(hydra, "mine", [])))
+    after = saved.changed(hydra, saved.with_schemas(before, "here"), words)
+    assert after.param_groups.rules == fresh.param_groups.rules
+    with pytest.raises(ConfigError, match="no such key"):
+        checked(hydra, "mine", ["param_groups.rules.1.weight_decay=0.5"], sweep=False)
 
 
 def test_a_warmup_in_steps_takes_the_place_of_the_usual_share() -> None:
