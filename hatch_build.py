@@ -34,10 +34,14 @@ class CompileKernel(BuildHookInterface):  # type: ignore[type-arg]
             self.app.display_warning(f"optrun goes without its compiled kernel: {reason}")
             return
         if version != "editable":
-            build_data["force_include"][str(folder / builder.LIBRARY)] = f"{KERNELS}/{builder.LIBRARY}"
+            build_data["force_include"][str(folder / builder.LIBRARY)] = (
+                f"{KERNELS}/{builder.LIBRARY}"
+            )
         # ctypes loads it: it depends on the system and on nothing of this Python.
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = (
+            f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        )
 
 
 def _load(path: Path) -> ModuleType:

@@ -2,10 +2,11 @@
 
     python -m benchmarks [--write] [--only step,start] [--rounds 3]
 
-Each part is a program beside this file and runs in a process of its own, one after another; it prints a table of ratios
-within that part, with their spread. `--write` puts the tables into docs/performance.md. Packages to compare with are
-measured where they are installed (`pip install timm pytorch_optimizer accelerate trl sentence-transformers`), and so is
-a GPU where there is one. The table of a part that fails stays as it was, and the exit code is 1.
+Each part is a program beside this file and runs in a process of its own, one after another; it
+prints a table of ratios within that part, with their spread. `--write` puts the tables into
+docs/performance.md. Packages to compare with are measured where they are installed (`pip install
+timm pytorch_optimizer accelerate trl sentence-transformers`), and so is a GPU where there is one.
+The table of a part that fails stays as it was, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def machine() -> str:
 def table(words: str) -> str | None:
     """Print what a part prints, as it comes, and return the table it ends with; None where it failed."""
     print(f"\n## {words}\n", flush=True)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
     command = [sys.executable, "-u", *shlex.split(f"benchmarks/{words}")]
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -94,9 +98,13 @@ def parts(text: str) -> list[str]:
 def main() -> int:
     """Run the parts; returns 1 where one failed."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", type=parts, default=list(PARTS), metavar="NAME,NAME", help=", ".join(PARTS))
+    parser.add_argument(
+        "--only", type=parts, default=list(PARTS), metavar="NAME,NAME", help=", ".join(PARTS)
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     given = parser.parse_args()

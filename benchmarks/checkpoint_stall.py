@@ -1,18 +1,23 @@
 """How long training stands still for a save, and how fast the save itself is.
 
-    python benchmarks/checkpoint_stall.py [--mib 256] [--repeats 7] [--folder DIR] [--device cpu] [--checksum xxh3]
+    python benchmarks/checkpoint_stall.py [--mib 256] [--repeats 7] [--folder DIR] [--device cpu]
+    [--checksum xxh3]
 
-On a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), each
+On a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers
+have them), each
 repeat one after another:
 
 stall       what `CheckpointManager.save` takes from the training thread
-copy        `copy_` of the same tensors into memory that is there already: the least a save beside training can cost
-save        the thread beside training: safetensors with two checksums for every byte, manifest, fsync, rename
+copy        `copy_` of the same tensors into memory that is there already: the least a save beside
+training can cost
+save        the thread beside training: safetensors with two checksums for every byte, manifest,
+fsync, rename
 plain       one file with the same bytes: `write` in pieces of 4 MiB, `fsync`
-torch.save, safetensors   a file each, and `fsync`; neither checksum nor manifest, and training waits
+torch.save, safetensors   a file each, and `fsync`; neither checksum nor manifest, and training
+waits
 
-The table has seconds over those of the copy or of the plain write in the same repeat: medians, and the half of the
-repeats that lies in the middle.
+The table has seconds over those of the copy or of the plain write in the same repeat: medians, and
+the half of the repeats that lies in the middle.
 """
 
 from __future__ import annotations
@@ -37,7 +42,12 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.tensor_file import tensor_bytes
-from optrun.config.schema.checkpoint import CheckpointConfig, Checksum, OnOtherOptimizer, OnStorageError
+from optrun.config.schema.checkpoint import (
+    CheckpointConfig,
+    Checksum,
+    OnOtherOptimizer,
+    OnStorageError,
+)
 from optrun.runner.snapshot import Copier
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.ranking import Ranking
@@ -73,7 +83,11 @@ def synced(place: Path, save: Callable[[Path], object]) -> None:
 
 
 def manager(
-    run: RunDir, state: TrainState, device: torch.device, checksum: str, snapshot: Callable[[Any], Snapshot]
+    run: RunDir,
+    state: TrainState,
+    device: torch.device,
+    checksum: str,
+    snapshot: Callable[[Any], Snapshot],
 ) -> CheckpointManager:
     config = CheckpointConfig(
         name="default",
@@ -105,12 +119,18 @@ def manager(
     )
 
 
-def measure(given: argparse.Namespace, checksum: str, folder: Path) -> tuple[float, dict[str, list[float]]]:
+def measure(
+    given: argparse.Namespace, checksum: str, folder: Path
+) -> tuple[float, dict[str, list[float]]]:
     """MiB of the state, and seconds of each repeat by what they were spent on."""
     device = torch.device(given.device)
     count = max(1, given.mib // 12)
     weights = {f"layer.{i}.weight": torch.randn(SIDE, SIDE, device=device) for i in range(count)}
-    moments = {f"{n}/{k}": torch.randn_like(w) for n, w in weights.items() for k in ("exp_avg", "exp_avg_sq")}
+    moments = {
+        f"{n}/{k}": torch.randn_like(w)
+        for n, w in weights.items()
+        for k in ("exp_avg", "exp_avg_sq")
+    }
     everything = {**weights, **moments}
     run = RunDir(folder / f"run-{checksum}")
     run.path.mkdir()
@@ -125,7 +145,13 @@ def measure(given: argparse.Namespace, checksum: str, folder: Path) -> tuple[flo
 
     def snapshot(_: RandomStates | None) -> Snapshot:
         metadata = CheckpointMetadata(global_step=state.global_step, train=state.to_dict())
-        return Snapshot(state.global_step, copy_weights(weights), copy_moments(moments), metadata, finite=list(weights))
+        return Snapshot(
+            state.global_step,
+            copy_weights(weights),
+            copy_moments(moments),
+            metadata,
+            finite=list(weights),
+        )
 
     saving = manager(run, state, device, checksum, snapshot)
     seconds: dict[str, list[float]] = {}
@@ -141,16 +167,22 @@ def measure(given: argparse.Namespace, checksum: str, folder: Path) -> tuple[flo
         if repeat:  # the first one makes the memory
             for name, value in spent.items():
                 seconds.setdefault(name, []).append(value)
-    return sum(tensor.numel() * tensor.element_size() for tensor in everything.values()) / 2**20, seconds
+    return sum(
+        tensor.numel() * tensor.element_size() for tensor in everything.values()
+    ) / 2**20, seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--checksum", choices=[kind.value for kind in Checksum], help="one of them alone")
+    parser.add_argument(
+        "--checksum", choices=[kind.value for kind in Checksum], help="one of them alone"
+    )
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="optrun-stall-", dir=given.folder))
     rows = ["| | over | ratio of seconds | middle half |", "| --- | --- | --- | --- |"]

@@ -1,9 +1,11 @@
 """Time and memory of a loss over a large vocabulary: all logits, chunks of them, torch's own function.
 
-    python benchmarks/chunked_loss.py [--rows 1024] [--width 512] [--vocabulary 128256] [--repeats 3]
+    python benchmarks/chunked_loss.py [--rows 1024] [--width 512] [--vocabulary 128256] [--repeats
+    3]
 
-Forward and backward of the output head and the loss alone, in float32, each in a process of its own on one thread. The
-memory is the peak over that of states and weights; the gradient of the weights is a part of it.
+Forward and backward of the output head and the loss alone, in float32, each in a process of its own
+on one thread. The memory is the peak over that of states and weights; the gradient of the weights
+is a part of it.
 """
 
 from __future__ import annotations
@@ -52,12 +54,17 @@ def measure(way: str, rows: int, width: int, vocabulary: int, repeats: int) -> N
         begun = time.process_time()
         loss(way, states, weight, targets).backward()
         seconds.append(time.process_time() - begun)
-    print(statistics.median(seconds), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(
+        statistics.median(seconds),
+        (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+    )
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=128256)
@@ -69,7 +76,9 @@ def main() -> None:
         return
     print("| loss | CPU seconds | memory, MiB |\n| --- | --- | --- |")
     for way in WAYS if hasattr(torch.nn, "LinearCrossEntropyOptions") else WAYS[:2]:
-        done = subprocess.run([sys.executable, *sys.argv, "--way", way], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *sys.argv, "--way", way], check=True, capture_output=True, text=True
+        )
         seconds, memory = map(float, done.stdout.split())
         print(f"| {way} | {seconds:.1f} | {memory:,.0f} |", flush=True)
 

@@ -2,9 +2,10 @@
 
     python benchmarks/coordinates.py [--out FOLDER] [--only REGEX] [--widths 1,2,4,8] [--seeds 0-1]
 
-Runs `optrun certify transfer` for each pair, base width 64, two layers, four steps, and prints the largest deviation of
-a power over all parameters: initial output / its change / own update. Bold: the check fails. Certificates that are in
-the folder already are not made again.
+Runs `optrun certify transfer` for each pair, base width 64, two layers, four steps, and prints the
+largest deviation of
+a power over all parameters: initial output / its change / own update. Bold: the check fails.
+Certificates that are in the folder already are not made again.
 """
 
 from __future__ import annotations
@@ -53,7 +54,14 @@ def row(kind: str, grows: dict[str, int], fixed: dict[str, int], *words: str) ->
     """Words of a model whose base has the sizes that grow."""
     sizes = [f"model.config.{key}={value}" for key, value in {**grows, **fixed}.items()]
     base = [f"parametrization.base.{key}={value}" for key, value in grows.items()]
-    return ["model=from_config", f"model.model_type={kind}", *sizes, "parametrization=mup", *base, *words]
+    return [
+        "model=from_config",
+        f"model.model_type={kind}",
+        *sizes,
+        "parametrization=mup",
+        *base,
+        *words,
+    ]
 
 
 def rows(folder: str) -> dict[str, list[str]]:
@@ -77,7 +85,9 @@ def rows(folder: str) -> dict[str, list[str]]:
         "GPT-2, tied": [*gpt, *TIED],
         "Llama, tied": [*llama, *TIED],
         "BERT, tied": [*bert, *TIED],
-        "GPT-2, standard": [word for word in [*gpt, *UNTIED] if not word.startswith("parametrization")],
+        "GPT-2, standard": [
+            word for word in [*gpt, *UNTIED] if not word.startswith("parametrization")
+        ],
     }
 
 
@@ -88,11 +98,16 @@ def write_data(folder: Path) -> None:
     with (folder / "pairs.jsonl").open("w", encoding="utf-8") as file:
         for _ in range(400):
             words = [f"w{draw.randrange(60)}" for _ in range(12)]
-            file.write(json.dumps({"source": " ".join(words), "target": " ".join(words[5::-1])}) + "\n")
+            file.write(
+                json.dumps({"source": " ".join(words), "target": " ".join(words[5::-1])}) + "\n"
+            )
     for number in range(60):
         path = folder / "images" / f"class_{number % 3}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        shades = [40 + 80 * ((number + place) % 3 == 0) + draw.randrange(60) for place in range(3 * 16 * 16)]
+        shades = [
+            40 + 80 * ((number + place) % 3 == 0) + draw.randrange(60)
+            for place in range(3 * 16 * 16)
+        ]
         Image.frombytes("RGB", (16, 16), bytes(shades)).save(path)
 
 
@@ -100,7 +115,11 @@ def deviations(check: dict[str, Any]) -> str:
     """The deviation that is largest, of each measure."""
     found = []
     for measure in ("initial", "change", "update"):
-        judged = [line for line in check["lines"] if line["measure"] == measure and line["expected"] is not None]
+        judged = [
+            line
+            for line in check["lines"]
+            if line["measure"] == measure and line["expected"] is not None
+        ]
         off = [max(line["slope"] - line["expected"], 0) for line in judged]
         off += [min(line["slope"] - line["expected"] + line["below"], 0) for line in judged]
         found.append(f"{max(off, key=abs):+.2f}")
@@ -111,7 +130,10 @@ def deviations(check: dict[str, Any]) -> str:
 def cell(words: list[str], path: Path) -> str:
     """Check one pair, unless its certificate is there."""
     if not path.exists():
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as told:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()) as told,
+        ):
             code = optrun(["certify", "transfer", *words, "--out", str(path)])
         if code not in (0, 1):
             return f"refused: {told.getvalue().strip().splitlines()[0]}"
@@ -120,7 +142,9 @@ def cell(words: list[str], path: Path) -> str:
 
 def main() -> None:
     """Check and print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "coordinates")
     parser.add_argument("--only", default="", metavar="REGEX", help="of `MODEL, OPTIMIZER`")
     parser.add_argument("--widths", default="1,2,4,8")
@@ -136,7 +160,9 @@ def main() -> None:
                 pair = f"{model}, {column}"
                 path = given.out / f"{re.sub(r'[^a-z0-9]+', '_', pair.lower())}.json"
                 asked = [*words, *COLUMNS[column], f"widths={given.widths}", f"seeds={given.seeds}"]
-                cells.append(cell(asked, path) if re.search(given.only, pair, re.IGNORECASE) else "–")
+                cells.append(
+                    cell(asked, path) if re.search(given.only, pair, re.IGNORECASE) else "–"
+                )
                 print(pair, cells[-1], flush=True)
             lines.append(f"| {model} | {' | '.join(cells)} |")
         print("\n" + "\n".join(lines) + "\n", flush=True)

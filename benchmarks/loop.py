@@ -2,12 +2,14 @@
 
     python benchmarks/loop.py [--steps 400] [--repeats 5] [--only REGEX] [--profile]
 
-All train the same GPT-2 of two layers on the same blocks of text with torch's fused AdamW, clipping and a linear
-schedule, on one thread. The bare loop is what a person writes by hand: DataLoader, forward, backward,
-`clip_grad_norm_`, step, schedule, `loss.item()`; that of accelerate is the same through `Accelerator.prepare`. optrun
-and Trainer log every 10 steps, and every step; nobody evaluates or saves. CPU time, so that other programs disturb
-less. The loops take turns, and what each needs is set against the bare loop of the same turn: the table has the median
-of the turns and the half of them that lies in the middle. `--profile` shows where a step of optrun's spends its time.
+All train the same GPT-2 of two layers on the same blocks of text with torch's fused AdamW, clipping
+and a linear schedule, on one thread. The bare loop is what a person writes by hand: DataLoader,
+forward, backward,
+`clip_grad_norm_`, step, schedule, `loss.item()`; that of accelerate is the same through
+`Accelerator.prepare`. optrun and Trainer log every 10 steps, and every step; nobody evaluates or
+saves. CPU time, so that other programs disturb less. The loops take turns, and what each needs is
+set against the bare loop of the same turn: the table has the median of the turns and the half of
+them that lies in the middle. `--profile` shows where a step of optrun's spends its time.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Clock:
 
 def blocks(steps: int) -> list[dict[str, torch.Tensor]]:
     """Token blocks, as many as the steps take."""
-    tokens = torch.randint(0, MODEL["vocab_size"], (steps * BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, MODEL["vocab_size"], (steps * BATCH, LENGTH), generator=torch.Generator().manual_seed(0)
+    )
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
@@ -134,10 +138,17 @@ def trainer(steps: int, logging_steps: int) -> float:
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         arguments = TrainingArguments(
-            output_dir=folder, max_steps=steps, per_device_train_batch_size=BATCH, logging_steps=logging_steps,
-            learning_rate=1e-3, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=BATCH,
+            logging_steps=logging_steps,
+            learning_rate=1e-3,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
             optim="adamw_torch_fused",
-        )  # fmt: skip
+        )
         Trainer(model(), arguments, train_dataset=blocks(steps), callbacks=[Ticking()]).train()
     return clock.milliseconds()
 
@@ -159,17 +170,28 @@ def optrun(steps: int, logging_steps: int, profile: cProfile.Profile | None = No
         contextlib.redirect_stdout(io.StringIO()),
     ):
         text = Path(folder, "text.txt")
-        text.write_text("".join(f"the {number}th line of a text, {number * number}\n" for number in range(4000)))
+        text.write_text(
+            "".join(f"the {number}th line of a text, {number * number}\n" for number in range(4000))
+        )
         package.run(
             [
-                "optimizer=adamw", "param_groups=single", "scheduler=linear", "checkpoint=none",
-                "data=files", f"data.train={text}",
-                "data.eval_fraction=0", f"data.max_length={LENGTH}", f"training.max_steps={steps}",
-                f"training.logging_steps={logging_steps}", f"training.per_device_train_batch_size={BATCH}",
-                "task.sample_tokens=0", f"hydra.run.dir={folder}/run", f"model.vocab_size={MODEL['vocab_size']}",
+                "optimizer=adamw",
+                "param_groups=single",
+                "scheduler=linear",
+                "checkpoint=none",
+                "data=files",
+                f"data.train={text}",
+                "data.eval_fraction=0",
+                f"data.max_length={LENGTH}",
+                f"training.max_steps={steps}",
+                f"training.logging_steps={logging_steps}",
+                f"training.per_device_train_batch_size={BATCH}",
+                "task.sample_tokens=0",
+                f"hydra.run.dir={folder}/run",
+                f"model.vocab_size={MODEL['vocab_size']}",
                 *(f"model.config.{key}={MODEL[key]}" for key in ("n_embd", "n_layer", "n_head")),
             ]
-        )  # fmt: skip
+        )
     return clock.milliseconds()
 
 
@@ -180,14 +202,18 @@ def contenders(only: str) -> dict[str, tuple[Callable[[int, int], float], int]]:
         made["accelerate, by hand"] = (accelerated, 0)
     for name, loop in (("optrun", optrun), ("transformers.Trainer", trainer)):
         made |= {f"{name}, a line every {every} steps": (loop, every) for every in (10, 1)}
-    return {"a bare loop": (bare, 0)} | {name: each for name, each in made.items() if re.search(only, name)}
+    return {"a bare loop": (bare, 0)} | {
+        name: each for name, each in made.items() if re.search(only, name)
+    }
 
 
 def cells(values: Sequence[float]) -> str:
     """Median and middle half, as two cells of a table."""
     ordered = sorted(values)
     quarter = len(ordered) // 4
-    return f"{statistics.median(ordered):.2f} | {ordered[quarter]:.2f} to {ordered[-1 - quarter]:.2f}"
+    return (
+        f"{statistics.median(ordered):.2f} | {ordered[quarter]:.2f} to {ordered[-1 - quarter]:.2f}"
+    )
 
 
 def measure(steps: int, repeats: int, only: str) -> str:
@@ -205,7 +231,9 @@ def measure(steps: int, repeats: int, only: str) -> str:
     ]
     for name, values in found.items():
         ratios = cells([value / base for value, base in zip(values, bases, strict=True)])
-        rows.append(f"| {name} | {ratios} | {cells([a - b for a, b in zip(values, bases, strict=True)])} |")
+        rows.append(
+            f"| {name} | {ratios} | {cells([a - b for a, b in zip(values, bases, strict=True)])} |"
+        )
     return "\n".join(rows)
 
 
@@ -221,14 +249,22 @@ def profiled(steps: int) -> str:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="loops whose name has this in it, besides the bare one")
-    parser.add_argument("--profile", action="store_true", help="of optrun's loop, instead of the table")
+    parser.add_argument(
+        "--only", default="", help="loops whose name has this in it, besides the bare one"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="of optrun's loop, instead of the table"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(profiled(given.steps) if given.profile else measure(given.steps, given.repeats, given.only))
+    print(
+        profiled(given.steps) if given.profile else measure(given.steps, given.repeats, given.only)
+    )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
     python benchmarks/optimizer_ranks.py [--ranks 2] [--steps 5] [--hidden 128] [--layers 2]
 
-A small Llama on gloo ranks of this machine, the same global batch everywhere. Medians over the steps, each optimizer:
+A small Llama on gloo ranks of this machine, the same global batch everywhere. Medians over the
+steps, each optimizer:
 
 collectives   in `step()` over FSDP2 shards
 update        `step()` alone: time over shards, over that of one process on whole parameters
-ddp, fsdp     forward, backward and update: time of the ranks, over that of one process on the whole batch
+ddp, fsdp     forward, backward and update: time of the ranks, over that of one process on the whole
+batch
 
-The last row is torch's own Muon over the same shards, which gathers within every product. Ratios are of one run; where
-ranks share cores with each other, 1.0 is the best there is for `ddp` and `fsdp`.
+The last row is torch's own Muon over the same shards, which gathers within every product. Ratios
+are of one run; where ranks share cores with each other, 1.0 is the best there is for `ddp` and
+`fsdp`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.build import build_optimizer, divided
 from optrun.optimizer.table import LIBRARY_CHOICE, member_class
 
-OPTIMIZERS = [name for name in SCHEMAS if name != LIBRARY_CHOICE and member_class(name).TAKES_SHARDS]
+OPTIMIZERS = [
+    name for name in SCHEMAS if name != LIBRARY_CHOICE and member_class(name).TAKES_SHARDS
+]
 BATCH, LENGTH, VOCABULARY = 16, 64, 512
 
 
@@ -66,11 +71,15 @@ def torchs_muon(_: str, model: nn.Module) -> Optimizer:
     return torch.optim.Muon([param for _, param in groups[0]["params"]], lr=1e-3)
 
 
-def timed(model: nn.Module, optimizer: Optimizer, part: slice, steps: int) -> tuple[float, float, int]:
+def timed(
+    model: nn.Module, optimizer: Optimizer, part: slice, steps: int
+) -> tuple[float, float, int]:
     """Medians of update and step in seconds, and the collectives of one update."""
     updates, wholes, collectives = [], [], 0
     for step in range(steps + 1):
-        tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(step))[part]
+        tokens = torch.randint(
+            VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(step)
+        )[part]
         begun = time.perf_counter()
         optimizer.zero_grad()
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -90,7 +99,9 @@ def timed(model: nn.Module, optimizer: Optimizer, part: slice, steps: int) -> tu
 def measure(rank: int, folder: str, given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=given.ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=given.ranks
+    )
     mesh = init_device_mesh("cpu", (given.ranks,))
     part = slice(rank * BATCH // given.ranks, (rank + 1) * BATCH // given.ranks)
     makers: dict[str, Callable[[str, nn.Module], Optimizer]] = dict.fromkeys(OPTIMIZERS, built)
@@ -112,23 +123,32 @@ def measure(rank: int, folder: str, given: argparse.Namespace) -> None:
         fsdp = timed(model, make(name, model), part, given.steps)
         if rank == 0:
             ratios = (fsdp[0] / one[0], ddp[1] / one[1], fsdp[1] / one[1])
-            print(f"| {name} | {fsdp[2]} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |", flush=True)
+            print(
+                f"| {name} | {fsdp[2]} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |",
+                flush=True,
+            )
     if rank == 0:
         parameters = sum(param.numel() for param in llama(given.hidden, given.layers).parameters())
-        print(json.dumps({"parameters": parameters, "global_batch": [BATCH, LENGTH], **vars(given)}))
+        print(
+            json.dumps({"parameters": parameters, "global_batch": [BATCH, LENGTH], **vars(given)})
+        )
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(measure, args=(folder, given), nprocs=given.ranks, start_method="forkserver")
+        mp.start_processes(
+            measure, args=(folder, given), nprocs=given.ranks, start_method="forkserver"
+        )
 
 
 if __name__ == "__main__":

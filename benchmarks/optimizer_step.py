@@ -1,14 +1,15 @@
 """What a step of each optimizer costs, beside torch's fused AdamW and other packages, in one run.
 
-    python benchmarks/optimizer_step.py [--threads N] [--rounds 9] [--layers 12] [--vocabulary 30522] [--only REGEX]
-    python benchmarks/optimizer_step.py --drift 10000
+    python benchmarks/optimizer_step.py [--threads N] [--rounds 9] [--layers 12] [--vocabulary
+    30522] [--only REGEX] python benchmarks/optimizer_step.py --drift 10000
 
-Weights and gradients have the shapes of BERT-base, in one group unless it says otherwise; on the CPU, and on a GPU
-where there is one. Contenders take turns: in each round every one takes a step right after one of fused AdamW, over
-whose time its own is divided. The table has the median of these ratios, the half of the rounds that lies in the middle,
-and the memory that a step takes at its peak besides what was there before. All contenders work on the same two moments,
-so that the whole of BERT-base takes 4 GB. `--drift` measures rounding instead: how far float32 weights are from those
-of the float64 loop after so many steps.
+Weights and gradients have the shapes of BERT-base, in one group unless it says otherwise; on the
+CPU, and on a GPU where there is one. Contenders take turns: in each round every one takes a step
+right after one of fused AdamW, over whose time its own is divided. The table has the median of
+these ratios, the half of the rounds that lies in the middle, and the memory that a step takes at
+its peak besides what was there before. All contenders work on the same two moments, so that the
+whole of BERT-base takes 4 GB. `--drift` measures rounding instead: how far float32 weights are from
+those of the float64 loop after so many steps.
 """
 
 from __future__ import annotations
@@ -53,12 +54,25 @@ Step = Callable[[], object]
 
 
 def bert(layers: int, vocabulary: int, device: str) -> dict[str, Parameter]:
-    shapes = {"word": (vocabulary, 768), "position": (512, 768), "type": (2, 768), "norm.w": (768,), "norm.b": (768,)}
+    shapes = {
+        "word": (vocabulary, 768),
+        "position": (512, 768),
+        "type": (2, 768),
+        "norm.w": (768,),
+        "norm.b": (768,),
+    }
     for layer in range(layers):
         for name in ("query", "key", "value", "output"):
             shapes |= {f"{layer}.{name}.w": (768, 768), f"{layer}.{name}.b": (768,)}
-        shapes |= {f"{layer}.up.w": (3072, 768), f"{layer}.up.b": (3072,), f"{layer}.down.w": (768, 3072)}
-        shapes |= {f"{layer}.{name}": (768,) for name in ("down.b", "norm1.w", "norm1.b", "norm2.w", "norm2.b")}
+        shapes |= {
+            f"{layer}.up.w": (3072, 768),
+            f"{layer}.up.b": (3072,),
+            f"{layer}.down.w": (768, 3072),
+        }
+        shapes |= {
+            f"{layer}.{name}": (768,)
+            for name in ("down.b", "norm1.w", "norm1.b", "norm2.w", "norm2.b")
+        }
     shapes |= {"pooler.w": (768, 768), "pooler.b": (768,)}
     generator = torch.Generator().manual_seed(0)
     params = {}
@@ -117,8 +131,13 @@ def peers(params: dict[str, Parameter], only: str) -> dict[str, Any]:
         if not re.search(only, name):
             continue
         try:
-            found[name] = getattr(importlib.import_module(module), name.split()[1])(params.values(), lr=LR, **options)
-        except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another torch, below timm
+            found[name] = getattr(importlib.import_module(module), name.split()[1])(
+                params.values(), lr=LR, **options
+            )
+        except (
+            ImportError,
+            RuntimeError,
+        ) as error:  # RuntimeError: a torchvision of another torch, below timm
             print(f"{name} is not measured: {error}", file=sys.stderr)
             found[name] = None
     return found
@@ -141,12 +160,18 @@ def contenders(params: dict[str, Parameter], device: str, only: str) -> dict[str
     found: dict[str, Step | None] = {REFERENCE: reference.step, "a copy of the weights": copy}
     for made in (AdamW, AdamWDL, LazyAdam, Adamax, Lamb, Lion, ScheduleFreeAdamW, AdEMAMix, Mars):
         own = f"optrun {made.__name__}"
-        if not any(re.search(only, name) for name in (own, *(f"{own}, {kernel}" for kernel in NAMES))):
+        if not any(
+            re.search(only, name) for name in (own, *(f"{own}, {kernel}" for kernel in NAMES))
+        ):
             continue
         optimizer = made(listed, lr=LR)
         share(optimizer, moments)
         for name in kernels(optimizer, device):
-            found |= {own: by("auto", optimizer)} if name == "torch" else {f"{own}, {name}": by(name, optimizer)}
+            found |= (
+                {own: by("auto", optimizer)}
+                if name == "torch"
+                else {f"{own}, {name}": by(name, optimizer)}
+            )
     if re.search(only, "optrun Lamb, 28 groups"):
         grouped = Lamb(groups, lr=LR)
         share(grouped, moments)
@@ -154,7 +179,9 @@ def contenders(params: dict[str, Parameter], device: str, only: str) -> dict[str
     for name, optimizer in peers(params, only).items():
         if optimizer is not None:
             share(optimizer, moments)
-        found[name] = optimizer and (lambda optimizer=optimizer: optimizer.step())  # some wrap their step
+        found[name] = optimizer and (
+            lambda optimizer=optimizer: optimizer.step()
+        )  # some wrap their step
     return found
 
 
@@ -172,7 +199,8 @@ def peak_memory(step: Step, device: str) -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
     try:
-        # What was freed goes back to the system, so that it counts when it is taken again: 3 is M_MMAP_THRESHOLD.
+        # What was freed goes back to the system, so that it counts when it is taken again: 3 is
+        # M_MMAP_THRESHOLD.
         ctypes.CDLL(None).mallopt(-3, 2**16)
         step()
         ctypes.CDLL(None).malloc_trim(0)
@@ -217,7 +245,9 @@ def measured(given: argparse.Namespace, device: str) -> tuple[float, dict[str, s
             rows[name] = "not installed | | "
         else:
             extra = peak_memory(step, device)
-            rows[name] = f"{cells(ratios)} | {'not known' if extra is None else f'{extra / 1e6:.0f} MB'}"
+            rows[name] = (
+                f"{cells(ratios)} | {'not known' if extra is None else f'{extra / 1e6:.0f} MB'}"
+            )
     return statistics.median(bases), rows
 
 
@@ -236,7 +266,10 @@ def measure(given: argparse.Namespace) -> str:
     if why_not_compiled():
         head += f" Without the compiled kernel: {why_not_compiled()}."
     rows = [f"| a step of | {' | '.join(columns)} |", "| --- | --- | --- | --- | --- | --- | --- |"]
-    rows += [f"| {name} | {cpu.get(name, '– | | ')} | {gpu.get(name, absent)} |" for name in {**cpu, **gpu}]
+    rows += [
+        f"| {name} | {cpu.get(name, '– | | ')} | {gpu.get(name, absent)} |"
+        for name in {**cpu, **gpu}
+    ]
     return "\n".join([head, "", *rows])
 
 
@@ -251,7 +284,9 @@ def drift(steps: int) -> str:
             return None
         with kernel(name):
             for _ in range(steps):
-                param.grad = (torch.randn(256, generator=generator) + param.detach().float()).to(dtype)
+                param.grad = (torch.randn(256, generator=generator) + param.detach().float()).to(
+                    dtype
+                )
                 optimizer.step()
         return param.detach().double()
 
@@ -261,22 +296,37 @@ def drift(steps: int) -> str:
 
     makers = (Lamb, Adamax, AdamWDL, LazyAdam, Lion, ScheduleFreeAdamW, AdEMAMix, Mars)
     exact = {made: weights(made, torch.float64, "loop") for made in makers}
-    rows = [f"| kernel | {' | '.join(made.__name__ for made in makers)} |", "| --- " * (len(makers) + 1) + "|"]
+    rows = [
+        f"| kernel | {' | '.join(made.__name__ for made in makers)} |",
+        "| --- " * (len(makers) + 1) + "|",
+    ]
     for name in NAMES[1:]:
         cells_of = [cell(made, name) for made in makers]
         if set(cells_of) != {"–"}:
             rows.append(f"| {name} | {' | '.join(cells_of)} |")
-    return "\n".join([f"Largest error of a weight after {steps:,} steps, against the loop in float64.", "", *rows])
+    return "\n".join(
+        [
+            f"Largest error of a weight after {steps:,} steps, against the loop in float64.",
+            "",
+            *rows,
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=30522)
-    parser.add_argument("--only", default="", help="contenders in whose name this regular expression is found")
+    parser.add_argument(
+        "--only", default="", help="contenders in whose name this regular expression is found"
+    )
     parser.add_argument("--drift", type=int, default=0, metavar="STEPS")
     given = parser.parse_args()
     torch.set_num_threads(1 if given.drift else given.threads)

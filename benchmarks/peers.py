@@ -2,11 +2,12 @@
 
     python benchmarks/peers.py [--steps 24] [--repeats 3] [--only REGEX]
 
-Chats and preferences train a GPT-2, pairs of texts a BERT, with torch's AdamW in float32, clipping and no dropout, the
-rows in the order that optrun takes them. The bare loop is what a person writes by hand, as nanoGPT does. Each run is a
-process of its own on one thread. Its times are CPU seconds, so that other programs disturb less. Tokens are those of
-the rows, without padding, and the first four steps do not count. The peak of memory holds all that is imported. A peer
-that is not installed is named, and so is liger, whose kernels need a GPU.
+Chats and preferences train a GPT-2, pairs of texts a BERT, with torch's AdamW in float32, clipping
+and no dropout, the rows in the order that optrun takes them. The bare loop is what a person writes
+by hand, as nanoGPT does. Each run is a process of its own on one thread. Its times are CPU seconds,
+so that other programs disturb less. Tokens are those of the rows, without padding, and the first
+four steps do not count. The peak of memory holds all that is imported. A peer that is not installed
+is named, and so is liger, whose kernels need a GPU.
 """
 
 from __future__ import annotations
@@ -37,9 +38,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BATCH, LENGTH, LR, WARM_UP = 8, 128, 1e-3, 4
 WORDS = 65536
 """Of the large vocabulary."""
-GPT = ["model=gpt_tiny", "model.config.n_layer=4", "model.config.n_embd=128", "model.config.n_head=4"]
-BERT = ["model=bert_tiny", "model.config.hidden_size=128", "model.config.hidden_dropout_prob=0.0",
-        "model.config.attention_probs_dropout_prob=0.0"]  # fmt: skip
+GPT = [
+    "model=gpt_tiny",
+    "model.config.n_layer=4",
+    "model.config.n_embd=128",
+    "model.config.n_head=4",
+]
+BERT = [
+    "model=bert_tiny",
+    "model.config.hidden_size=128",
+    "model.config.hidden_dropout_prob=0.0",
+    "model.config.attention_probs_dropout_prob=0.0",
+]
 Found = tuple[list[float], list[float]]
 """CPU time after each step, and the loss of each."""
 
@@ -74,8 +84,15 @@ def by_optrun(task: str, model: str = "decoder", *more: str) -> Callable[[Path, 
             ticks.append(time.process_time())
 
         with mock.patch.object(Loop, "_step", ticking):
-            optrun.run([*words(place, task, steps), "model=pretrained", f"model.path={place / model}", *more,
-                        f"hydra.run.dir={folder}"])  # fmt: skip
+            optrun.run(
+                [
+                    *words(place, task, steps),
+                    "model=pretrained",
+                    f"model.path={place / model}",
+                    *more,
+                    f"hydra.run.dir={folder}",
+                ]
+            )
         lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         return ticks, [line["train/loss"] for line in lines if "train/loss" in line]
 
@@ -85,11 +102,23 @@ def by_optrun(task: str, model: str = "decoder", *more: str) -> Callable[[Path, 
 def words(place: Path, task: str, steps: int) -> list[str]:
     """What optrun is told."""
     return [
-        f"task={task}", "data=files", f"data.train={place / task}.jsonl", "data.eval_fraction=0", f"lr={LR}",
-        f"data.max_length={LENGTH}", f"training.max_steps={steps}", f"training.per_device_train_batch_size={BATCH}",
-        "training.logging_steps=1", "training.dataloader_num_workers=0", "scheduler=constant", "checkpoint=none",
-        "optimizer=adamw", "optimizer.weight_decay=0", "param_groups=single", "training.device=cpu",
-    ]  # fmt: skip
+        f"task={task}",
+        "data=files",
+        f"data.train={place / task}.jsonl",
+        "data.eval_fraction=0",
+        f"lr={LR}",
+        f"data.max_length={LENGTH}",
+        f"training.max_steps={steps}",
+        f"training.per_device_train_batch_size={BATCH}",
+        "training.logging_steps=1",
+        "training.dataloader_num_workers=0",
+        "scheduler=constant",
+        "checkpoint=none",
+        "optimizer=adamw",
+        "optimizer.weight_decay=0",
+        "param_groups=single",
+        "training.device=cpu",
+    ]
 
 
 def ordered(place: Path, task: str) -> Any:
@@ -98,7 +127,10 @@ def ordered(place: Path, task: str) -> Any:
 
     from optrun.data.loader import EpochPlan
 
-    rows = [json.loads(line) for line in (place / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (place / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     order = EpochPlan(len(rows), BATCH, 1, seed=0).order(0)[:]
     return Dataset.from_list([rows[int(at)] for at in order])
 
@@ -110,7 +142,9 @@ def tokenized(place: Path, model: str) -> tuple[Any, Any, list[dict[str, list[in
     tokenizer = AutoTokenizer.from_pretrained(place / model)
     rows = []
     for row in ordered(place, "sft"):
-        asked = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True)["input_ids"]
+        asked = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True)[
+            "input_ids"
+        ]
         whole = tokenizer.apply_chat_template(row["prompt"] + row["completion"])["input_ids"]
         labels = [-100] * len(asked) + whole[len(asked) :]
         rows.append({"input_ids": whole[:LENGTH], "labels": labels[:LENGTH]})
@@ -123,7 +157,9 @@ def bare(place: Path, steps: int) -> Found:
 
     model, tokenizer, rows = tokenized(place, "decoder")
     model.train()
-    batches: Any = torch.utils.data.DataLoader(rows, BATCH, collate_fn=DataCollatorForSeq2Seq(tokenizer))  # type: ignore[arg-type]
+    batches: Any = torch.utils.data.DataLoader(
+        rows, BATCH, collate_fn=DataCollatorForSeq2Seq(tokenizer)
+    )  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0, fused=True)
     ticks, losses = [], []
     for batch, _ in zip(batches, range(steps), strict=False):
@@ -155,11 +191,20 @@ def ran(trainer: Any) -> Found:
 def options(place: Path, steps: int) -> dict[str, Any]:
     """Give every trainer the same arguments."""
     return {
-        "output_dir": str(place / f"run-{os.getpid()}"), "max_steps": steps, "per_device_train_batch_size": BATCH,
-        "learning_rate": LR, "lr_scheduler_type": "constant", "weight_decay": 0.0, "optim": "adamw_torch_fused",
-        "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "bf16": False,
+        "output_dir": str(place / f"run-{os.getpid()}"),
+        "max_steps": steps,
+        "per_device_train_batch_size": BATCH,
+        "learning_rate": LR,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "optim": "adamw_torch_fused",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "bf16": False,
         "use_cpu": True,
-    }  # fmt: skip
+    }
 
 
 def by_trainer(place: Path, steps: int) -> Found:
@@ -171,20 +216,27 @@ def by_trainer(place: Path, steps: int) -> Found:
     return ran(Trainer(model, arguments, DataCollatorForSeq2Seq(tokenizer), rows))
 
 
-def by_trl(kind: str, task: str, model: str = "decoder", **more: Any) -> Callable[[Path, int], Found]:
+def by_trl(
+    kind: str, task: str, model: str = "decoder", **more: Any
+) -> Callable[[Path, int], Found]:
     """Train with a trainer of TRL."""
 
     def train(place: Path, steps: int) -> Found:
         import trl
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        given = options(place, steps) | {"train_sampling_strategy": "sequential", "max_length": LENGTH}
+        given = options(place, steps) | {
+            "train_sampling_strategy": "sequential",
+            "max_length": LENGTH,
+        }
         arguments = getattr(trl, f"{kind}Config")(**given, gradient_checkpointing=False, **more)
         tokenizer = AutoTokenizer.from_pretrained(place / model)
         trained = AutoModelForCausalLM.from_pretrained(place / model)
         rows = ordered(place, task)
         return ran(
-            getattr(trl, f"{kind}Trainer")(trained, args=arguments, train_dataset=rows, processing_class=tokenizer)
+            getattr(trl, f"{kind}Trainer")(
+                trained, args=arguments, train_dataset=rows, processing_class=tokenizer
+            )
         )
 
     return train
@@ -199,9 +251,13 @@ def by_sentences(place: Path, steps: int) -> Found:
         torch.utils.data.SequentialSampler(rows), batch_size, drop_last
     )
     model = made.SentenceTransformer(str(place / "encoder"))
-    arguments = made.SentenceTransformerTrainingArguments(**options(place, steps), batch_sampler=in_order)
+    arguments = made.SentenceTransformerTrainingArguments(
+        **options(place, steps), batch_sampler=in_order
+    )
     loss = losses.MultipleNegativesRankingLoss(model)
-    return ran(made.SentenceTransformerTrainer(model, arguments, ordered(place, "embedding"), loss=loss))
+    return ran(
+        made.SentenceTransformerTrainer(model, arguments, ordered(place, "embedding"), loss=loss)
+    )
 
 
 LARGE = f"chats, {WORDS:,} words"
@@ -221,7 +277,11 @@ PEERS = {
     "preferences": [
         Peer("optrun", by_optrun("preference")),
         Peer("TRL", by_trl("DPO", "preference"), "trl"),
-        Peer("TRL, reference first", by_trl("DPO", "preference", precompute_ref_log_probs=True), "trl"),
+        Peer(
+            "TRL, reference first",
+            by_trl("DPO", "preference", precompute_ref_log_probs=True),
+            "trl",
+        ),
     ],
     "pairs of texts": [
         Peer("optrun", by_optrun("embedding", "encoder")),
@@ -241,7 +301,9 @@ def prepare(place: Path, steps: int) -> dict[str, int]:
     files = stdlib_files()[:120]
     answers = [row for path in files for row in stdlib_chat.pairs_of(path)]
     texts = {row["code"]: row["summary"] for path in files for row in stdlib_pairs.pairs_of(path)}
-    pairs = {text: code for code, text in texts.items()}  # none twice: sentence-transformers takes it for a negative
+    pairs = {
+        text: code for code, text in texts.items()
+    }  # none twice: sentence-transformers takes it for a negative
     rows: dict[str, list[Any]] = {
         "sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in answers],
         "preference": answers,
@@ -268,8 +330,13 @@ def prepare(place: Path, steps: int) -> dict[str, int]:
         chats = [*map(list.__add__, some["prompt"], some[side])]
         return sum(min(len(ids), LENGTH) for ids in chat.apply_chat_template(chats)["input_ids"])
 
-    talk, told = tokens(talks, "completion"), tokens(compared, "chosen") + tokens(compared, "rejected")
-    known = sum(min(len(ids), LENGTH) for ids in text([*both["anchor"], *both["positive"]])["input_ids"])
+    talk, told = (
+        tokens(talks, "completion"),
+        tokens(compared, "chosen") + tokens(compared, "rejected"),
+    )
+    known = sum(
+        min(len(ids), LENGTH) for ids in text([*both["anchor"], *both["positive"]])["input_ids"]
+    )
     return {"chats": talk, LARGE: talk, "preferences": told, "pairs of texts": known}
 
 
@@ -287,7 +354,14 @@ def measure(place: Path, steps: int, task: str, at: int) -> dict[str, Any]:
 
 def apart(place: Path, steps: int, *what: object) -> dict[str, Any]:
     """Prepare, or train by one, in a process of its own: the peak of a process holds that of the one it is made by."""
-    command = [sys.executable, __file__, "--steps", str(steps), "--apart", json.dumps([str(place), *what])]
+    command = [
+        sys.executable,
+        __file__,
+        "--steps",
+        str(steps),
+        "--apart",
+        json.dumps([str(place), *what]),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{what}:\n{done.stderr[-3000:]}")
@@ -308,7 +382,8 @@ def table(place: Path, steps: int, repeats: int, only: str) -> Iterator[str]:
             said = f"| {task} | {peers[at].by} |"
             if at in able:
                 middle = {
-                    key: statistics.median(run[key] for run in found[at]) for key in ("seconds", "counted", "peak")
+                    key: statistics.median(run[key] for run in found[at])
+                    for key in ("seconds", "counted", "peak")
                 }
                 losses, first = (found[which][0]["losses"] for which in (at, able[0]))
                 furthest = max(abs(a - b) for a, b in zip(losses, first, strict=True))
@@ -320,10 +395,14 @@ def table(place: Path, steps: int, repeats: int, only: str) -> Iterator[str]:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="", help="rows that have this in them, as in 'preferences: TRL'")
+    parser.add_argument(
+        "--only", default="", help="rows that have this in them, as in 'preferences: TRL'"
+    )
     parser.add_argument("--apart", type=json.loads, help="what this process does")
     given = parser.parse_args()
     if given.apart is not None:
@@ -331,12 +410,18 @@ def main() -> None:
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(io.StringIO()):
-            told = measure(Path(place), given.steps, *what) if what else prepare(Path(place), given.steps)
+            told = (
+                measure(Path(place), given.steps, *what)
+                if what
+                else prepare(Path(place), given.steps)
+            )
         print(json.dumps(told))
         return
     print(f"{given.steps} steps of {BATCH} rows, medians of {given.repeats} runs.\n")
-    print("| rows | by | CPU seconds with the start | tokens a CPU second | peak memory, MiB | loss of the last step "
-          "| largest difference of a loss |\n| --- | --- | --- | --- | --- | --- | --- |")  # fmt: skip
+    print(
+        "| rows | by | CPU seconds with the start | tokens a CPU second | peak memory, MiB | loss of the last step "
+        "| largest difference of a loss |\n| --- | --- | --- | --- | --- | --- | --- |"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for row in table(Path(folder), given.steps, given.repeats, given.only):
             print(row, flush=True)

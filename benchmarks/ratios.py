@@ -20,4 +20,6 @@ def cells(ratios: Sequence[float]) -> str:
     """
     ordered = sorted(ratios)
     quarter = len(ordered) // 4
-    return f"{statistics.median(ordered):.2f} | {ordered[quarter]:.2f} to {ordered[-1 - quarter]:.2f}"
+    return (
+        f"{statistics.median(ordered):.2f} | {ordered[quarter]:.2f} to {ordered[-1 - quarter]:.2f}"
+    )

@@ -2,9 +2,10 @@
 
     python benchmarks/search.py [--studies 200]
 
-The response is a basin over lg lr, with a second setting and a cliff: above a learning rate trials diverge. Regret is
-the distance of the best trial from the best there is, the median over studies. `as FAIL` is how Optuna is told by most
-tools, `as bad` is `optrun.artifacts.objective.stand_in`, as optrun tells it.
+The response is a basin over lg lr, with a second setting and a cliff: above a learning rate trials
+diverge. Regret is the distance of the best trial from the best there is, the median over studies.
+`as FAIL` is how Optuna is told by most tools, `as bad` is `optrun.artifacts.objective.stand_in`, as
+optrun tells it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ def loss(lr: float, beta: float, cliff: float) -> float | None:
     return 2.0 + 0.4 * (math.log10(lr) + 3) ** 2 + 3.0 * (beta - 0.93) ** 2
 
 
-def regret(seed: int, trials: int, name: Sampler, *, tell_bad: bool, cliff: float) -> tuple[float, int]:
+def regret(
+    seed: int, trials: int, name: Sampler, *, tell_bad: bool, cliff: float
+) -> tuple[float, int]:
     """Search once; the regret, and how many trials diverged."""
-    study = optuna.create_study(direction="minimize", sampler=optuna.samplers.RandomSampler(seed=seed))
+    study = optuna.create_study(
+        direction="minimize", sampler=optuna.samplers.RandomSampler(seed=seed)
+    )
     known: list[float] = []
     diverged = 0
     for number in range(trials):
@@ -57,22 +62,40 @@ def regret(seed: int, trials: int, name: Sampler, *, tell_bad: bool, cliff: floa
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--studies", type=int, default=200, help="simulated searches a row")
     studies = parser.parse_args().studies
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     rows: list[tuple[str, Callable[[int], tuple[float, int]]]] = []
     for text, tell_bad in (("as FAIL", False), ("as bad", True)):
-        rows.append((f"24 trials, TPE, most diverge, told {text}",
-                     lambda seed, told=tell_bad: regret(seed, 24, Sampler.tpe, tell_bad=told, cliff=2e-3)))  # fmt: skip
-    for text, sampler in (("at random", Sampler.random), ("TPE", Sampler.tpe), ("auto (Sobol)", Sampler.auto)):
-        rows.append((f" 8 trials, {text}",
-                     lambda seed, name=sampler: regret(seed, 8, name, tell_bad=True, cliff=0.1)))  # fmt: skip
+        rows.append(
+            (
+                f"24 trials, TPE, most diverge, told {text}",
+                lambda seed, told=tell_bad: regret(
+                    seed, 24, Sampler.tpe, tell_bad=told, cliff=2e-3
+                ),
+            )
+        )
+    for text, sampler in (
+        ("at random", Sampler.random),
+        ("TPE", Sampler.tpe),
+        ("auto (Sobol)", Sampler.auto),
+    ):
+        rows.append(
+            (
+                f" 8 trials, {text}",
+                lambda seed, name=sampler: regret(seed, 8, name, tell_bad=True, cliff=0.1),
+            )
+        )
     print(f"{'search':42} {'median regret':>14} {'diverged':>9}")
     for text, one in rows:
         found = [one(seed) for seed in range(studies)]
-        print(f"{text:42} {median(each for each, _ in found):14.4f} {median(lost for _, lost in found):9.0f}")
+        print(
+            f"{text:42} {median(each for each, _ in found):14.4f} {median(lost for _, lost in found):9.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
 """What a sharded save costs against a save by one process, in time and bytes, in one run.
 
-    python benchmarks/sharded_save.py [--mib 256] [--repeats 5] [--ranks 2] [--folder DIR] [--memory]
+    python benchmarks/sharded_save.py [--mib 256] [--repeats 5] [--ranks 2] [--folder DIR]
+    [--memory]
 
-Seconds over those of the whole save in the same repeat, medians and the half of the repeats that lies in the middle, on
-a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), on gloo
+Seconds over those of the whole save in the same repeat, medians and the half of the repeats that
+lies in the middle, on a state of the size asked for (weights and two moments, in tensors of a few
+MiB as transformers have them), on gloo
 ranks of this machine, which share its disk and its cores:
 
 whole     one process writes all of it: safetensors with checksums, manifest, fsync, rename
 sharded   each rank writes its shard, all at once; until the rename, as the slowest rank sees it
-torch     `torch.distributed.checkpoint.save` of the same shards with its own safetensors writer: neither checksum nor
-          flush nor manifest
-read      the whole form and the shards, verified and read: in one process, and by the ranks that share the hashing,
-          each of which takes its slices
+torch     `torch.distributed.checkpoint.save` of the same shards with its own safetensors writer:
+          neither checksum nor flush nor manifest
+read      the whole form and the shards, verified and read: in one process, and by the ranks that
+          share the hashing, each of which takes its slices
 
-With `--memory`: what each rank holds of a pretrained GPT-2 of that size in two steps of `distributed=fsdp`, in MiB over
-what a run of a tiny model leaves in the same process; then in the second step of a run that saved the first. Anonymous
-memory is sampled every 5 ms; the peak of all includes files that are mapped, which the system may drop.
+With `--memory`: what each rank holds of a pretrained GPT-2 of that size in two steps of
+`distributed=fsdp`, in MiB over what a run of a tiny model leaves in the same process; then in the
+second step of a run that saved the first. Anonymous memory is sampled every 5 ms; the peak of all
+includes files that are mapped, which the system may drop.
 """
 
 from __future__ import annotations
@@ -42,7 +45,12 @@ from ratios import cells, over
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_checkpoints_dir, save_checkpoint
+from optrun.artifacts.checkpoint import (
+    Snapshot,
+    load_checkpoint,
+    make_checkpoints_dir,
+    save_checkpoint,
+)
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 
@@ -65,7 +73,9 @@ def alone(rank: int, work: Callable[[], Any]) -> float:
     return measured(work if rank == 0 else lambda: None)
 
 
-def snapshot(step: int, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> Snapshot:
+def snapshot(
+    step: int, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]
+) -> Snapshot:
     metadata = CheckpointMetadata(global_step=step, train={"step": step})
     return Snapshot(step, model, optimizer, metadata, finite=list(model))
 
@@ -76,7 +86,9 @@ def bytes_of(folder: Path) -> int:
 
 def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks
+    )
     saving = dist.new_group(backend="gloo")
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",))
     count = max(1, mib // 12)
@@ -99,19 +111,32 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
         whole, sharded = run.checkpoint(step), run.checkpoint(step + 1)
         writer = dcp.HuggingFaceStorageWriter(f"{folder}/torch-{step}", save_distributed=True)
         return {
-            "whole": alone(rank, lambda: save_checkpoint(run, snapshot(step, whole_weights, whole_moments))),
-            "sharded": measured(lambda: save_checkpoint(run, snapshot(step + 1, weights, moments), saving=saving)),
-            "torch": measured(lambda: dcp.save({**weights, **moments}, storage_writer=writer, process_group=saving)),
+            "whole": alone(
+                rank, lambda: save_checkpoint(run, snapshot(step, whole_weights, whole_moments))
+            ),
+            "sharded": measured(
+                lambda: save_checkpoint(run, snapshot(step + 1, weights, moments), saving=saving)
+            ),
+            "torch": measured(
+                lambda: dcp.save(
+                    {**weights, **moments}, storage_writer=writer, process_group=saving
+                )
+            ),
             "whole, read": alone(rank, lambda: load_checkpoint(whole)),
             "sharded, read by one process": alone(rank, lambda: load_checkpoint(sharded)),
-            "sharded, read by its ranks": measured(lambda: load_checkpoint(sharded, like=weights, group=saving)),
+            "sharded, read by its ranks": measured(
+                lambda: load_checkpoint(sharded, like=weights, group=saving)
+            ),
         }
 
     for repeat in range(repeats + 1):
         step = repeat * 10 + 1
         taken = saves_and_reads(step)
         if rank == 0:
-            sizes = {name: bytes_of(run.checkpoint(step + n)) for n, name in ((0, "whole"), (1, "sharded"))}
+            sizes = {
+                name: bytes_of(run.checkpoint(step + n))
+                for n, name in ((0, "whole"), (1, "sharded"))
+            }
             shutil.rmtree(run.checkpoints)
             shutil.rmtree(f"{folder}/torch-{step}")
             make_checkpoints_dir(run)
@@ -144,7 +169,11 @@ class Peaks:
 
     def _read(self) -> dict[str, float]:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if line.endswith(" kB")}
+        return {
+            line.split(":")[0]: int(line.split()[1]) / 1024
+            for line in lines
+            if line.endswith(" kB")
+        }
 
     def _sample(self) -> None:
         while True:
@@ -173,16 +202,25 @@ def make_pretrained(folder: Path, mib: int) -> None:
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    (folder / "text.txt").write_text("The cat sat on the mat and looked at the rain.\n" * 400, encoding="utf-8")
+    (folder / "text.txt").write_text(
+        "The cat sat on the mat and looked at the rain.\n" * 400, encoding="utf-8"
+    )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     special = ["<|endoftext|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator([], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    backend.train_from_iterator(
+        [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet)
+    )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[0])
     layers = round(mib * 2**20 / 4 / (12 * WIDTH**2))
     config = transformers.GPT2Config(
-        n_layer=layers, n_embd=WIDTH, n_positions=64, vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0
+        n_layer=layers,
+        n_embd=WIDTH,
+        n_positions=64,
+        vocab_size=len(tokenizer),
+        bos_token_id=0,
+        eos_token_id=0,
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -202,7 +240,9 @@ def memory_main(rank: int, folder: str, ranks: int) -> None:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     timeout = timedelta(seconds=600)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks, timeout=timeout
+    )
     world = World.join("gloo", timeout)
 
     def run(name: str, *words: str) -> None:
@@ -231,14 +271,23 @@ def memory_main(rank: int, folder: str, ranks: int) -> None:
         run("run", "model=pretrained", f"model.path={folder}/model")
     peaks.mark("end")
     gc.collect()
-    with patch.object(CheckpointManager, "save", peaks.before("step after a save", CheckpointManager.save)):
+    with patch.object(
+        CheckpointManager, "save", peaks.before("step after a save", CheckpointManager.save)
+    ):
         run("saving", "model=pretrained", f"model.path={folder}/model", "checkpoint.save_steps=1")
-    found = {phase: [a - b for a, b in zip(at, peaks.base, strict=True)] for phase, at in peaks.found.items()}
+    found = {
+        phase: [a - b for a, b in zip(at, peaks.base, strict=True)]
+        for phase, at in peaks.found.items()
+    }
     every = world.gather_objects(found)
     if rank == 0:
-        size = sum(path.stat().st_size for path in Path(folder, "model").glob("*.safetensors")) / 2**20
+        size = (
+            sum(path.stat().st_size for path in Path(folder, "model").glob("*.safetensors")) / 2**20
+        )
         print(f"A model of {size:.0f} MiB, {ranks} ranks: a share of {size / ranks:.0f} MiB.\n")
-        print("| | rank 0 | other ranks | with mapped files, rank 0 | other ranks |\n| --- | --- | --- | --- | --- |")
+        print(
+            "| | rank 0 | other ranks | with mapped files, rank 0 | other ranks |\n| --- | --- | --- | --- | --- |"
+        )
         for phase in found:
             others = [max(own[phase][which] for own in every[1:]) for which in (0, 1)]
             row = (found[phase][0], others[0], found[phase][1], others[1])
@@ -248,7 +297,9 @@ def memory_main(rank: int, folder: str, ranks: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
@@ -257,7 +308,9 @@ def main() -> None:
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="optrun-shards-", dir=given.folder))
     if given.memory:
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # glibc gives back what is freed, so what is counted is in use
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = (
+            "65536"  # glibc gives back what is freed, so what is counted is in use
+        )
         make_pretrained(folder, given.mib)
         args = (str(folder), given.ranks)
         mp.start_processes(memory_main, args=args, nprocs=given.ranks, start_method="forkserver")

@@ -2,10 +2,10 @@
 
     python benchmarks/start.py [--repeats 3]
 
-CPU seconds of whole processes, on one thread each, over those of a process that imports torch, transformers and the
-module of the model alone. Each start takes its turn in every repeat; what only the first start of all does (the token
-cache) is left out. One step of the default run is evaluated, published and drawn; the programs beside it train one step
-of the same model and save it.
+CPU seconds of whole processes, on one thread each, over those of a process that imports torch,
+transformers and the module of the model alone. Each start takes its turn in every repeat; what only
+the first start of all does (the token cache) is left out. One step of the default run is evaluated,
+published and drawn; the programs beside it train one step of the same model and save it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def cpu_seconds(words: list[str], folder: str) -> float:
         "COMP_LINE": "optrun optimizer=la",
     }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
         raise SystemExit(f"{words} ended with {done.returncode}:\n{done.stderr}")
@@ -87,7 +89,9 @@ def cpu_seconds(words: list[str], folder: str) -> float:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     seconds: dict[str, list[float]] = {name: [] for name in starts()}

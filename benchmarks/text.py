@@ -2,12 +2,13 @@
 
     python benchmarks/text.py [--sizes 10,100,1000] [--without optrun|tokenizers|datasets.map ...]
 
-The file holds the source of the standard library again and again, each time with other numbers in it. Each way runs in
-a process of its own; its seconds are those after all imports, its memory is the most that one of its processes had. All
-use the same byte-level BPE of 8,192 entries. The bare loop encodes parts of 64 KB, 32 at a time, in the threads of
-`tokenizers`; `datasets.map` encodes lines in a process a core; both write the ids and look at the text no further.
-optrun's start reads the file, looks for bytes that are no text, digests, holds back the end, tokenises it as one
-document, and prepares blocks and a model.
+The file holds the source of the standard library again and again, each time with other numbers in
+it. Each way runs in a process of its own; its seconds are those after all imports, its memory is
+the most that one of its processes had. All use the same byte-level BPE of 8,192 entries. The bare
+loop encodes parts of 64 KB, 32 at a time, in the threads of
+`tokenizers`; `datasets.map` encodes lines in a process a core; both write the ids and look at the
+text no further. optrun's start reads the file, looks for bytes that are no text, digests, holds
+back the end, tokenises it as one document, and prepares blocks and a model.
 """
 
 from __future__ import annotations
@@ -127,7 +128,12 @@ def measured(program: str, *words: str, folder: str) -> dict[str, float]:
         )
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise SystemExit(f"a program ended with {done.returncode}:\n{done.stderr}")
@@ -153,7 +159,9 @@ def rows(megabytes: int, folder: str, without: list[str]) -> list[str]:
             continue
         one = measured(program, *words, folder=folder)
         speed = f"{one['tokens'] / one['encoding'] / 1e3:.0f}" if one["encoding"] else "–"
-        row = f"| {megabytes:,} MB | {name} | {one['seconds']:.1f} | {speed} | {one['memory']:,.0f} |"
+        row = (
+            f"| {megabytes:,} MB | {name} | {one['seconds']:.1f} | {speed} | {one['memory']:,.0f} |"
+        )
         print(row, flush=True)
         found.append(row)
     Path(corpus).unlink()
@@ -162,15 +170,21 @@ def rows(megabytes: int, folder: str, without: list[str]) -> list[str]:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default="10,100,1000", help="megabytes, separated by commas")
     parser.add_argument("--without", nargs="+", choices=WAYS, default=[], help="ways to leave out")
     given = parser.parse_args()
     sizes = [int(size) for size in given.sizes.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         table = [row for size in sizes for row in rows(size, folder, given.without)]
-    print(f"\n{VOCABULARY:,} entries, {os.cpu_count()} cores; imports alone take some 500 MB of memory.\n")
-    print("| text | way | seconds | thousand tokens per CPU second of tokenising | peak memory, MB |")
+    print(
+        f"\n{VOCABULARY:,} entries, {os.cpu_count()} cores; imports alone take some 500 MB of memory.\n"
+    )
+    print(
+        "| text | way | seconds | thousand tokens per CPU second of tokenising | peak memory, MB |"
+    )
     print("| --- | --- | --- | --- | --- |")
     print("\n".join(table))
 

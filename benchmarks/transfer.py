@@ -2,8 +2,8 @@
 
     python benchmarks/transfer.py [--sweeps 400] [--write]
 
-Each simulated sweep has a true optimum lr* = width^-0.5 at widths that double, and is asked for the optimum of a width
-four times the largest. `--write` puts the table into docs/transfer_lr.md.
+Each simulated sweep has a true optimum lr* = width^-0.5 at widths that double, and is asked for the
+optimum of a width four times the largest. `--write` puts the table into docs/transfer_lr.md.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ def draw(
     return x, SHAPES[shape](z) + 0.05 * random.standard_normal((seeds, 1)) + spread
 
 
-def covered(shape: str, grid: str, noise: str, seeds: int, count: int, sweeps: int) -> tuple[float, float]:
+def covered(
+    shape: str, grid: str, noise: str, seeds: int, count: int, sweeps: int
+) -> tuple[float, float]:
     """Measure how often the interval holds the truth, and the median factor between its ends.
 
     Sweeps with an optimum at the edge of a grid are drawn again: of these optrun predicts nothing.
     """
-    random = np.random.default_rng([list(SHAPES).index(shape), list(GRIDS).index(grid), seeds, count])
+    random = np.random.default_rng(
+        [list(SHAPES).index(shape), list(GRIDS).index(grid), seeds, count]
+    )
     sizes = 64.0 * 2.0 ** np.arange(count)
     target = BEYOND * sizes[-1]
     hits, widths = 0, []
@@ -62,7 +66,9 @@ def covered(shape: str, grid: str, noise: str, seeds: int, count: int, sweeps: i
         drawn = [draw(random, shape, grid, noise, seeds, size) for size in sizes]
         if any(best_of(costs) in (0, len(x) - 1) for x, costs in drawn):
             continue
-        _, low, high = fit_law(sizes[:, None], [fit_basin(x, costs) for x, costs in drawn]).predict([target])
+        _, low, high = fit_law(sizes[:, None], [fit_basin(x, costs) for x, costs in drawn]).predict(
+            [target]
+        )
         hits += low <= EXPONENT * math.log(target) <= high
         widths.append(high - low)
     return hits / sweeps, math.exp(float(np.median(widths)))
@@ -74,26 +80,38 @@ def rows(sweeps: int) -> Iterator[list[str]]:
     for shape in SHAPES:
         cells = []
         for seeds, count in SIZES:
-            found = [covered(shape, grid, noise, seeds, count, sweeps) for grid in GRIDS for noise in NOISES]
+            found = [
+                covered(shape, grid, noise, seeds, count, sweeps)
+                for grid in GRIDS
+                for noise in NOISES
+            ]
             rates, widths = zip(*found, strict=True)
-            cells.append(f"{min(rates):.0%} to {max(rates):.0%}; x {min(widths):.1f} to {max(widths):.1f}")
+            cells.append(
+                f"{min(rates):.0%} to {max(rates):.0%}; x {min(widths):.1f} to {max(widths):.1f}"
+            )
         yield [shape, *cells]
 
 
 def main() -> None:
     """Print the table, and write it where the documentation shows it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sweeps", type=int, default=400, help="for each figure")
     parser.add_argument("--write", action="store_true", help="into docs/transfer_lr.md")
     options = parser.parse_args()
     lines: list[str] = []
     for row in rows(options.sweeps):
-        lines += [f"| {' | '.join(row)} |", *([] if lines else [f"| {' | '.join(['---'] * len(row))} |"])]
+        lines += [
+            f"| {' | '.join(row)} |",
+            *([] if lines else [f"| {' | '.join(['---'] * len(row))} |"]),
+        ]
         print("\n".join(lines[-2:] if len(lines) == 2 else lines[-1:]), flush=True)
     if options.write:
         page = DOCUMENT.read_text(encoding="utf-8")
         DOCUMENT.write_text(
-            f"{page.split(BEGIN)[0]}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{page.split(END)[1]}", encoding="utf-8"
+            f"{page.split(BEGIN)[0]}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{page.split(END)[1]}",
+            encoding="utf-8",
         )
 
 

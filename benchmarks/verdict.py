@@ -2,9 +2,11 @@
 
     python benchmarks/verdict.py [--tables 20000] [--write]
 
-A table of scores is `contenders x seeds`; less is better, contender 0 is the best, and a seed is easy or hard for all.
-Where nothing else is said the others are as good as contender 0: the case in which it is lost most often. "Before" are
-figures of the report as it was until Hsu's comparison replaced its test, measured then; "after" is measured now.
+A table of scores is `contenders x seeds`; less is better, contender 0 is the best, and a seed is
+easy or hard for all.
+Where nothing else is said the others are as good as contender 0: the case in which it is lost most
+often. "Before" are figures of the report as it was until Hsu's comparison replaced its test,
+measured then; "after" is measured now.
 """
 
 from __future__ import annotations
@@ -27,16 +29,25 @@ SEED = 0
 SIZES = [(2, 3), (3, 3), (4, 3), (7, 3), (12, 3), (3, 5), (7, 5), (12, 5), (7, 10)]
 """Contenders and seeds."""
 BEFORE = {
-    (2, 3): 0.70, (3, 3): 0.38, (4, 3): 0.36, (7, 3): 0.36, (12, 3): 0.34, (3, 5): 0.96, (7, 5): 0.88, (12, 5): 0.88,
+    (2, 3): 0.70,
+    (3, 3): 0.38,
+    (4, 3): 0.36,
+    (7, 3): 0.36,
+    (12, 3): 0.34,
+    (3, 5): 0.96,
+    (7, 5): 0.88,
+    (12, 5): 0.88,
     (7, 10): 1.0,
-}  # fmt: skip
+}
 """How often the moderated test of before told a contender from one that was better by four standard deviations."""
 
 
 def _basins(apart: float) -> Callable[[Random, tuple[int, ...]], Array]:
     """A run falls into one of two basins, whose means are so many of their own deviations apart; variance 1."""
     own = 1 / math.sqrt(1 + (apart / 2) ** 2)
-    return lambda random, shape: own * (apart / 2 * random.choice([-1.0, 1.0], shape) + random.standard_normal(shape))
+    return lambda random, shape: (
+        own * (apart / 2 * random.choice([-1.0, 1.0], shape) + random.standard_normal(shape))
+    )
 
 
 def _families(random: Random, shape: tuple[int, ...]) -> Array:
@@ -76,7 +87,9 @@ BLOCK = 2000
 
 def gone(values: Array, mode: str = "min", alpha: float = ALPHA) -> NDArray[np.bool_]:
     """Rule out, block by block; shape (tables, k)."""
-    return np.concatenate([rule_out(values[at : at + BLOCK], mode, alpha) for at in range(0, len(values), BLOCK)])
+    return np.concatenate(
+        [rule_out(values[at : at + BLOCK], mode, alpha) for at in range(0, len(values), BLOCK)]
+    )
 
 
 def draw(noise: str, contenders: int, seeds: int, tables: int, *, workloads: int = 0) -> Array:
@@ -84,7 +97,9 @@ def draw(noise: str, contenders: int, seeds: int, tables: int, *, workloads: int
     kinds = NOISES | LIMITS
     random = np.random.default_rng([SEED, list(kinds).index(noise), contenders, seeds, workloads])
     lead = (tables, workloads) if workloads else (tables,)
-    return kinds[noise](random, (*lead, contenders, seeds)) + random.standard_normal((*lead, 1, seeds))
+    return kinds[noise](random, (*lead, contenders, seeds)) + random.standard_normal(
+        (*lead, 1, seeds)
+    )
 
 
 def lost(noise: str, contenders: int, seeds: int, tables: int) -> float:
@@ -92,7 +107,9 @@ def lost(noise: str, contenders: int, seeds: int, tables: int) -> float:
     return float(gone(draw(noise, contenders, seeds, tables))[:, 0].mean())
 
 
-def found(contenders: int, seeds: int, tables: int, *, ahead: float = 0.0, behind: float = 0.0) -> float:
+def found(
+    contenders: int, seeds: int, tables: int, *, ahead: float = 0.0, behind: float = 0.0
+) -> float:
     """Rate at which the last contender is ruled out: the best is ahead of all, or the last behind all, so many sd."""
     values = draw("equal", contenders, seeds, tables)
     values[:, 0] -= ahead
@@ -102,30 +119,49 @@ def found(contenders: int, seeds: int, tables: int, *, ahead: float = 0.0, behin
 
 def size_rows(tables: int) -> Iterator[list[str]]:
     """Error and power of the comparison with the best, for every size."""
-    yield ["contenders x seeds", "best lost, worst of nine kinds of noise", "one ahead by 4 sd: another is ruled out",
-           "the same, before", "ahead by 2 sd", "one behind by 4 sd: it is ruled out"]  # fmt: skip
+    yield [
+        "contenders x seeds",
+        "best lost, worst of nine kinds of noise",
+        "one ahead by 4 sd: another is ruled out",
+        "the same, before",
+        "ahead by 2 sd",
+        "one behind by 4 sd: it is ruled out",
+    ]
     for k, n in SIZES:
         rates = {noise: lost(noise, k, n, tables) for noise in NOISES}
         worst = max(rates, key=lambda name: rates[name])
         four, two = (found(k, n, tables, ahead=ahead) for ahead in (4.0, 2.0))
-        yield [f"{k} x {n}", f"{rates[worst]:.1%} ({worst})", f"{four:.0%}", f"{BEFORE[k, n]:.0%}", f"{two:.0%}",
-               f"{found(k, n, tables, behind=4.0):.0%}"]  # fmt: skip
+        yield [
+            f"{k} x {n}",
+            f"{rates[worst]:.1%} ({worst})",
+            f"{four:.0%}",
+            f"{BEFORE[k, n]:.0%}",
+            f"{two:.0%}",
+            f"{found(k, n, tables, behind=4.0):.0%}",
+        ]
 
 
 def lost_while_looking(contenders: int, tables: int, *, counted: bool) -> float:
     """Rate at which the best is ruled out at any of eight looks, at 3, 4, ... 10 seeds."""
     values = draw("equal", contenders, 10, tables)
-    gone = [rule_out(values[:, :, : look + 2], "min", ALPHA / (look if counted else 1))[:, 0] for look in range(1, 9)]
+    gone = [
+        rule_out(values[:, :, : look + 2], "min", ALPHA / (look if counted else 1))[:, 0]
+        for look in range(1, 9)
+    ]
     return float(np.any(gone, axis=0).mean())
 
 
-def lost_by_metrics(correlation: float, tables: int, *, contenders: int = 3, seeds: int = 5, metrics: int = 8) -> float:
+def lost_by_metrics(
+    correlation: float, tables: int, *, contenders: int = 3, seeds: int = 5, metrics: int = 8
+) -> float:
     """Rate at which the best is ruled out by at least one of several metrics."""
     random = np.random.default_rng(SEED)
     shared = random.standard_normal((tables, 1, contenders, seeds))
     own = random.standard_normal((tables, metrics, contenders, seeds))
     values = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
-    return float(np.any([gone(values[:, metric])[:, 0] for metric in range(metrics)], axis=0).mean())
+    return float(
+        np.any([gone(values[:, metric])[:, 0] for metric in range(metrics)], axis=0).mean()
+    )
 
 
 def lost_to_chosen(own: int, other: int, tables: int, *, seeds: int = 5) -> float:
@@ -134,15 +170,17 @@ def lost_to_chosen(own: int, other: int, tables: int, *, seeds: int = 5) -> floa
     best = []
     for configurations in (own, other):
         scores = random.standard_normal((tables, configurations, seeds))
-        best.append(np.take_along_axis(scores, scores.mean(axis=2).argmin(axis=1)[:, None, None], axis=1))
+        best.append(
+            np.take_along_axis(scores, scores.mean(axis=2).argmin(axis=1)[:, None, None], axis=1)
+        )
     return float(gone(np.concatenate(best, axis=1))[:, 0].mean())
 
 
 def confirmed(contenders: int, pilot_seeds: int, difference: float, pilots: int) -> float:
     """Rate at which a confirmation finds a true difference that it was planned for with power 0.8.
 
-    Each pilot plans a confirmation from its own spread. One contender is the best, all others are worse by the
-    difference, in standard deviations, and a given one of them counts.
+    Each pilot plans a confirmation from its own spread. One contender is the best, all others are
+    worse by the difference, in standard deviations, and a given one of them counts.
     """
     random = np.random.default_rng([SEED, contenders, pilot_seeds])
     scores = random.standard_normal((pilots, contenders, pilot_seeds))
@@ -151,10 +189,13 @@ def confirmed(contenders: int, pilot_seeds: int, difference: float, pilots: int)
     degrees = (contenders - 1) * (pilot_seeds - 1)
     observed = np.sqrt((residuals**2).sum(axis=(1, 2)) / degrees)
     plans = [
-        seeds_for(difference, sd=float(sd), degrees=degrees, contenders=contenders, most=10_000) for sd in observed
+        seeds_for(difference, sd=float(sd), degrees=degrees, contenders=contenders, most=10_000)
+        for sd in observed
     ]
     hits = 0
-    for seeds, count in zip(*np.unique(np.array(plans, dtype=int), return_counts=True), strict=True):
+    for seeds, count in zip(
+        *np.unique(np.array(plans, dtype=int), return_counts=True), strict=True
+    ):
         values = random.standard_normal((count, contenders, seeds))
         values[:, 1:] += difference
         hits += gone(values)[:, 1].sum()
@@ -169,8 +210,8 @@ def over_workloads(values: Array, floor: Array) -> NDArray[np.bool_]:
         floor: The metric before learning; shape (workloads,).
 
     Returns:
-        Shape (tables, k). A workload where the best gains less than five standard deviations is left out, and nobody
-        is ruled out if none is left.
+        Shape (tables, k). A workload where the best gains less than five standard deviations is
+        left out, and nobody is ruled out if none is left.
     """
     gain = floor - values.mean(axis=3).min(axis=2)
     taught = gain >= 5 * np.sqrt(values.var(axis=3, ddof=1).mean(axis=2))
@@ -187,8 +228,8 @@ def lost_over_workloads(tables: int, gains: tuple[float, ...] = ()) -> str:
 
     Args:
         tables: For each rate.
-        gains: What the best gains on one of the workloads, in standard deviations; none: as on the others, with all
-            kinds of noise.
+        gains: What the best gains on one of the workloads, in standard deviations; none: as on the
+            others, with all kinds of noise.
     """
     rates = {}
     for k, workloads, n in ((2, 2, 3), (3, 5, 3), (7, 5, 3), (7, 2, 5)):
@@ -197,7 +238,9 @@ def lost_over_workloads(tables: int, gains: tuple[float, ...] = ()) -> str:
             floor = np.append(np.full(workloads - 1, FAR), gain)
             for noise in ["equal"] if gains else NOISES:
                 out = over_workloads(draw(noise, k, n, tables, workloads=workloads), floor)
-                rates[f"{size}, {noise}" if gain == FAR else f"{size}, gain {gain:g} sd"] = float(out[:, 0].mean())
+                rates[f"{size}, {noise}" if gain == FAR else f"{size}, gain {gain:g} sd"] = float(
+                    out[:, 0].mean()
+                )
     worst = max(rates, key=lambda name: rates[name])
     return f"{rates[worst]:.1%} ({worst})"
 
@@ -222,8 +265,8 @@ def small_difference() -> Verdict:
 def won_by_losing(tables: int, *, counted: bool) -> float:
     """Rate at which the best is ruled out by one that is better by 4 sd where it comes to its end, and diverges else.
 
-    Two of its five runs diverge. `counted`: these stand with the score of the untrained model, 10 sd above; else they
-    are dropped.
+    Two of its five runs diverge. `counted`: these stand with the score of the untrained model, 10
+    sd above; else they are dropped.
     """
     values = draw("equal", 2, 5, tables)
     values[:, 1] -= 4.0
@@ -234,29 +277,57 @@ def won_by_losing(tables: int, *, counted: bool) -> float:
 def question_rows(tables: int) -> Iterator[list[str]]:
     """Each flaw of the report as it was, and the same simulation now."""
     yield ["what", "before", "after"]
-    looks = [[lost_while_looking(k, tables, counted=counted) for k in (2, 3, 7)] for counted in (False, True)]
-    yield ["seeds are added until a verdict, 3 to 10: best lost", "22 %",
-           f"{max(looks[1]):.1%} (each look at 5 %: {max(looks[0]):.0%})"]  # fmt: skip
+    looks = [
+        [lost_while_looking(k, tables, counted=counted) for k in (2, 3, 7)]
+        for counted in (False, True)
+    ]
+    yield [
+        "seeds are added until a verdict, 3 to 10: best lost",
+        "22 %",
+        f"{max(looks[1]):.1%} (each look at 5 %: {max(looks[0]):.0%})",
+    ]
     metrics = [lost_by_metrics(correlation, tables) for correlation in (0.0, 0.8)]
-    yield ["`metric=` picked of eight: best lost", "23 to 32 %, no comment",
-           f"{metrics[1]:.0%} (correlation 0.8) to {metrics[0]:.0%} (none), called exploratory"]  # fmt: skip
-    unequal, equal = [f"{lost_to_chosen(1, m, tables):.0%}" for m in (2, 8, 32)], lost_to_chosen(8, 8, tables)
-    yield ["ruled out by the best of 2, 8, 32 equally good configurations, same 5 seeds", "5 %, 10 %, 18 %",
-           f"{', '.join(unequal)}; called selected (best of 8 against best of 8: {equal:.0%})"]  # fmt: skip
+    yield [
+        "`metric=` picked of eight: best lost",
+        "23 to 32 %, no comment",
+        f"{metrics[1]:.0%} (correlation 0.8) to {metrics[0]:.0%} (none), called exploratory",
+    ]
+    unequal, equal = (
+        [f"{lost_to_chosen(1, m, tables):.0%}" for m in (2, 8, 32)],
+        lost_to_chosen(8, 8, tables),
+    )
+    yield [
+        "ruled out by the best of 2, 8, 32 equally good configurations, same 5 seeds",
+        "5 %, 10 %, 18 %",
+        f"{', '.join(unequal)}; called selected (best of 8 against best of 8: {equal:.0%})",
+    ]
     for difference in (1.0, 2.0):
         rates = [confirmed(k, n, difference, tables // 5) for n in (3, 5) for k in range(2, 8)]
-        yield [f"`confirm power=0.8` of a difference of {difference:g} sd, after 3 or 5 seeds, 2 to 7 contenders",
-               "0.39 to 0.57", f"{min(rates):.2f} to {max(rates):.2f}"]  # fmt: skip
+        yield [
+            f"`confirm power=0.8` of a difference of {difference:g} sd, after 3 or 5 seeds, 2 to 7 contenders",
+            "0.39 to 0.57",
+            f"{min(rates):.2f} to {max(rates):.2f}",
+        ]
     yield ["several workloads, nine kinds of noise: best lost", "", lost_over_workloads(tables)]
     yield ["the same, one workload at chance", "", lost_over_workloads(tables, (0.0,))]
-    yield ["the same, one at the border of teaching nothing", "", lost_over_workloads(tables, (3.0, 4.0, 5.0, 6.0))]
+    yield [
+        "the same, one at the border of teaching nothing",
+        "",
+        lost_over_workloads(tables, (3.0, 4.0, 5.0, 6.0)),
+    ]
     alone, chance, little = (found_over_workloads(gain, tables) for gain in (None, 0.0, 6.0))
-    yield ["worse by 2 sd on five workloads: ruled out; beside one at chance; beside one that gains 6 sd",
-           "100 %; 13 %; 13 %", f"{alone:.0%}; {chance:.0%}; {little:.0%}"]  # fmt: skip
+    yield [
+        "worse by 2 sd on five workloads: ruled out; beside one at chance; beside one that gains 6 sd",
+        "100 %; 13 %; 13 %",
+        f"{alone:.0%}; {chance:.0%}; {little:.0%}",
+    ]
     yield ["a sure difference of 0.0001, seeds 0.026 apart", "worse", str(small_difference())]
     dropped, counted = (won_by_losing(tables, counted=counted) for counted in (False, True))
-    yield ["ruled out by one that diverged on 2 of 5 seeds", "worse",
-           f"{counted:.0%} (were its lost runs dropped: {dropped:.0%})"]  # fmt: skip
+    yield [
+        "ruled out by one that diverged on 2 of 5 seeds",
+        "worse",
+        f"{counted:.0%} (were its lost runs dropped: {dropped:.0%})",
+    ]
     for noise in LIMITS:
         by_size = {(k, n): lost(noise, k, n, tables) for k, n in SIZES}
         k, n = max(by_size, key=lambda size: by_size[size])
@@ -275,7 +346,9 @@ def table(rows: Iterator[list[str]]) -> str:
 
 def main() -> None:
     """Print the tables, and write them where the documentation shows them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tables", type=int, default=20_000, help="for each figure")
     parser.add_argument("--write", action="store_true", help="into docs/statistics.md")
     options = parser.parse_args()

@@ -13,10 +13,13 @@ sweep = optrun.sweep(
         "data.max_eval_examples=20",
         "training.max_steps=6",
         "training.eval_steps=3",
-        "hydra.sweep.dir=outputs/compare",  # repeated, the sweep runs what is missing, and nothing twice
+        # repeated, the sweep runs what is missing, and nothing twice
+        "hydra.sweep.dir=outputs/compare",
     ],
     quiet=True,
 )
 for run in sweep.runs:
     losses = [f"{record['eval/loss']:.3f}" for record in run.metrics if "eval/loss" in record]
-    print(f"{run.config.optimizer.name:6} seed {run.config.seed}: evaluation loss {' -> '.join(losses)}")
+    print(
+        f"{run.config.optimizer.name:6} seed {run.config.seed}: evaluation loss {' -> '.join(losses)}"
+    )

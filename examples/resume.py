@@ -13,7 +13,9 @@ SMALL = [
 run = optrun.run([*SMALL, "training.max_steps=6", "checkpoint.save_steps=3"], quiet=True).run
 print("checkpoints:", ", ".join(path.name for path in run.checkpoints))
 
-result = run.resume(["training.max_steps=9"], quiet=True)  # in the same directory, with the same configuration
+result = run.resume(
+    ["training.max_steps=9"], quiet=True
+)  # in the same directory, with the same configuration
 print("steps:", result.summary["global_step"])
 print("evaluated again:", run.evaluate()["eval/loss"])
 

@@ -16,4 +16,6 @@ result = optrun.run(
 )
 print(f"{result.exit_reason}: {result.run_dir}")
 print(f"evaluation loss {result.metrics['eval/loss']:.3f}")
-print(f"{sum(p.numel() for p in result.model.parameters()):,} parameters in a {type(result.model).__name__}")
+print(
+    f"{sum(p.numel() for p in result.model.parameters()):,} parameters in a {type(result.model).__name__}"
+)

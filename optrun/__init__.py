@@ -1,7 +1,9 @@
 """optrun: train transformers with the optimizer you mean.
 
-From Python: `optrun.run`, `optrun.sweep`, `optrun.compose`, `optrun.load_run`, `optrun.transfer`, and the decorators
-`optrun.register_*`; the optimizers are in `optrun.optimizer`. The types of these names stand in `__init__.pyi`.
+From Python: `optrun.run`, `optrun.sweep`, `optrun.compose`, `optrun.load_run`, `optrun.transfer`,
+and the decorators
+`optrun.register_*`; the optimizers are in `optrun.optimizer`. The types of these names stand in
+`__init__.pyi`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    **dict.fromkeys(("Result", "Run", "SweepResult", "compose", "load_run", "run", "sweep", "transfer"), "optrun.api"),
+    **dict.fromkeys(
+        ("Result", "Run", "SweepResult", "compose", "load_run", "run", "sweep", "transfer"),
+        "optrun.api",
+    ),
     **{
         f"register_{kind}": "optrun.config.registry"
         for kind in ("callback", "data", "metric", "optimizer", "scheduler", "task", "tracker")

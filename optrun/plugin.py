@@ -1,7 +1,7 @@
 """What a plugin builds on: one place whose names stay when files of the package move.
 
-The decorators are `optrun.register_*`. Each name below is imported when it is asked for, so that a plugin with a
-schedule loads no torch. The types stand in `plugin.pyi`.
+The decorators are `optrun.register_*`. Each name below is imported when it is asked for, so that a
+plugin with a schedule loads no torch. The types stand in `plugin.pyi`.
 """
 
 from __future__ import annotations

@@ -35,15 +35,16 @@ _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) -> None:
     """Hold a registered optimizer to the laws: use it in a test of your own.
 
-    It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several optimizers; its
-    state goes through a checkpoint by name, in any order, and the next steps are the same to the last bit; the memory
-    its state takes is known before a step. Building it has tried already that it obeys `lr` and `weight_decay`.
+    It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several
+    optimizers; its state goes through a checkpoint by name, in any order, and the next steps are
+    the same to the last bit; the memory its state takes is known before a step. Building it has
+    tried already that it obeys `lr` and `weight_decay`.
 
     Args:
         name: As in `optimizer=NAME`.
         lr: At which it goes down on a sum of squares in 60 steps.
-        ranks: From 2 on, so many processes (forked, gloo) step it in shards, too: weights and state have to be those of
-            one process, as `distributed=fsdp` needs them.
+        ranks: From 2 on, so many processes (forked, gloo) step it in shards, too: weights and state
+            have to be those of one process, as `distributed=fsdp` needs them.
         **options: Keywords of its class.
 
     Raises:
@@ -71,16 +72,24 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
     sizes = state_bytes(first)
     _steps(params, [first], 0, 3)
     tensors, meta = named_state(first)
-    held = {at: t.numel() * t.itemsize for at, t in tensors.items() if not at.endswith(f"/{TRAINED}")}
-    kept = {key: sum(size for at, size in held.items() if at.startswith(f"{key}/")) for key in params}
+    held = {
+        at: t.numel() * t.itemsize for at, t in tensors.items() if not at.endswith(f"/{TRAINED}")
+    }
+    kept = {
+        key: sum(size for at, size in held.items() if at.startswith(f"{key}/")) for key in params
+    }
     assert sizes == kept, f"{name}: state of {sizes} bytes was expected, there are {kept}"
     again = {key: Parameter(param.detach().clone()) for key, param in reversed(params.items())}
     second = build(again)
-    load_named_state(second, {key: t.clone() for key, t in tensors.items()}, json.loads(json.dumps(meta)))
+    load_named_state(
+        second, {key: t.clone() for key, t in tensors.items()}, json.loads(json.dumps(meta))
+    )
     _steps(params, [first], 3, 6)
     _steps(again, [second], 3, 6)
     for key, param in params.items():
-        assert torch.equal(again[key], param), f"{name}: {key} differs after its state went through a checkpoint"
+        assert torch.equal(again[key], param), (
+            f"{name}: {key} differs after its state went through a checkpoint"
+        )
     if ranks > 1:
         with tempfile.TemporaryDirectory() as folder:
             given = (folder, ranks, name, lr, options)
@@ -91,11 +100,14 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
                 raise AssertionError(f"{name}: in shards on {ranks} ranks: {last}") from error
 
 
-def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: object) -> None:
+def check_transfer(
+    name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: object
+) -> None:
     """Hold a registered optimizer to the rule that its schema names (`transfer`): use it in a test of your own.
 
-    A network of three matrices, 32 to 256 wide, is trained for a few steps under `parametrization=mup`. What each
-    update does to the outputs must not go with the width. See `optrun certify transfer` for whole models.
+    A network of three matrices, 32 to 256 wide, is trained for a few steps under
+    `parametrization=mup`. What each update does to the outputs must not go with the width. See
+    `optrun certify transfer` for whole models.
 
     Args:
         name: As in `optimizer=NAME`.
@@ -126,7 +138,9 @@ def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int]
         def train() -> None:
             for _ in range(steps):
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(batch), torch.tensor([0, 0, 0, 1])).backward()
+                torch.nn.functional.cross_entropy(
+                    model(batch), torch.tensor([0, 0, 0, 1])
+                ).backward()
                 optimizer.step()
 
         return Trial(model, lambda: model(batch), train)
@@ -138,13 +152,19 @@ def check_transfer(name: str, *, lr: float, steps: int = 4, seeds: Sequence[int]
 def _network(width: int) -> nn.Sequential:
     layers = [nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 4)]
     for layer in layers:
-        nn.init.zeros_(layer.bias)  # as transformers has it; torch's own goes with the width, which four numbers hide
+        nn.init.zeros_(
+            layer.bias
+        )  # as transformers has it; torch's own goes with the width, which four numbers hide
     return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).double()
 
 
-def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, object]) -> None:
+def _steps_shards(
+    rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, object]
+) -> None:
     torch.set_num_threads(1)  # after a fork OpenMP's other threads are not there
-    dist.init_process_group("gloo", init_method=f"file://{Path(folder).absolute()}/meet", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{Path(folder).absolute()}/meet", rank=rank, world_size=ranks
+    )
     mesh = init_device_mesh("cpu", (ranks,))
     shards = {
         key: Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)], src_data_rank=None))
@@ -156,7 +176,9 @@ def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, opti
 
 def _params() -> dict[str, Parameter]:
     generator = torch.Generator().manual_seed(0)
-    return {key: Parameter(torch.randn(shape, generator=generator)) for key, shape in _SHAPES.items()}
+    return {
+        key: Parameter(torch.randn(shape, generator=generator)) for key, shape in _SHAPES.items()
+    }
 
 
 def _groups(params: Mapping[str, Tensor]) -> list[dict[str, object]]:
@@ -166,7 +188,9 @@ def _groups(params: Mapping[str, Tensor]) -> list[dict[str, object]]:
     return [{"params": matrices, "role": "matrix"}, {"params": vectors, "role": "bias"}]
 
 
-def _steps(params: Mapping[str, Tensor], optimizers: list[Optimizer], first: int, last: int) -> None:
+def _steps(
+    params: Mapping[str, Tensor], optimizers: list[Optimizer], first: int, last: int
+) -> None:
     for step in range(first, last):
         for key, param in params.items():
             generator = torch.Generator().manual_seed(1000 * step + len(key))
@@ -185,7 +209,9 @@ def _goes_down(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
         loss().backward()
         optimizer.step()
     after = loss().item()
-    assert after < 0.8 * before, f"a sum of squares goes from {before:.3g} to {after:.3g} in 60 steps"
+    assert after < 0.8 * before, (
+        f"a sum of squares goes from {before:.3g} to {after:.3g} in 60 steps"
+    )
 
 
 def _leaves_what_has_no_gradient(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,9 @@
 """Compose each shipped configuration once per test process: Hydra reads thirty files for it, several times a run.
 
-A composition is a function of search path, schemas, name and overrides. Where all files are the checkout's own or
-Hydra's, which no test changes, a second one is a copy of the first, also in a forked process. What a test's own folder
-takes part in, what names its files in messages and what is refused is composed anew each time. Programs that a test
-starts compose as they do for a user.
+A composition is a function of search path, schemas, name and overrides. Where all files are the
+checkout's own or Hydra's, which no test changes, a second one is a copy of the first, also in a
+forked process. What a test's own folder takes part in, what names its files in messages and what is
+refused is composed anew each time. Programs that a test starts compose as they do for a user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ import omegaconf._utils
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import (
+    CachingConfigRepository,
+    ConfigRepository,
+    IConfigRepository,
+)
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import InputDefault, ResultDefault
@@ -58,7 +62,8 @@ def install(shared: Path | None = None) -> Path:
     global folder
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = shared or Path(tempfile.mkdtemp(prefix="composed-", dir=memory))
-    # Each composition copies its repository, and with it the store of all schemas, which hands out copies itself.
+    # Each composition copies its repository, and with it the store of all schemas, which hands out
+    # copies itself.
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     ConfigStore.store = _store_once(ConfigStore.store)  # type: ignore[method-assign]
     ConfigRepository.load_config = _read_once(ConfigRepository.load_config)  # type: ignore[method-assign]
@@ -88,7 +93,9 @@ def _copied_node(node: Any, parent: Any) -> Any:
     new, metadata = object.__new__(kind), object.__new__(type(own["_metadata"]))
     vars(metadata).update(vars(own["_metadata"]))
     metadata.flags = dict(metadata.flags)
-    metadata.resolver_cache = copy.deepcopy(metadata.resolver_cache) if metadata.resolver_cache else defaultdict(dict)
+    metadata.resolver_cache = (
+        copy.deepcopy(metadata.resolver_cache) if metadata.resolver_cache else defaultdict(dict)
+    )
     vars(new).update(own, _metadata=metadata, _parent=parent, _flags_cache=None)
     if issubclass(kind, ValueNode):
         if type(own["_val"]) not in (str, int, float, bool, type(None)):
@@ -108,16 +115,26 @@ def _write_by_libyaml() -> None:
     It is the same text, but that characters beyond U+FFFF are escaped, which are read as the same.
     """
     if yaml.__with_libyaml__:
-        kept = {"str_representer_added": False, "str_representer": omegaconf._utils.OmegaConfDumper.str_representer}
+        kept = {
+            "str_representer_added": False,
+            "str_representer": omegaconf._utils.OmegaConfDumper.str_representer,
+        }
         omegaconf._utils.OmegaConfDumper = type("OmegaConfDumper", (yaml.CDumper,), kept)  # type: ignore[misc]
 
 
 def _interpolate_when_asked() -> None:
     """Make the map for interpolations in a defaults list when there is one: Hydra makes it for each file it reads."""
-    map_of, resolved = defaults_list._create_interpolation_map, InputDefault._resolve_interpolation_impl
+    map_of, resolved = (
+        defaults_list._create_interpolation_map,
+        InputDefault._resolve_interpolation_impl,
+    )
 
     def resolve(self: InputDefault, known: Callable[[], DictConfig], value: str | None) -> str:
-        return value if isinstance(value, str) and "${" not in value else resolved(self, known(), value)
+        return (
+            value
+            if isinstance(value, str) and "${" not in value
+            else resolved(self, known(), value)
+        )
 
     defaults_list._create_interpolation_map = lambda *given: partial(map_of, *given)  # type: ignore[assignment]
     InputDefault._resolve_interpolation_impl = resolve  # type: ignore[assignment,method-assign]
@@ -138,7 +155,10 @@ def _store_once(original: Any) -> Any:
     ) -> None:
         there = self._open(f"{group or ''}/{name.removesuffix('.yaml')}.yaml")
         given = (node, package, provider)
-        if there is None or (OmegaConf.get_type(there.node), there.package, there.provider) != given:
+        if (
+            there is None
+            or (OmegaConf.get_type(there.node), there.package, there.provider) != given
+        ):
             original(self, name, node, group, package, provider)
 
     return store
@@ -147,7 +167,9 @@ def _store_once(original: Any) -> Any:
 def _read_once(original: Any) -> Any:
     def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None or not (source.scheme() == "pkg" or (source.scheme() == "file" and _ours(source.path))):
+        if source is None or not (
+            source.scheme() == "pkg" or (source.scheme() == "file" and _ours(source.path))
+        ):
             return original(self, config_path)
         key = (source.scheme(), source.path, source.provider, config_path)
         if key not in _FILES:
@@ -170,9 +192,15 @@ def _compose_once(original: Any, folder: Path) -> Any:
         files = [name.removeprefix("file://") for _, name in path if name.startswith("file://")]
         given = (config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         # What is said of a recipe names the file that was read for it.
-        if config_name != "config" or "hydra.searchpath" in " ".join(overrides) or not all(map(_ours, files)):
+        if (
+            config_name != "config"
+            or "hydra.searchpath" in " ".join(overrides)
+            or not all(map(_ours, files))
+        ):
             return original(self, *given)
-        key = repr((given, path, _schemas(ConfigStore.instance().repo), JobRuntime.instance().get("name")))
+        key = repr(
+            (given, path, _schemas(ConfigStore.instance().repo), JobRuntime.instance().get("name"))
+        )
         known = folder / hashlib.sha256(key.encode()).hexdigest()
         with contextlib.suppress(OSError):
             if known not in _COMPOSED:
@@ -230,7 +258,9 @@ def _choose_once(original: Any) -> Any:
 def _merge_once(original: Any) -> Any:
     """The files of a composition, merged, before the values of the command line."""
 
-    def merge(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: CachingConfigRepository) -> DictConfig:
+    def merge(
+        self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: CachingConfigRepository
+    ) -> DictConfig:
         sources = [(source.scheme(), source.path) for source in repo.get_sources()]
         if not all(_ours(path) for scheme, path in sources if scheme == "file"):
             return original(self, defaults, repo)

@@ -14,19 +14,23 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A run flushes some sixty times: in memory that takes no time. What is told of a disk, the tests say for themselves.
+# A run flushes some sixty times: in memory that takes no time. What is told of a disk, the tests
+# say for themselves.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 6 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():  # Triton reads it where it is imported: by transformers, or for a test of a kernel
+if (
+    not torch.cuda.is_available()
+):  # Triton reads it where it is imported: by transformers, or for a test of a kernel
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests import compose_cache
 
-# Without a device, torch notes each seed for CUDA, XPU and MTIA with the stack it came from: 4 ms before every test.
+# Without a device, torch notes each seed for CUDA, XPU and MTIA with the stack it came from: 4 ms
+# before every test.
 _seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 torch.set_num_threads(1)
 _COMPOSED = compose_cache.install()
@@ -92,7 +96,9 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
     """A folder that flushes at once, where there is one: for tests of what is called, not of how long it takes."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as folder:
         yield Path(folder)
 
 

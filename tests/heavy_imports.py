@@ -1,10 +1,14 @@
-"""What ranks import: once, by the fork server of `preloaded.py`. Nothing is computed, since threads do not survive a
+"""What ranks import: once, by the fork server of `preloaded.py`.
+
+Nothing is computed, since threads do not survive a
 fork."""
 
 import importlib
 import os
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read with torch; `optrun.launch.rank.begin` comes too late
+os.environ.setdefault(
+    "TORCH_CPP_LOG_LEVEL", "ERROR"
+)  # read with torch; `optrun.launch.rank.begin` comes too late
 
 for _module in (
     "datasets",

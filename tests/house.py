@@ -1,7 +1,7 @@
 """Measure the package: `python -m tests.house` prints what `tests/test_house.py` holds a bound to.
 
-A code line has a token that is no docstring, comment or blank; tokens are Python's own, counted on these lines.
-The text below an attribute is its docstring.
+A code line has a token that is no docstring, comment or blank; tokens are Python's own, counted on
+these lines. The text below an attribute is its docstring.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def size(text: str, tree: ast.Module) -> tuple[int, int]:
     docs = {
         line
         for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
     lines: set[int] = set()
@@ -93,7 +95,10 @@ def functions() -> Iterator[tuple[Path, Definition]]:
             for node in owner.body:
                 if not isinstance(node, Definition) or node.name.startswith("__"):
                     continue
-                marks = {ast.unparse(mark).split("(")[0].rpartition(".")[2] for mark in node.decorator_list}
+                marks = {
+                    ast.unparse(mark).split("(")[0].rpartition(".")[2]
+                    for mark in node.decorator_list
+                }
                 if not marks & {"property", "cached_property", "setter", "overload"}:
                     yield path, node
 
@@ -125,7 +130,11 @@ def sentences(page: Path) -> list[str]:
     text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
     prose = [line for line in text.split("\n") if not re.match(r"\s*(\||#|!\[|>)|    ", line)]
     blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", "\n".join(prose))
-    found = (sentence.strip() for block in blocks for sentence in re.split(r"(?<=[.!?])\s+", " ".join(block.split())))
+    found = (
+        sentence.strip()
+        for block in blocks
+        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
+    )
     return [sentence for sentence in found if len(sentence.split()) > 2]
 
 
@@ -141,13 +150,17 @@ def main() -> None:
     print(f"import depth {depth(imports())} files")
     print(f"Any: {sum(len(ANY.findall(text)) for text in sources().values()):,}")
     lines_of = list(first_lines())
-    print(f"functions: {sum(1 for _ in functions()):,}; docstrings {len(lines_of):,}, riddles {len(riddles()):,}")
+    print(
+        f"functions: {sum(1 for _ in functions()):,}; docstrings {len(lines_of):,}, riddles {len(riddles()):,}"
+    )
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages())
     readme = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
     print(f"pages: {len(pages())}, {words:,} words; README {readme} lines")
     spans = [len(sentence.split()) for page in pages() for sentence in sentences(page)]
     over = [sum(span > bound for span in spans) for bound in (25, 35)]
-    print(f"sentences: mean {sum(spans) / len(spans):.1f} words, {over[0]} over 25, {over[1]} over 35")
+    print(
+        f"sentences: mean {sum(spans) / len(spans):.1f} words, {over[0]} over 25, {over[1]} over 35"
+    )
 
 
 if __name__ == "__main__":

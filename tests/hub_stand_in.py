@@ -48,7 +48,11 @@ def _entry(path: str, content: bytes) -> dict[str, Any]:
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     found: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": blob}
     if path.endswith(".parquet"):
-        pointer = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        pointer = {
+            "oid": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+            "pointerSize": 130,
+        }
         found["lfs"] = pointer
     return found
 
@@ -69,7 +73,9 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _json(self, values: Any, code: int = 200, **headers: str) -> None:
-        self._send(code, json.dumps(values).encode(), {"Content-Type": "application/json", **headers})
+        self._send(
+            code, json.dumps(values).encode(), {"Content-Type": "application/json", **headers}
+        )
 
     def _missing(self, what: str) -> None:
         self._json({"error": "not found"}, 404, **{"X-Error-Code": what})
@@ -111,7 +117,14 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _info(self, revision: str) -> None:
         if (at := self._at(revision)) is not None:
-            self._json({"id": NAME, "sha": at[0], "siblings": [{"rfilename": path} for path in at[1]], "tags": []})
+            self._json(
+                {
+                    "id": NAME,
+                    "sha": at[0],
+                    "siblings": [{"rfilename": path} for path in at[1]],
+                    "tags": [],
+                }
+            )
 
     def _tree(self, rest: str) -> None:
         revision, _, folder = rest.partition("/")
@@ -119,11 +132,24 @@ class _Answers(BaseHTTPRequestHandler):
             return
         recursive = "recursive=true" in urlsplit(self.path).query.lower()
         inside = {
-            path: path.removeprefix(f"{folder}/") for path in at[1] if not folder or path.startswith(f"{folder}/")
+            path: path.removeprefix(f"{folder}/")
+            for path in at[1]
+            if not folder or path.startswith(f"{folder}/")
         }
-        files = [_entry(path, at[1][path]) for path, rest in inside.items() if recursive or "/" not in rest]
-        below = {path[: len(path) - len(rest)] + rest.split("/")[0] for path, rest in inside.items() if "/" in rest}
-        folders = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(below)]
+        files = [
+            _entry(path, at[1][path])
+            for path, rest in inside.items()
+            if recursive or "/" not in rest
+        ]
+        below = {
+            path[: len(path) - len(rest)] + rest.split("/")[0]
+            for path, rest in inside.items()
+            if "/" in rest
+        }
+        folders = [
+            {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
+            for path in sorted(below)
+        ]
         self._json(folders + files) if inside else self._missing("EntryNotFound")
 
     def _paths(self, revision: str, body: bytes) -> None:
@@ -132,7 +158,10 @@ class _Answers(BaseHTTPRequestHandler):
         asked = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
         found = [_entry(path, at[1][path]) for path in asked if path in at[1]]
         folders = [path for path in asked if any(name.startswith(f"{path}/") for name in at[1])]
-        self._json(found + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders])
+        self._json(
+            found
+            + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
+        )
 
     def _file(self, rest: str) -> None:
         revision, _, path = rest.partition("/")
@@ -142,7 +171,11 @@ class _Answers(BaseHTTPRequestHandler):
             self._missing("EntryNotFound")
             return
         content = self.hub.lies.get(path, at[1][path])
-        headers = {"ETag": f'"{_entry(path, at[1][path])["oid"]}"', "X-Repo-Commit": at[0], "Accept-Ranges": "bytes"}
+        headers = {
+            "ETag": f'"{_entry(path, at[1][path])["oid"]}"',
+            "X-Repo-Commit": at[0],
+            "Accept-Ranges": "bytes",
+        }
         asked = self.headers.get("Range")
         if asked:
             first, last = asked.removeprefix("bytes=").split("-")
@@ -160,7 +193,12 @@ def served(hub: DatasetHub) -> Iterator[dict[str, str]]:
     handler = type("Answers", (_Answers,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    local = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+    local = {
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        "HF_HUB_OFFLINE": "0",
+        "HF_DATASETS_OFFLINE": "0",
+    }
     local |= {"HF_UPDATE_DOWNLOAD_COUNTS": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
     try:
         yield {**os.environ, **local, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}

@@ -58,18 +58,36 @@ def set_odd_grads(params: Mapping[str, torch.Tensor], step: int) -> None:
 
 
 def ends(
-    case: Case, options: Mapping[str, Any], dtype: torch.dtype, steps: int = 4, long: int = LONG, device: str = "cpu"
+    case: Case,
+    options: Mapping[str, Any],
+    dtype: torch.dtype,
+    steps: int = 4,
+    long: int = LONG,
+    device: str = "cpu",
 ) -> dict[str, torch.Tensor]:
     """Weights, state and trust ratios after some steps."""
     params = odd(dtype, long, device)
     groups = [
-        {"params": [(name, params[name]) for name in ("body.weight", "start")], "weight_decay": 0.1},
-        {"params": [(name, params[name]) for name in ("body.bias", "gain", "empty")], "lr_scale": 0.5},
+        {
+            "params": [(name, params[name]) for name in ("body.weight", "start")],
+            "weight_decay": 0.1,
+        },
+        {
+            "params": [(name, params[name]) for name in ("body.bias", "gain", "empty")],
+            "lr_scale": 0.5,
+        },
     ]
     optimizer = case.build(groups, **options)
     for step in range(steps):
         set_odd_grads(params, step)
         optimizer.step()
-    state = {f"{n}/{k}": v for n, p in params.items() for k, v in optimizer.state[p].items() if k != "step"}
-    ratios = {f"{n}/ratio": torch.tensor(k) for n, k in getattr(optimizer, "trust_ratios", {}).items()}
+    state = {
+        f"{n}/{k}": v
+        for n, p in params.items()
+        for k, v in optimizer.state[p].items()
+        if k != "step"
+    }
+    ratios = {
+        f"{n}/ratio": torch.tensor(k) for n, k in getattr(optimizer, "trust_ratios", {}).items()
+    }
     return {**{name: param.detach() for name, param in params.items()}, **state, **ratios}

@@ -26,14 +26,20 @@ BAD_LR: tuple[Bad, ...] = (
 )
 BAD_BETAS: tuple[Bad, ...] = (
     ({"betas": [0.9]}, ValueError, r"betas=\[0.9\]: expected two numbers, each in \[0, 1\)"),
-    ({"betas": (0.9, 1.0)}, ValueError, r"betas=\(0.9, 1.0\): expected two numbers, each in \[0, 1\)"),
+    (
+        {"betas": (0.9, 1.0)},
+        ValueError,
+        r"betas=\(0.9, 1.0\): expected two numbers, each in \[0, 1\)",
+    ),
     ({"betas": 0.9}, TypeError, r"betas=0.9: expected two numbers"),
     ({"eps": -1e-8}, ValueError, r"eps=-1e-08: expected a number of 0 or more"),
 )
 BAD_DECAY: tuple[Bad, ...] = (
     ({"weight_decay": -0.1}, ValueError, r"weight_decay=-0.1: expected a number of 0 or more"),
 )
-BAD_FOREACH: tuple[Bad, ...] = (({"foreach": 1}, TypeError, r"foreach=1: expected True or False, got int"),)
+BAD_FOREACH: tuple[Bad, ...] = (
+    ({"foreach": 1}, TypeError, r"foreach=1: expected True or False, got int"),
+)
 ADAM_BAD = (*BAD_LR, *BAD_BETAS, *BAD_DECAY, *BAD_FOREACH)
 
 
@@ -80,28 +86,86 @@ CASES = [
             {},
             {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
             {"weight_decay": 0.0, "always_adapt": True, "step_count": "optimizer"},
-            {"exclude_from_weight_decay": ["bias$"], "exclude_from_layer_adaptation": ["gain"], "l1": 0.01, "l2": 0.02},
+            {
+                "exclude_from_weight_decay": ["bias$"],
+                "exclude_from_layer_adaptation": ["gain"],
+                "l1": 0.01,
+                "l2": 0.02,
+            },
             {"weight_decay": -0.05},
-            {"bias_correction": "lr", "eps": 1e-3, "eps_root": 1e-4, "min_trust": 0.3, "max_trust": 2.0},
-            {"bias_correction": "none", "grad_averaging": False, "weight_decay_mode": "decoupled", "caution": True},
-            {"bias_correction": "lr_first", "weight_decay_mode": "fixed", "max_param_norm": 0.5, "eps_in_trust": True},
-            {"normalize_grad": True, "eps_root": 1e-3, "weight_decay_mode": "corrected", "min_param_norm": 3.0},
+            {
+                "bias_correction": "lr",
+                "eps": 1e-3,
+                "eps_root": 1e-4,
+                "min_trust": 0.3,
+                "max_trust": 2.0,
+            },
+            {
+                "bias_correction": "none",
+                "grad_averaging": False,
+                "weight_decay_mode": "decoupled",
+                "caution": True,
+            },
+            {
+                "bias_correction": "lr_first",
+                "weight_decay_mode": "fixed",
+                "max_param_norm": 0.5,
+                "eps_in_trust": True,
+            },
+            {
+                "normalize_grad": True,
+                "eps_root": 1e-3,
+                "weight_decay_mode": "corrected",
+                "min_param_norm": 3.0,
+            },
         ],
         bad=[
             *BAD_LR,
             *BAD_BETAS,
             *BAD_FOREACH,
-            ({"weight_decay": float("inf")}, ValueError, r"weight_decay=inf: expected a finite number"),
-            ({"exclude_from_weight_decay": "bias"}, TypeError, r"expected a list of patterns, got one string"),
-            ({"exclude_from_weight_decay": ["bais"]}, ValueError, r"'bais' matches none of 4 parameter names"),
-            ({"exclude_from_layer_adaptation": ["("]}, ValueError, r"'\(' is no regular expression"),
-            ({"step_count": "global"}, ValueError, r"step_count='global': expected one of 'parameter', 'optimizer'"),
+            (
+                {"weight_decay": float("inf")},
+                ValueError,
+                r"weight_decay=inf: expected a finite number",
+            ),
+            (
+                {"exclude_from_weight_decay": "bias"},
+                TypeError,
+                r"expected a list of patterns, got one string",
+            ),
+            (
+                {"exclude_from_weight_decay": ["bais"]},
+                ValueError,
+                r"'bais' matches none of 4 parameter names",
+            ),
+            (
+                {"exclude_from_layer_adaptation": ["("]},
+                ValueError,
+                r"'\(' is no regular expression",
+            ),
+            (
+                {"step_count": "global"},
+                ValueError,
+                r"step_count='global': expected one of 'parameter', 'optimizer'",
+            ),
             ({"always_adapt": 1}, TypeError, r"always_adapt=1: expected True or False"),
             ({"weight_decy": 0.1}, TypeError, r"weight_decy"),
-            ({"bias_correction": True}, TypeError, r"bias_correction=True: expected one of 'moments', 'lr'"),
+            (
+                {"bias_correction": True},
+                TypeError,
+                r"bias_correction=True: expected one of 'moments', 'lr'",
+            ),
             ({"max_trust": 0.0}, ValueError, r"max_trust=0.0: expected a number above 0"),
-            ({"min_trust": 2.0, "max_trust": 1.0}, ValueError, r"min_trust=2.0: expected at most max_trust=1.0"),
-            ({"weight_decay_mode": "scheduled", "lr": lambda _: 0.1}, ValueError, r"scheduled.*peak.*build_scheduler"),
+            (
+                {"min_trust": 2.0, "max_trust": 1.0},
+                ValueError,
+                r"min_trust=2.0: expected at most max_trust=1.0",
+            ),
+            (
+                {"weight_decay_mode": "scheduled", "lr": lambda _: 0.1},
+                ValueError,
+                r"scheduled.*peak.*build_scheduler",
+            ),
         ],
         sparse="dense",
         wide=True,
@@ -116,7 +180,10 @@ CASES = [
             {"eps": 1e-2, "eps_form": "gradient"},
             {"eps": 1e-2, "eps_form": "denominator", "weight_decay": 0.1},
         ],
-        bad=[*ADAM_BAD, ({"weight_decay_mode": "l3"}, ValueError, r"expected one of 'l1', 'l2', 'decoupled'")],
+        bad=[
+            *ADAM_BAD,
+            ({"weight_decay_mode": "l3"}, ValueError, r"expected one of 'l1', 'l2', 'decoupled'"),
+        ],
         wide=True,
     ),
     Case(
@@ -125,19 +192,35 @@ CASES = [
             {},
             {"weight_decay": 0.3, "decay_form": "paddlenlp"},
             {"weight_decay": 0.3, "decay_form": "paddlenlp-2.2"},
-            {"set_param_lr_fun": lambda rate, names, depth, param: 0.5 if "bias" in param.name else 1.0},
+            {
+                "set_param_lr_fun": lambda rate, names, depth, param: (
+                    0.5 if "bias" in param.name else 1.0
+                )
+            },
             {"apply_decay_param_fun": lambda name: name != "body.bias", "weight_decay": 0.2},
         ],
         bad=[
             *BAD_LR,
             *BAD_BETAS,
             *BAD_FOREACH,
-            ({"decay_form": "once"}, ValueError, r"decay_form='once': expected one of 'documented'"),
+            (
+                {"decay_form": "once"},
+                ValueError,
+                r"decay_form='once': expected one of 'documented'",
+            ),
             ({"layerwise_decay": 0}, ValueError, r"layerwise_decay=0: expected a number above 0"),
             ({"layerwise_decay": 0.8}, ValueError, r"layerwise_decay=0.8 moves no block"),
             ({"n_layers": 1.5}, TypeError, r"n_layers=1.5: expected a whole number"),
-            ({"name_dict": {"nobody": "x"}}, ValueError, r"name_dict lacks the parameter 'body.weight'"),
-            ({"set_param_lr_fun": lambda *_: None}, TypeError, r"set_param_lr_fun returned None for 'body.weight'"),
+            (
+                {"name_dict": {"nobody": "x"}},
+                ValueError,
+                r"name_dict lacks the parameter 'body.weight'",
+            ),
+            (
+                {"set_param_lr_fun": lambda *_: None},
+                TypeError,
+                r"set_param_lr_fun returned None for 'body.weight'",
+            ),
             ({"set_param_lr_fun": 0.5}, TypeError, r"expected a function or None"),
         ],
         wide=True,
@@ -148,7 +231,11 @@ CASES = [
             {},
             {"weight_decay": 0.1, "nesterov": True},
             {"loss_scale": 8.0, "eps_form": "mindspore", "eps": 1e-3, "weight_decay": 0.05},
-            {"grad_centralization": True, "exclude_from_weight_decay": ["bias"], "weight_decay": 0.1},
+            {
+                "grad_centralization": True,
+                "exclude_from_weight_decay": ["bias"],
+                "weight_decay": 0.1,
+            },
         ],
         bad=[
             *ADAM_BAD,
@@ -162,28 +249,51 @@ CASES = [
     Case(
         "lion",
         good=[{}, {"betas": (0.5, 0.8), "weight_decay": 0.3}],
-        bad=[*BAD_LR, *BAD_BETAS[:-1], *BAD_DECAY, *BAD_FOREACH, ({"eps": 1e-8}, TypeError, r"eps")],
+        bad=[
+            *BAD_LR,
+            *BAD_BETAS[:-1],
+            *BAD_DECAY,
+            *BAD_FOREACH,
+            ({"eps": 1e-8}, TypeError, r"eps"),
+        ],
         wide=True,
     ),
     Case(
         "schedule_free",
         good=[{}, {"weight_decay": 0.1, "r": 1.0, "weight_lr_power": 0.5, "betas": (0.6, 0.9)}],
-        bad=[*ADAM_BAD, ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0")],
+        bad=[
+            *ADAM_BAD,
+            ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0"),
+        ],
         wide=True,
     ),
     Case(
         "ademamix",
         good=[
             {},
-            {"betas": (0.5, 0.8, 0.9), "alpha": 2.0, "alpha_warmup_steps": 4, "beta3_warmup_steps": 8, "eps": 1e-3},
+            {
+                "betas": (0.5, 0.8, 0.9),
+                "alpha": 2.0,
+                "alpha_warmup_steps": 4,
+                "beta3_warmup_steps": 8,
+                "eps": 1e-3,
+            },
         ],
         bad=[
             *BAD_LR,
             *BAD_DECAY,
             *BAD_FOREACH,
-            ({"betas": (0.9, 0.999)}, ValueError, r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)"),
+            (
+                {"betas": (0.9, 0.999)},
+                ValueError,
+                r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)",
+            ),
             ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a number of 0 or more"),
-            ({"beta3_warmup_steps": 2.5}, TypeError, r"beta3_warmup_steps=2.5: expected a whole number"),
+            (
+                {"beta3_warmup_steps": 2.5},
+                TypeError,
+                r"beta3_warmup_steps=2.5: expected a whole number",
+            ),
         ],
         wide=True,
     ),
@@ -199,7 +309,15 @@ CASES = [
     ),
     Case(
         "soap",
-        good=[{}, {"betas": (0.8, 0.9), "shampoo_beta": 0.7, "precondition_frequency": 2, "precondition_1d": True}],
+        good=[
+            {},
+            {
+                "betas": (0.8, 0.9),
+                "shampoo_beta": 0.7,
+                "precondition_frequency": 2,
+                "precondition_1d": True,
+            },
+        ],
         bad=[
             *BAD_LR,
             *BAD_BETAS,
@@ -227,17 +345,30 @@ CASES = [
         ],
         bad=[
             *ADAM_BAD,
-            ({"weight_decay_mode": "l2"}, ValueError, r"weight_decay_mode='l2': expected one of 'decoupled'"),
+            (
+                {"weight_decay_mode": "l2"},
+                ValueError,
+                r"weight_decay_mode='l2': expected one of 'decoupled'",
+            ),
         ],
     ),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(
         "sgd",
         good=[{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}],
-        bad=[*BAD_LR, *BAD_DECAY, ({"momentum": 1.0}, ValueError, r"momentum=1.0: expected a number in \[0, 1\)")],
+        bad=[
+            *BAD_LR,
+            *BAD_DECAY,
+            ({"momentum": 1.0}, ValueError, r"momentum=1.0: expected a number in \[0, 1\)"),
+        ],
         sparse="dense",
     ),
-    Case("rmsprop", good=[{}, {"momentum": 0.5, "centered": True}], bad=[*BAD_LR, *BAD_DECAY], lr=0.02),
+    Case(
+        "rmsprop",
+        good=[{}, {"momentum": 0.5, "centered": True}],
+        bad=[*BAD_LR, *BAD_DECAY],
+        lr=0.02,
+    ),
     Case("nadam", good=[{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}], bad=ADAM_BAD),
     Case("radam", bad=ADAM_BAD, lr=0.2),
     Case("adafactor", bad=[*BAD_LR, *BAD_DECAY], lr=0.2, shards=False),
@@ -272,7 +403,9 @@ def quadratic(params: Mapping[str, Tensor]) -> Tensor:
     """Sum of squared distances from 2 sin(0), 2 sin(1), ...; its minimum is 0."""
     total = torch.zeros((), dtype=torch.float64)
     for param in params.values():
-        target = 2 * torch.sin(torch.arange(param.numel(), dtype=torch.float64)).reshape(param.shape)
+        target = 2 * torch.sin(torch.arange(param.numel(), dtype=torch.float64)).reshape(
+            param.shape
+        )
         total = total + (param.double() - target).square().sum()
     return total
 

@@ -1,7 +1,8 @@
 """Programs and ranks that find torch, transformers and optrun imported: a fork server has done it, once a session.
 
-On a tiny model most of a rank's time is its imports, seconds each. What is forked here is a process of its own, with a
-command line, an environment and an output of its own; that the real interpreter starts alike is proved by tests with
+On a tiny model most of a rank's time is its imports, seconds each. What is forked here is a process
+of its own, with a command line, an environment and an output of its own; that the real interpreter
+starts alike is proved by tests with
 `optrun_process`.
 """
 
@@ -49,7 +50,13 @@ class Program:
     """
 
     def __init__(
-        self, module: str, args: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, *, merged: bool
+        self,
+        module: str,
+        args: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        merged: bool,
     ) -> None:
         self.args = [module, *args]
         number = len(list(folder.glob(".output-*")))
@@ -76,7 +83,9 @@ class Program:
         """Wait for its end; returns the exit code."""
         self._process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0, self._out.read_text(encoding="utf-8"))
+            raise subprocess.TimeoutExpired(
+                self.args, timeout or 0.0, self._out.read_text(encoding="utf-8")
+            )
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -98,7 +107,12 @@ class Program:
 
 @contextmanager
 def program(
-    module: str, args: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, *, merged: bool = True
+    module: str,
+    args: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    merged: bool = True,
 ) -> Iterator[Program]:
     """As `running.session`: of the program's session nobody is left at the end."""
     begun = Program(module, args, folder, env, merged=merged)
@@ -112,7 +126,11 @@ def program(
 
 
 def optrun_preloaded(
-    *words: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 300, module: str = "optrun"
+    *words: str,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
+    module: str = "optrun",
 ) -> subprocess.CompletedProcess[str]:
     """As `running.optrun_process`."""
     with program(module, words, cwd, env, merged=False) as process:
@@ -120,11 +138,17 @@ def optrun_preloaded(
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
-# In the process that was forked -------------------------------------------------------------------------------------
+# In the process that was forked
+# -------------------------------------------------------------------------------------
 
 
 def _become(
-    module: str, args: list[str], folder: Path, env: dict[str, str], output: tuple[Path, Path], composed: Path | None
+    module: str,
+    args: list[str],
+    folder: Path,
+    env: dict[str, str],
+    output: tuple[Path, Path],
+    composed: Path | None,
 ) -> None:
     """Run a module as `python -m` does."""
     os.setsid()
@@ -147,7 +171,9 @@ def fork_ranks(spares: int) -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     subprocess_handler.Popen = RankProcess  # type: ignore[misc, assignment]
-    dynamic_rendezvous.get_method_name = _no_name  # it looks through all modules there are, seconds with so many
+    dynamic_rendezvous.get_method_name = (
+        _no_name  # it looks through all modules there are, seconds with so many
+    )
 
 
 def _no_name(depth: int = 2) -> str:

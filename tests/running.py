@@ -49,7 +49,9 @@ WORDS = TEXT.split()
 def sentence(number: int) -> str:
     """A sentence of unequal length, a pure function of its number."""
     length = 3 + (number * 7) % 11
-    return " ".join(WORDS[(number * 13 + place * place + place) % len(WORDS)] for place in range(length))
+    return " ".join(
+        WORDS[(number * 13 + place * place + place) % len(WORDS)] for place in range(length)
+    )
 
 
 def write_text(folder: Path, lines: int = 400) -> Path:
@@ -62,7 +64,10 @@ def write_text(folder: Path, lines: int = 400) -> Path:
 def write_labelled(folder: Path, rows: int = 60, name: str = "train.csv") -> Path:
     """A csv file with columns text and label."""
     path = folder / name
-    lines = ["text,label", *(f"{sentence(number)},{'even' if number % 2 == 0 else 'odd'}" for number in range(rows))]
+    lines = [
+        "text,label",
+        *(f"{sentence(number)},{'even' if number % 2 == 0 else 'odd'}" for number in range(rows)),
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -72,7 +77,11 @@ def composed(*words: str) -> RunConfig:
     """The configuration that these words make; not to be changed."""
     hydra = store.open_hydra()
     return store.typed(
-        store.without_hydra(store.compose(hydra, "config", words_of.checked(hydra, "config", list(words), sweep=False)))
+        store.without_hydra(
+            store.compose(
+                hydra, "config", words_of.checked(hydra, "config", list(words), sweep=False)
+            )
+        )
     )
 
 
@@ -85,10 +94,16 @@ def optrun(*words: str) -> int:
 
 
 def optrun_process(
-    *words: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300, module: str = "optrun"
+    *words: str,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    timeout: float = 300,
+    module: str = "optrun",
 ) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own."""
-    with session([sys.executable, "-m", module, *words], cwd, env, stderr=subprocess.PIPE) as process:
+    with session(
+        [sys.executable, "-m", module, *words], cwd, env, stderr=subprocess.PIPE
+    ) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -104,7 +119,11 @@ def die_with_parent() -> None:
 
 @contextmanager
 def session(
-    command: list[str], cwd: Path, env: dict[str, str] | None = None, *, stderr: int = subprocess.STDOUT
+    command: list[str],
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    *,
+    stderr: int = subprocess.STDOUT,
 ) -> Iterator[subprocess.Popen[str]]:
     """A process in a session of its own, of which nobody is left at the end, stopped or not."""
     process = subprocess.Popen(
@@ -160,7 +179,13 @@ def records(run: Path, *, before: bool = False) -> list[dict[str, Any]]:
         record = json.loads(line)
         if record["step"] == 0 and not before:
             continue
-        kept.append({key: value for key, value in record.items() if key != "time" and not key.startswith("perf/")})
+        kept.append(
+            {
+                key: value
+                for key, value in record.items()
+                if key != "time" and not key.startswith("perf/")
+            }
+        )
     return kept
 
 
@@ -183,5 +208,7 @@ def state(run: Path, step: int) -> dict[str, Any]:
     values["train"].pop("seconds")
     for section in (values["train"], values["train"].get("without_end", {})):
         if "last" in section:
-            section["last"] = {k: v for k, v in section["last"].items() if not k.startswith("perf/")}
+            section["last"] = {
+                k: v for k, v in section["last"].items() if not k.startswith("perf/")
+            }
     return values

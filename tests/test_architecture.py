@@ -20,31 +20,76 @@ ALLOWED: dict[str, set[str]] = {
     "param_groups": {"base", "config"},
     "scheduler": {"base", "config"},
     "distributed": {"base", "config"},
-    "report": {"artifacts", "base", "config"},  # the default of a key that an earlier version lacked
+    "report": {
+        "artifacts",
+        "base",
+        "config",
+    },  # the default of a key that an earlier version lacked
     "model": {"base", "config", "data"},
     "optimizer": {"base", "config", "param_groups"},  # AdamWDL's ratio function, one pure function
     "testing": {"config", "optimizer", "param_groups"},
     "task": {"base", "config", "data"},
     "training": {"artifacts", "base", "config", "data", "distributed"},
     "runner": {
-        "artifacts", "base", "config", "data", "distributed", "model", "optimizer", "param_groups", "report",
-        "scheduler", "task", "training",
+        "artifacts",
+        "base",
+        "config",
+        "data",
+        "distributed",
+        "model",
+        "optimizer",
+        "param_groups",
+        "report",
+        "scheduler",
+        "task",
+        "training",
     },
     "sweeper": {"artifacts", "base", "config", "runner"},
     "explain": {
-        "base", "config", "data", "distributed", "model", "optimizer", "param_groups", "report", "scheduler", "task",
+        "base",
+        "config",
+        "data",
+        "distributed",
+        "model",
+        "optimizer",
+        "param_groups",
+        "report",
+        "scheduler",
+        "task",
     },
     "certify": {"artifacts", "base", "config", "optimizer", "runner"},
-    "launch": {"artifacts", "base", "config", "distributed", "optimizer", "runner", "sweeper", "training"},
+    "launch": {
+        "artifacts",
+        "base",
+        "config",
+        "distributed",
+        "optimizer",
+        "runner",
+        "sweeper",
+        "training",
+    },
     "cli": {
-        "artifacts", "base", "certify", "config", "data", "distributed", "explain", "launch", "model", "optimizer",
-        "param_groups", "report", "runner", "sweeper", "training",
+        "artifacts",
+        "base",
+        "certify",
+        "config",
+        "data",
+        "distributed",
+        "explain",
+        "launch",
+        "model",
+        "optimizer",
+        "param_groups",
+        "report",
+        "runner",
+        "sweeper",
+        "training",
     },
     "__main__": {"cli"},
     "api": {"artifacts", "base", "cli", "config", "launch", "report", "runner"},
     "plugin": {"base", "config", "data", "optimizer", "runner", "task", "training"},
     "__init__": set(),
-}  # fmt: skip
+}
 
 
 def module_of(path: Path) -> str:
@@ -76,7 +121,11 @@ def imports() -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{module}: imports are absolute"
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        targets = {name if name in files else name.rpartition(".")[0] for name in names if name.startswith("optrun.")}
+        targets = {
+            name if name in files else name.rpartition(".")[0]
+            for name in names
+            if name.startswith("optrun.")
+        }
         found[module] = {target for target in targets if target in files} - {module, "optrun"}
     return found
 
@@ -87,7 +136,9 @@ def room_of(module: str) -> str:
 
 
 def test_arrows_point_down() -> None:
-    assert {room_of(module) for module in imports()} == set(ALLOWED), "say above what each room may import"
+    assert {room_of(module) for module in imports()} == set(ALLOWED), (
+        "say above what each room may import"
+    )
     floors: list[str] = list(ALLOWED)
     for room, below in ALLOWED.items():
         assert below <= set(floors[: floors.index(room)]), f"{room} stands below what it imports"
@@ -104,7 +155,11 @@ def test_what_a_room_may_import_it_does() -> None:
     used: dict[str, set[str]] = {room: set() for room in ALLOWED}
     for module, targets in imports().items():
         used[room_of(module)] |= {room_of(target) for target in targets}
-    assert [f"{room}: {sorted(ALLOWED[room] - used[room])}" for room in ALLOWED if ALLOWED[room] - used[room]] == []
+    assert [
+        f"{room}: {sorted(ALLOWED[room] - used[room])}"
+        for room in ALLOWED
+        if ALLOWED[room] - used[room]
+    ] == []
 
 
 def test_no_circle_of_files() -> None:
@@ -116,18 +171,38 @@ def test_no_circle_of_files() -> None:
 
 def test_configuration_and_command_line_know_no_torch() -> None:
     heavy = {"torch", "transformers", "datasets", "numpy", "matplotlib", "scipy"}
-    light = [*(PACKAGE / "config").rglob("*.py"), *(PACKAGE / "cli").glob("*.py"), *(PACKAGE / "launch").glob("*.py")]
-    light += [PACKAGE / name for name in ("base/errors.py", "artifacts/run_dir.py", "runner/resume/target.py")]
+    light = [
+        *(PACKAGE / "config").rglob("*.py"),
+        *(PACKAGE / "cli").glob("*.py"),
+        *(PACKAGE / "launch").glob("*.py"),
+    ]
+    light += [
+        PACKAGE / name
+        for name in ("base/errors.py", "artifacts/run_dir.py", "runner/resume/target.py")
+    ]
     for path in light:
         top = [node for node in trees()[path].body if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
-        names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
+        names = {
+            alias.name.split(".")[0]
+            for node in top
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        names |= {
+            (node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)
+        }
         assert not names & heavy, path
 
 
 def test_nothing_reads_a_pickle_or_runs_a_file() -> None:
     """Checkpoints, configurations and caches are data."""
-    forbidden = {("pickle", "load"), ("pickle", "loads"), ("torch", "load"), ("joblib", "load"), ("dill", "load")}
+    forbidden = {
+        ("pickle", "load"),
+        ("pickle", "loads"),
+        ("torch", "load"),
+        ("joblib", "load"),
+        ("dill", "load"),
+    }
     modules = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "runpy", "code"}
     wrong = []
     for path, tree in trees().items():
@@ -135,7 +210,11 @@ def test_nothing_reads_a_pickle_or_runs_a_file() -> None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 named = [alias.name for alias in node.names]
                 origin = [node.module or ""] if isinstance(node, ast.ImportFrom) else named
-                loads = [(name, "load") for name in origin if "load" in named and isinstance(node, ast.ImportFrom)]
+                loads = [
+                    (name, "load")
+                    for name in origin
+                    if "load" in named and isinstance(node, ast.ImportFrom)
+                ]
                 if modules & {name.split(".")[0] for name in origin} or forbidden & set(loads):
                     wrong.append(f"{path.name}:{node.lineno}")
             if not isinstance(node, ast.Call):
@@ -143,18 +222,30 @@ def test_nothing_reads_a_pickle_or_runs_a_file() -> None:
             if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
                 if (node.func.value.id, node.func.attr) in forbidden:
                     wrong.append(f"{path.name}:{node.lineno}")
-            elif isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec", "instantiate", "__import__"):
+            elif isinstance(node.func, ast.Name) and node.func.id in (
+                "eval",
+                "exec",
+                "instantiate",
+                "__import__",
+            ):
                 wrong.append(f"{path.name}:{node.lineno}")
             wrong += [
                 f"{path.name}:{node.lineno}"
                 for keyword in node.keywords
-                if keyword.arg == "allow_pickle" and getattr(keyword.value, "value", None) is not False
+                if keyword.arg == "allow_pickle"
+                and getattr(keyword.value, "value", None) is not False
             ]
     assert wrong == []
 
 
 READERS = {"open", "read_text", "read_bytes", "fdopen"}
-PARSERS = {("json", "load"), ("json", "loads"), ("yaml", "load"), ("yaml", "safe_load"), ("yaml", "compose")}
+PARSERS = {
+    ("json", "load"),
+    ("json", "loads"),
+    ("yaml", "load"),
+    ("yaml", "safe_load"),
+    ("yaml", "compose"),
+}
 PARSERS |= {("OmegaConf", "load"), ("np", "load"), ("np", "fromfile"), ("np", "memmap")}
 OTHER_DOORS = {
     "base/reading.py": "the door",
@@ -207,7 +298,11 @@ def _reads(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
-    modes = [value.value for value in arguments if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    modes = [
+        value.value
+        for value in arguments
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    ]
     if any(mode[0] in "wax" and len(mode) <= 3 for mode in modes if mode):
         return False
     if isinstance(node.func, ast.Name):
@@ -224,5 +319,7 @@ def test_files_of_others_come_through_one_door() -> None:
         lines = [node.lineno for node in ast.walk(tree) if _reads(node)]
         name = path.relative_to(PACKAGE).as_posix()
         found |= {name} if lines else set()
-        assert name in OTHER_DOORS or not lines, f"{name}: lines {lines}: read it with optrun.base.reading"
+        assert name in OTHER_DOORS or not lines, (
+            f"{name}: lines {lines}: read it with optrun.base.reading"
+        )
     assert OTHER_DOORS.keys() - found == set(), "these open nothing any more"

@@ -28,10 +28,14 @@ def test_every_test_that_is_named_exists() -> None:
 
 def test_the_units_are_of_rooms() -> None:
     """As the table of tests/README.md says; the rooms that it names as tested whole have no folder."""
-    (row,) = re.findall(r"^\| `unit/ROOM/` \|.*", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"), re.M)
+    (row,) = re.findall(
+        r"^\| `unit/ROOM/` \|.*", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"), re.M
+    )
     (whole,) = re.findall(r"`(\w+)`, `(\w+)`, `(\w+)` and `(\w+)` have no units", row)
     rooms = {path.name for path in (ROOT / "optrun").iterdir() if (path / "__init__.py").is_file()}
-    units = {path.name for path in (ROOT / "tests" / "unit").iterdir() if any(path.glob("test_*.py"))}
+    units = {
+        path.name for path in (ROOT / "tests" / "unit").iterdir() if any(path.glob("test_*.py"))
+    }
     assert units == rooms - set(whole)
 
 
@@ -63,7 +67,9 @@ def anchors(page: Path) -> set[str]:
 def test_every_link_leads_somewhere() -> None:
     broken, checked = [], 0
     for page in PAGES:
-        text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        text = re.sub(
+            r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S
+        )
         for link in re.findall(r"\]\(([^)\s]+)\)", text):
             if re.match(r"[a-z]+:", link):
                 continue

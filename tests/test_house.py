@@ -1,6 +1,9 @@
-"""The size of the package may only fall, and it is described in plain words. `python -m tests.house` measures it.
+"""The size of the package may only fall, and it is described in plain words.
 
-A new capability brings its allowance: it raises the bound of its room by the lines written beside it.
+`python -m tests.house` measures it.
+
+A new capability brings its allowance: it raises the bound of its room by the lines written beside
+it.
 """
 
 from __future__ import annotations

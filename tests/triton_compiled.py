@@ -30,7 +30,9 @@ def compiled(kernel: Any, target: GPUTarget, real: Any) -> str:
     pointers = {**POINTERS, "ratios": f"*{real}"}
     signature = {name: pointers.get(name, "constexpr") for name in kernel.arg_names}
     given = {name: value for name, value in constants.items() if name in signature}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in pointers}
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in pointers
+    }
     source = ASTSource(kernel, signature, given, aligned)
     assembly = triton.compile(source, target=target, options=dict(device.OPTIONS)).asm
     return assembly["ptx" if target.backend == "cuda" else "amdgcn"]
@@ -41,9 +43,13 @@ def main() -> None:
         for arch, target in TARGETS.items():
             for real in (tl.float32, tl.float64):
                 text = compiled(getattr(device, name), target, real)
-                loads = re.findall(r"ld\.global\S*\.v[24]|(?:buffer|global|flat)_load_dwordx4", text)
+                loads = re.findall(
+                    r"ld\.global\S*\.v[24]|(?:buffer|global|flat)_load_dwordx4", text
+                )
                 row = {"kernel": name, "target": arch, "dtype": str(real)}
-                print(json.dumps({**row, "atomics": text.count("atom"), "vector loads": len(loads)}))
+                print(
+                    json.dumps({**row, "atomics": text.count("atom"), "vector loads": len(loads)})
+                )
 
 
 if __name__ == "__main__":

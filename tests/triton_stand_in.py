@@ -1,7 +1,7 @@
 """What the kernels use of Triton's language, on tensors of torch: for environments without Triton.
 
-Each program runs alone, from its first line to its last. That shows the arithmetic, the tables, the chunks and the
-masks; what Triton makes of the kernels is shown where it is installed.
+Each program runs alone, from its first line to its last. That shows the arithmetic, the tables, the
+chunks and the masks; what Triton makes of the kernels is shown where it is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-_CTYPES = {torch.int64: ctypes.c_int64, torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+_CTYPES = {
+    torch.int64: ctypes.c_int64,
+    torch.float32: ctypes.c_float,
+    torch.float64: ctypes.c_double,
+}
 
 
 class Pointer:
@@ -39,20 +43,36 @@ class Value(torch.Tensor):
     """A tensor that becomes a pointer where Triton's would."""
 
     def to(self, kind: Any) -> Any:  # type: ignore[override]
-        return Pointer(kind.dtype, self.as_subclass(Tensor)) if isinstance(kind, SimpleNamespace) else super().to(kind)
+        return (
+            Pointer(kind.dtype, self.as_subclass(Tensor))
+            if isinstance(kind, SimpleNamespace)
+            else super().to(kind)
+        )
 
 
 def load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Tensor:
-    inside = torch.ones_like(pointer.address, dtype=torch.bool) if mask is None else mask.as_subclass(Tensor)
+    inside = (
+        torch.ones_like(pointer.address, dtype=torch.bool)
+        if mask is None
+        else mask.as_subclass(Tensor)
+    )
     found = torch.full(pointer.address.shape, other, dtype=pointer.dtype)
-    found[inside] = torch.tensor([number.value for number in pointer.memory(inside)], dtype=pointer.dtype)
+    found[inside] = torch.tensor(
+        [number.value for number in pointer.memory(inside)], dtype=pointer.dtype
+    )
     return found.as_subclass(Value)
 
 
 def store(pointer: Pointer, value: Tensor, mask: Tensor | None = None) -> None:
-    inside = torch.ones_like(pointer.address, dtype=torch.bool) if mask is None else mask.as_subclass(Tensor)
+    inside = (
+        torch.ones_like(pointer.address, dtype=torch.bool)
+        if mask is None
+        else mask.as_subclass(Tensor)
+    )
     assert value.dtype is pointer.dtype
-    for number, new in zip(pointer.memory(inside), value.as_subclass(Tensor)[inside].tolist(), strict=True):
+    for number, new in zip(
+        pointer.memory(inside), value.as_subclass(Tensor)[inside].tolist(), strict=True
+    ):
         number.value = new
 
 
@@ -68,9 +88,13 @@ class Kernel:
         return self.function(*given)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(*given: Tensor, num_warps: int, enable_fp_fusion: bool, **constants: Any) -> None:
+        def launch(
+            *given: Tensor, num_warps: int, enable_fp_fusion: bool, **constants: Any
+        ) -> None:
             for Kernel.at in range(grid[0]):
-                self.function(*(Pointer(tensor.dtype, tensor.data_ptr()) for tensor in given), **constants)
+                self.function(
+                    *(Pointer(tensor.dtype, tensor.data_ptr()) for tensor in given), **constants
+                )
 
         return launch
 
@@ -101,7 +125,9 @@ def installed() -> Iterator[None]:
     )
     triton = ModuleType("triton")
     triton.__dict__.update(
-        jit=Kernel, language=language, knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=True))
+        jit=Kernel,
+        language=language,
+        knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=True)),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton", triton)

@@ -25,8 +25,12 @@ def command_line_of(
         TypeError: The overrides are no list of texts.
         ConfigError: An option stands among them.
     """
-    if not isinstance(overrides, list | tuple) or not all(isinstance(token, str) for token in overrides):
-        raise TypeError(f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb", "lr=2e-3"].')
+    if not isinstance(overrides, list | tuple) or not all(
+        isinstance(token, str) for token in overrides
+    ):
+        raise TypeError(
+            f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb", "lr=2e-3"].'
+        )
     for token in overrides:
         if token.startswith("-"):
             keywords = "options are keywords here, such as config_name=, config_dir=, plugins="
@@ -51,7 +55,9 @@ def load_plugins(plugins: Sequence[Location]) -> None:
         TypeError: A single one, where a list is expected.
     """
     if isinstance(plugins, str | PathLike):
-        raise TypeError(f'plugins={plugins!r}: expected a list of files or modules, such as ["my_lion.py"].')
+        raise TypeError(
+            f'plugins={plugins!r}: expected a list of files or modules, such as ["my_lion.py"].'
+        )
     if plugins:
         from optrun.config.registry.plugins import load
 

@@ -38,8 +38,8 @@ def isolated(*, trains: bool = True) -> Iterator[None]:
         trains: Whether random numbers and the libraries of models are used, too.
 
     Raises:
-        OptrunError: Another call is at work in this process, since all of this exists once; what the block raises, with
-            an error of the disk as a `StorageError`.
+        OptrunError: Another call is at work in this process, since all of this exists once; what
+            the block raises, with an error of the disk as a `StorageError`.
     """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise OptrunError("optrun is at work in this process already: one call at a time.")
@@ -66,7 +66,9 @@ def isolated(*, trains: bool = True) -> Iterator[None]:
 def _environment() -> Iterator[None]:
     """Restore environment variables and the current folder."""
     before, folder = dict(os.environ), Path.cwd()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, tokenizers warn at every fork of a loader
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "true"
+    )  # unset, tokenizers warn at every fork of a loader
     try:
         yield
     finally:
@@ -81,12 +83,15 @@ def _environment() -> Iterator[None]:
 def _hydra() -> Iterator[None]:
     """Restore Hydra's singletons and OmegaConf's resolvers.
 
-    `hydra.core.singleton.Singleton.get_state` copies deeply, and loses the plugins; here the instances themselves stay.
+    `hydra.core.singleton.Singleton.get_state` copies deeply, and loses the plugins; here the
+    instances themselves stay.
     """
     Plugins.instance()  # now: what a plugin stores when it is imported is stored once, and for good
     before, resolvers = Singleton._instances, dict(BaseContainer._resolvers)
     stored = ConfigStore.instance().repo
-    Singleton._instances = {kind: found for kind, found in before.items() if kind not in _OF_ONE_APPLICATION}
+    Singleton._instances = {
+        kind: found for kind, found in before.items() if kind not in _OF_ONE_APPLICATION
+    }
     ConfigStore.instance().repo = _copy(stored)
     try:
         yield
@@ -97,13 +102,18 @@ def _hydra() -> Iterator[None]:
 
 def _copy(folder: dict[str, object]) -> dict[str, object]:
     """Copy the folders of a configuration store, with the nodes that are in them."""
-    return {name: _copy(found) if isinstance(found, dict) else found for name, found in folder.items()}
+    return {
+        name: _copy(found) if isinstance(found, dict) else found for name, found in folder.items()
+    }
 
 
 @contextmanager
 def _logging() -> Iterator[None]:
     """Restore levels and handlers; `hydra/job_logging=...` configures them all."""
-    known = [logging.getLogger(), *(logger for logger in logging.Logger.manager.loggerDict.values())]
+    known = [
+        logging.getLogger(),
+        *(logger for logger in logging.Logger.manager.loggerDict.values()),
+    ]
     before = [
         (logger, logger.level, logger.handlers[:], logger.propagate, logger.disabled)
         for logger in known

@@ -79,8 +79,8 @@ class Run:
         """Load a model, on the CPU and in evaluation mode.
 
         Args:
-            checkpoint: One of this run; None: the final model, or that of the newest whole checkpoint where the run has
-                not come to its end.
+            checkpoint: One of this run; None: the final model, or that of the newest whole
+                checkpoint where the run has not come to its end.
 
         Raises:
             CheckpointError: It is damaged, or its class is not one of transformers.
@@ -96,7 +96,12 @@ class Run:
 
             owner, folder = checkpoint_of(str(self.path if checkpoint is None else checkpoint))
             with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:
-                export(owner, folder, Path(temporary), merged=read_state(folder).get("adapter") is not None)
+                export(
+                    owner,
+                    folder,
+                    Path(temporary),
+                    merged=read_state(folder).get("adapter") is not None,
+                )
                 return _from_pretrained(Path(temporary))
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> Result:
@@ -118,7 +123,9 @@ class Run:
 
             return result_of(train(store.open_hydra(), command_line, caller(quiet=quiet)))
 
-    def evaluate(self, overrides: Sequence[str] = (), *, checkpoint: Location | None = None) -> dict[str, float]:
+    def evaluate(
+        self, overrides: Sequence[str] = (), *, checkpoint: Location | None = None
+    ) -> dict[str, float]:
         """Evaluate a checkpoint on the evaluation split, as `optrun evaluate`; nothing is written.
 
         Args:
@@ -145,14 +152,16 @@ class Run:
         """Predict the rows of a file, as `optrun predict`; what was stopped or killed is continued.
 
         Args:
-            overrides: `data.eval=FILE`, `out=FILE`, and options such as `generation.max_new_tokens=40`.
+            overrides: `data.eval=FILE`, `out=FILE`, and options such as
+                `generation.max_new_tokens=40`.
             checkpoint: One of this run; None: the newest whole one.
 
         Returns:
             The file that was written, absolute.
 
         Raises:
-            ConfigError: A key that has no effect on a prediction, rows that do not fit, a file that is there already.
+            ConfigError: A key that has no effect on a prediction, rows that do not fit, a file that
+                is there already.
             CheckpointError: There is no whole checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
@@ -224,6 +233,8 @@ def _from_pretrained(folder: Path) -> PreTrainedModel:
     names = transformers.AutoConfig.from_pretrained(str(folder)).architectures or [""]
     kind = getattr(transformers, names[0], None)
     if kind is None:
-        raise CheckpointError(f"{folder}: its model class {names[0]!r} is not one of transformers; load it by its own.")
+        raise CheckpointError(
+            f"{folder}: its model class {names[0]!r} is not one of transformers; load it by its own."
+        )
     model: PreTrainedModel = kind.from_pretrained(str(folder))
     return model.eval()

@@ -30,7 +30,10 @@ class SweepResult:
     runs: tuple[Run, ...]
     """Those that were begun."""
     verdict: SweepVerdict | None
-    """Which contenders could be the best, and how sure that is: the first line of the report. None: no job began."""
+    """Which contenders could be the best, and how sure that is: the first line of the report.
+
+    None: no job began.
+    """
 
 
 def run(
@@ -55,8 +58,8 @@ def run(
 
     Raises:
         ConfigError: A key or value that does not exist or does not fit; nothing was started.
-        StoppedEarly: A signal, such as Ctrl-C, or the time budget ended the run with everything saved; a second Ctrl-C
-            raises KeyboardInterrupt at once.
+        StoppedEarly: A signal, such as Ctrl-C, or the time budget ended the run with everything
+            saved; a second Ctrl-C raises KeyboardInterrupt at once.
         OptrunError: Any other bad end; `exit_code` is that of the command line.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
@@ -103,9 +106,13 @@ def sweep(
         from optrun.config import store
 
         load_plugins(plugins)
-        outcome = start_sweep(store.open_hydra(command_line.config_dir), command_line, caller(quiet=quiet))
+        outcome = start_sweep(
+            store.open_hydra(command_line.config_dir), command_line, caller(quiet=quiet)
+        )
     folder = outcome.folder.resolve()
-    begun = tuple(load_run(folder / job) for job in outcome.jobs if (folder / job / "config.yaml").is_file())
+    begun = tuple(
+        load_run(folder / job) for job in outcome.jobs if (folder / job / "config.yaml").is_file()
+    )
     return SweepResult(folder, outcome.exit_code, begun, outcome.verdict)
 
 
@@ -167,14 +174,22 @@ def transfer(
         StorageError: A file cannot be written.
     """
     if isinstance(sweeps, str | PathLike):
-        raise TypeError(f'sweeps={sweeps!r}: expected a list of directories, such as ["outputs/sweeps/small"].')
+        raise TypeError(
+            f'sweeps={sweeps!r}: expected a list of directories, such as ["outputs/sweeps/small"].'
+        )
     if not isinstance(to, Mapping) or not to:
-        raise TypeError(f'to={to!r}: expected keys and numbers, such as {{"model.config.n_embd": 512}}.')
+        raise TypeError(
+            f'to={to!r}: expected keys and numbers, such as {{"model.config.n_embd": 512}}.'
+        )
     from rich.console import Console
 
     from optrun.report.transfer.build import transfer as predicted
 
     folders = [Path(sweep).expanduser() for sweep in sweeps]
     return predicted(
-        folders, to, out=None if out is None else Path(out).expanduser(), metric=metric, console=Console(quiet=quiet)
+        folders,
+        to,
+        out=None if out is None else Path(out).expanduser(),
+        metric=metric,
+        console=Console(quiet=quiet),
     )

@@ -66,11 +66,12 @@ class AsyncWriter:
     """Writes snapshots; whoever gives an order takes its result.
 
     Args:
-        manifest: Of the run, sealed after each checkpoint; the run's lock is held. On other ranks than the first the
+        manifest: Of the run, sealed after each checkpoint; the run's lock is held. On other ranks
+            than the first the
             run directory alone: they write their shards and nothing else.
         keep_last: As for `Retention`.
-        saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives the same orders in the
-            same succession.
+        saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives
+            the same orders in the same succession.
         algorithm: As for `save_checkpoint`.
     """
 
@@ -101,7 +102,9 @@ class AsyncWriter:
     def start(self, order: Order) -> None:
         """Begin to write; the result of the order before must have been taken."""
         assert self._thread is None, "one save at a time"
-        self._thread = threading.Thread(target=self._work, args=(order,), name="optrun-saver", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(order,), name="optrun-saver", daemon=True
+        )
         self._thread.start()
 
     def result(self, *, wait: bool) -> Result | None:
@@ -113,7 +116,8 @@ class AsyncWriter:
         if self._thread is None or (not wait and self._thread.is_alive()):
             return None
         while self._thread.is_alive():
-            # A signal that the kernel hands to another thread wakes nobody here: its handler runs at the next look.
+            # A signal that the kernel hands to another thread wakes nobody here: its handler runs
+            # at the next look.
             self._thread.join(_LOOK_SECONDS)
         self._thread = None
         result, self._result = self._result, None
@@ -124,11 +128,15 @@ class AsyncWriter:
         folder = None
         error: BaseException | None = None
         try:
-            folder = save_checkpoint(self.run, order.snapshot, order.before_commit, self.saving, self.algorithm)
+            folder = save_checkpoint(
+                self.run, order.snapshot, order.before_commit, self.saving, self.algorithm
+            )
             if self._kept is not None:
                 self._kept.take_in(folder, order)
         except OSError as refused:
-            error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
+            error = StorageError(
+                f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."
+            )
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
         self._result = Result(order, folder, time.monotonic() - begun, error)

@@ -1,7 +1,7 @@
 """Write aside, flush to the disk, commit by one rename.
 
-Everything a run may not lose goes through these few calls of the operating system, in this order; what a crash between
-any two of them leaves is the older state, whole.
+Everything a run may not lose goes through these few calls of the operating system, in this order;
+what a crash between any two of them leaves is the older state, whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Checkpoints: saved aside, committed by rename, verified before anything of them is used.
 
-Everything is safetensors and JSON; no pickle is read or written. What a whole checkpoint is stands in `manifest`, which
-ones are kept in `retention`. Where tensors are divided among ranks, each rank writes its shard into the same folder
-aside (`sharded`), and the first commits it when it has the checksums of all.
+Everything is safetensors and JSON; no pickle is read or written. What a whole checkpoint is stands
+in `manifest`, which ones are kept in `retention`. Where tensors are divided among ranks, each rank
+writes its shard into the same folder aside (`sharded`), and the first commits it when it has the
+checksums of all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import torch
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import commit_folder, remove_folder, replace_text, sync_folder
-from optrun.artifacts.checkpoint_files import Sections, refuse_disagreement, write_content, write_manifest
+from optrun.artifacts.checkpoint_files import (
+    Sections,
+    refuse_disagreement,
+    write_content,
+    write_manifest,
+)
 from optrun.artifacts.checksum import Entry, TensorEntry
 from optrun.artifacts.manifest import TENSOR_FILES, problems, read_manifest, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -63,7 +69,11 @@ class Snapshot:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return sum(t.numel() * t.element_size() for tensors in (self.model, self.optimizer) for t in tensors.values())
+        return sum(
+            t.numel() * t.element_size()
+            for tensors in (self.model, self.optimizer)
+            for t in tensors.values()
+        )
 
 
 def save_checkpoint(
@@ -76,22 +86,27 @@ def save_checkpoint(
     """Write one checkpoint; it exists from the moment of a single rename.
 
     Args:
-        run: The run directory; the lock on it must be held, by the first rank where there are several.
+        run: The run directory; the lock on it must be held, by the first rank where there are
+            several.
         snapshot: What to write; tensors on any device, with `saving` on the CPU.
-        before_commit: Called when everything is written, before the rename; on the first rank alone.
-        saving: Ranks that save together, each with its own part of the same state: a group on the CPU that no other
-            thread uses. None: this process holds all of it.
-        algorithm: Of the checksums of its tensor files, one of `optrun.artifacts.checksum.ALGORITHMS`.
+        before_commit: Called when everything is written, before the rename; on the first rank
+            alone.
+        saving: Ranks that save together, each with its own part of the same state: a group on the
+            CPU that no other thread uses. None: this process holds all of it.
+        algorithm: Of the checksums of its tensor files, one of
+            `optrun.artifacts.checksum.ALGORITHMS`.
 
     Returns:
-        The committed folder, on every rank. A checkpoint of this step that is there already, whole and of the same
-        counters, is left as it is; one that was saved before the end of its step is replaced, and back in its place at
-        the next start should this one be killed in between.
+        The committed folder, on every rank. A checkpoint of this step that is there already, whole
+        and of the same counters, is left as it is; one that was saved before the end of its step is
+        replaced, and back in its place at the next start should this one be killed in between.
 
     Raises:
-        StorageError: The disk refused or has no room; older checkpoints are untouched, the unfinished folder is gone.
-            Of several ranks all raise it, with the number of the one that was refused.
-        NonFiniteError: A weight holds NaN or infinity, or the optimizer's state NaN; nothing was written.
+        StorageError: The disk refused or has no room; older checkpoints are untouched, the
+            unfinished folder is gone. Of several ranks all raise it, with the number of the one
+            that was refused.
+        NonFiniteError: A weight holds NaN or infinity, or the optimizer's state NaN; nothing was
+            written.
         RankLostError: A rank no longer answers; older checkpoints are untouched.
     """
     agree(saving, lambda: refuse_not_finite(snapshot))
@@ -166,7 +181,11 @@ def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
     """Tell whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
 
     def counters(state: PlainMapping) -> PlainDict:
-        train = {key: value for key, value in state.get("train", {}).items() if key not in ("seconds", "last")}
+        train = {
+            key: value
+            for key, value in state.get("train", {}).items()
+            if key not in ("seconds", "last")
+        }
         return {"train": train, "callbacks": state.get("callbacks"), "stop": state.get("stop")}
 
     return counters(read_state(folder)) == counters(to_json(snapshot.metadata.to_dict()))
@@ -184,7 +203,9 @@ def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
     if rank_of(saving) != 0:
         return
     replaced = folder.with_name(f"{REPLACED}{folder.name}")
-    with contextlib.suppress(OSError):  # what cannot be done now is done before the next save, or at the next start
+    with contextlib.suppress(
+        OSError
+    ):  # what cannot be done now is done before the next save, or at the next start
         if replaced.is_dir() and not folder.exists():
             replaced.rename(folder)
         if aside.is_dir():
@@ -215,12 +236,16 @@ def make_checkpoints_dir(run: RunDir) -> None:
         StorageError: The disk refused, or a link stands there.
     """
     if run.checkpoints.is_symlink():
-        raise StorageError(f"{run.checkpoints}: a link: a run writes nothing outside of its own directory.")
+        raise StorageError(
+            f"{run.checkpoints}: a link: a run writes nothing outside of its own directory."
+        )
     try:
         run.checkpoints.mkdir(exist_ok=True)
         sync_folder(run.path)
     except OSError as error:
-        raise StorageError(f"{run.checkpoints}: cannot be made: {error.strerror or error}.") from error
+        raise StorageError(
+            f"{run.checkpoints}: cannot be made: {error.strerror or error}."
+        ) from error
 
 
 def load_checkpoint(
@@ -235,20 +260,26 @@ def load_checkpoint(
     Args:
         folder: Written by any number of ranks.
         like: As for `slices_of`; None: tensors are read whole, onto the CPU.
-        group: Ranks that read it together, each of which verifies a share of the files: a group on the CPU.
+        group: Ranks that read it together, each of which verifies a share of the files: a group on
+            the CPU.
         lazy: Leave the tensors in their files until one is asked for.
 
     Returns:
         The snapshot.
 
     Raises:
-        CheckpointError: It is not whole; the message names the file. Of several ranks all raise the same.
+        CheckpointError: It is not whole; the message names the file. Of several ranks all raise the
+            same.
     """
     _refuse_problems(folder, group)
     snapshot = together(group, lambda: open_verified(folder, lazy=True))
     if like is not None:
         return together(group, lambda: slices_of(snapshot, like))
-    return snapshot if lazy else together(group, lambda: _in_memory(snapshot, *map(dict, _sections(snapshot))))
+    return (
+        snapshot
+        if lazy
+        else together(group, lambda: _in_memory(snapshot, *map(dict, _sections(snapshot))))
+    )
 
 
 def _refuse_problems(folder: Path, group: ProcessGroup | None) -> None:
@@ -275,13 +306,17 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
     if Entry.of(text) != manifest.files[names.CHECKPOINT_STATE]:
         raise CheckpointError(f"{path}: its bytes change while it is read.")
     if state.get("global_step") != manifest.step:
-        raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest.step}.")
+        raise CheckpointError(
+            f"{path}: step {state.get('global_step')}, the manifest says {manifest.step}."
+        )
     model, optimizer = (
         StoredTensors([folder / file for file in files], manifest.tensors[section])
         for section, files in manifest.sections.items()
     )
     digests = dict(zip(TENSOR_FILES, manifest.tensors.values(), strict=True))
-    snapshot = Snapshot(manifest.step, model, optimizer, CheckpointMetadata.from_dict(state), digests=digests)
+    snapshot = Snapshot(
+        manifest.step, model, optimizer, CheckpointMetadata.from_dict(state), digests=digests
+    )
     return snapshot if lazy else _in_memory(snapshot, *map(dict, _sections(snapshot)))
 
 
@@ -290,11 +325,13 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
 
     Args:
         snapshot: Its tensors still in their files.
-        params: Parameters and buffers of a model by name, in memory. A tensor of the name of one, or of the optimizer's
-            state of one, that has its shape is laid out as it is; all others are read whole.
+        params: Parameters and buffers of a model by name, in memory. A tensor of the name of one,
+            or of the optimizer's state of one, that has its shape is laid out as it is; all others
+            are read whole.
 
     Returns:
-        Tensors divided as `params` are, in the dtypes of the file; digests are those of the parts of this rank.
+        Tensors divided as `params` are, in the dtypes of the file; digests are those of the parts
+        of this rank.
 
     Raises:
         CheckpointError: A tensor cannot be read.
@@ -302,14 +339,24 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
     read: list[dict[str, torch.Tensor]] = []
     for part in _sections(snapshot):
         assert isinstance(part, StoredTensors), "load it with lazy=True"
-        read.append({name: part.read(name, params.get(name, params.get(name.partition("/")[0]))) for name in part})
+        read.append(
+            {
+                name: part.read(name, params.get(name, params.get(name.partition("/")[0])))
+                for name in part
+            }
+        )
     return _in_memory(replace(snapshot, digests={}), *read)
 
 
-def _in_memory(snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> Snapshot:
+def _in_memory(
+    snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]
+) -> Snapshot:
     """Make a snapshot of tensors that were read, with checksums of them if the manifest has none that fits."""
     digests = {
-        file: {name: _known(tensor, snapshot.digests.get(file, {}).get(name)) for name, tensor in tensors.items()}
+        file: {
+            name: _known(tensor, snapshot.digests.get(file, {}).get(name))
+            for name, tensor in tensors.items()
+        }
         for file, tensors in zip(TENSOR_FILES, (model, optimizer), strict=True)
     }
     return replace(snapshot, model=model, optimizer=optimizer, digests=digests)
@@ -319,7 +366,9 @@ def _known(tensor: torch.Tensor, entry: TensorEntry | None) -> TensorEntry:
     return entry if entry and entry["xxh3"] else {**describe(tensor), "xxh3": tensor_digest(tensor)}
 
 
-def refuse_mutated(file: str, saved: Mapping[str, TensorEntry], now: Mapping[str, torch.Tensor]) -> None:
+def refuse_mutated(
+    file: str, saved: Mapping[str, TensorEntry], now: Mapping[str, torch.Tensor]
+) -> None:
     """Refuse tensors that are not in memory as they were saved.
 
     Args:
@@ -332,7 +381,9 @@ def refuse_mutated(file: str, saved: Mapping[str, TensorEntry], now: Mapping[str
     """
     for name, entry in saved.items():
         if name not in now:
-            raise CheckpointError(f"{file}: tensor {name} was read and is not in use: nothing is trained on this.")
+            raise CheckpointError(
+                f"{file}: tensor {name} was read and is not in use: nothing is trained on this."
+            )
         if entry["xxh3"] not in (None, tensor_digest(now[name])):
             raise CheckpointError(
                 f"{file}: tensor {name} differs in memory from what it is in the checkpoint (checksum, after loading): "

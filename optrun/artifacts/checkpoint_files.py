@@ -15,7 +15,13 @@ import torch
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, sync_folder, write_bytes
 from optrun.artifacts.checksum import Entry, TensorEntry
-from optrun.artifacts.manifest import FORMAT, SHARD_FOLDERS, TENSOR_FILES, refuse_larger, sealed_text
+from optrun.artifacts.manifest import (
+    FORMAT,
+    SHARD_FOLDERS,
+    TENSOR_FILES,
+    refuse_larger,
+    sealed_text,
+)
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.ranks import agree, size_of
@@ -41,7 +47,9 @@ class Content:
     """`world_size` and `mesh`; None: one process wrote it."""
 
 
-def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None, algorithm: str) -> Content:
+def write_content(
+    aside: Path, sections: Sections, saving: ProcessGroup | None, algorithm: str
+) -> Content:
     """Write all tensors, flushed to the disk.
 
     Args:
@@ -67,7 +75,9 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None, 
     return Content(files, {name: file.tensors for name, file in written.items()})
 
 
-def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup, algorithm: str) -> Content:
+def _write_sharded(
+    aside: Path, sections: Sections, saving: ProcessGroup, algorithm: str
+) -> Content:
     own: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
         shards = write_shards(aside / folder, part, saving, algorithm)
@@ -80,7 +90,11 @@ def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup, algori
 
     files = {name: known for written in agree(saving, flushed) for name, known in written.items()}
     tensors = dict(zip(SHARD_FOLDERS, _described(sections), strict=True))
-    return Content(dict(sorted(files.items())), tensors, {"world_size": size_of(saving), "mesh": mesh_of(sections[0])})
+    return Content(
+        dict(sorted(files.items())),
+        tensors,
+        {"world_size": size_of(saving), "mesh": mesh_of(sections[0])},
+    )
 
 
 def _described(sections: Sections) -> list[dict[str, TensorEntry]]:

@@ -1,6 +1,7 @@
 """Files as they were written, by size and checksum, and whether they still are.
 
-Checksums are fast ones that find damage, or one that also stands against somebody who changes a file.
+Checksums are fast ones that find damage, or one that also stands against somebody who changes a
+file.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Entry:
             ValueError: There is none, or more than one.
         """
         (algorithm,) = ALGORITHMS.keys() & values.keys()
-        return cls(int(values["size"]), str(values[algorithm]), algorithm, bool(values.get("grows", False)))
+        return cls(
+            int(values["size"]), str(values[algorithm]), algorithm, bool(values.get("grows", False))
+        )
 
     def to_dict(self, name: str) -> dict[str, object]:
         """Convert to the entry of a manifest."""

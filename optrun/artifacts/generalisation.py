@@ -123,7 +123,9 @@ def sentence_of(summary: Mapping[str, object]) -> str:
     return "" if found is None else str(found)
 
 
-def _verdict(after: float, before: float | None, train: float | None, majority: Majority | None) -> Verdict:
+def _verdict(
+    after: float, before: float | None, train: float | None, majority: Majority | None
+) -> Verdict:
     learnt = math.nan if before is None else before - after
     fitted = math.nan if before is None or train is None else before - train
     better = before is not None and learnt > LEAST * abs(before)
@@ -138,7 +140,11 @@ def _verdict(after: float, before: float | None, train: float | None, majority: 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
     """Count texts of the evaluation set that stand in the training data, too, and of how many; 0 if unknown."""
     found = lookup(summary, "data", "eval_seen", _set_of(loss))
-    if not (isinstance(found, list) and len(found) == 2 and all(isinstance(number, int) for number in found)):
+    if not (
+        isinstance(found, list)
+        and len(found) == 2
+        and all(isinstance(number, int) for number in found)
+    ):
         return 0, 0
     return found[0], found[1]
 
@@ -150,29 +156,41 @@ def _set_of(loss: str) -> str:
 def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
     """Count what always answering the most frequent class would get right, where each example is of one class.
 
-    The model is right on other classes where that answer is wrong, and wrong on the majority where it is right. Of
-    these, two unequal kinds, the difference has the standard error sqrt(their sum).
+    The model is right on other classes where that answer is wrong, and wrong on the majority where
+    it is right. Of these, two unequal kinds, the difference has the standard error sqrt(their sum).
 
-    Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions.
+    Source: McNemar 1947, Note on the sampling error of the difference between correlated
+        proportions.
     """
     if lookup(summary, "classes", "step") != summary.get("global_step"):
         return None
     rows = lookup(summary, "classes", "sets", _set_of(loss), "classes")
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) and "class" in row for row in rows):
+    if (
+        not isinstance(rows, list)
+        or not rows
+        or not all(isinstance(row, Mapping) and "class" in row for row in rows)
+    ):
         return None
     there = [int(row.get("support") or 0) for row in rows]
-    right = [round(float(row.get("recall") or 0.0) * count) for row, count in zip(rows, there, strict=True)]
+    right = [
+        round(float(row.get("recall") or 0.0) * count)
+        for row, count in zip(rows, there, strict=True)
+    ]
     most, examples = there.index(max(there)), sum(there)
     if not examples:
         return None
     gained, lost = sum(right) - right[most], there[most] - right[most]
     beaten = gained - lost > STANDARD_ERRORS * math.sqrt(gained + lost)
-    return Majority(str(rows[most]["class"]), there[most] / examples, sum(right) / examples, examples, beaten)
+    return Majority(
+        str(rows[most]["class"]), there[most] / examples, sum(right) / examples, examples, beaten
+    )
 
 
 def _value(summary: Mapping[str, object], section: str, name: str) -> float | None:
     """Look up a number; None where there is none, or where the value before training is no finite one."""
     value = lookup(summary, "metrics", section, name)
-    if not isinstance(value, int | float) or (section == "before_training" and not math.isfinite(value)):
+    if not isinstance(value, int | float) or (
+        section == "before_training" and not math.isfinite(value)
+    ):
         return None
     return float(value)

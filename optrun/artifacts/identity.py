@@ -1,7 +1,7 @@
 """Which run a directory is: a random id made at its begin, in its summary and in each of its checkpoints.
 
-A whole run directory may be copied and moved. A checkpoint that is copied into the directory of another run stays what
-it was, and is not taken for one of that run.
+A whole run directory may be copied and moved. A checkpoint that is copied into the directory of
+another run stays what it was, and is not taken for one of that run.
 """
 
 from __future__ import annotations

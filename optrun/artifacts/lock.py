@@ -1,8 +1,8 @@
 """One run, one writer: a kernel lock on a file of the run directory.
 
-The lock belongs to the open file, not to the file's existence: it is gone the moment its holder is, however it died.
-Processes forked from the holder, such as loader workers, give up their copy at once, so that one which outlives a
-killed holder does not keep the run locked.
+The lock belongs to the open file, not to the file's existence: it is gone the moment its holder is,
+however it died. Processes forked from the holder, such as loader workers, give up their copy at
+once, so that one which outlives a killed holder does not keep the run locked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class RunLock:
 
     def __enter__(self) -> Self:
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+            )
         except OSError as error:
             why = "it is a link" if error.errno == errno.ELOOP else error.strerror
             raise StorageError(f"{self.path}: the lock cannot be taken: {why}.") from error
@@ -64,7 +66,11 @@ class RunLock:
 
     def _sign(self, descriptor: int) -> None:
         """Sign who holds it: for the message to others, nothing depends on it."""
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         with contextlib.suppress(OSError):  # a full disk is the business of what is written later
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
@@ -117,12 +123,16 @@ def _takes(descriptor: int) -> bool:
 def refuse_held(path: Path) -> None:
     """Refuse a lock that somebody else holds; nothing is made or kept.
 
-    The kernel tells only who tries to take it, so for an instant it is taken; `RunLock` asks twice for this reason.
+    The kernel tells only who tries to take it, so for an instant it is taken; `RunLock` asks twice
+    for this reason.
 
     Raises:
         LockedError: Another process does; the message names process, host and since when.
     """
-    with contextlib.suppress(OSError, StorageError), _opened(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
+    with (
+        contextlib.suppress(OSError, StorageError),
+        _opened(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor,
+    ):
         _take(path, descriptor)
 
 
@@ -162,7 +172,8 @@ def holder_of(path: Path) -> tuple[int, str] | None:
 def starting(path: Path) -> Iterator[None]:
     """Hold the directory of a run whose lock another process is to take: ranks that this one starts.
 
-    It is the directory itself that is held, so that nothing is made, and rank 0 finds its lock free.
+    It is the directory itself that is held, so that nothing is made, and rank 0 finds its lock
+    free.
 
     Args:
         path: The lock file.
@@ -172,7 +183,9 @@ def starting(path: Path) -> Iterator[None]:
     """
     refuse_held(path)
     with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        with contextlib.suppress(OSError):  # a file system without locks: who takes the lock itself tells it
+        with contextlib.suppress(
+            OSError
+        ):  # a file system without locks: who takes the lock itself tells it
             if not _takes(descriptor):
                 raise _locked(path, "")
         yield

@@ -1,12 +1,13 @@
 """What a run and a checkpoint say they hold, in one format, and whether a checkpoint does.
 
-A manifest is JSON: its `format`, facts of its kind, `files` with size and checksum of each, and `sha256`, the seal over
-all of that. That of a run is read and kept in `run_manifest`.
+A manifest is JSON: its `format`, facts of its kind, `files` with size and checksum of each, and
+`sha256`, the seal over all of that. That of a run is read and kept in `run_manifest`.
 
-A folder is a checkpoint when its manifest is there and every file agrees with it. That one predicate, `problems`,
-answers for loading, for retention and for `optrun verify`. Only files that the manifest names are ever opened, and the
-manifest may name three, all safetensors or JSON; of a sharded checkpoint, in place of the two safetensors files, those
-in two folders with a shard of each rank.
+A folder is a checkpoint when its manifest is there and every file agrees with it. That one
+predicate, `problems`, answers for loading, for retention and for `optrun verify`. Only files that
+the manifest names are ever opened, and the manifest may name three, all safetensors or JSON; of a
+sharded checkpoint, in place of the two safetensors files, those in two folders with a shard of each
+rank.
 """
 
 from __future__ import annotations
@@ -22,12 +23,20 @@ from pathlib import Path
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checksum import Entry, TensorEntry, file_problem
 from optrun.artifacts.run_dir import parse_step
-from optrun.base.errors import CheckpointError, ForeignCheckpointError, OtherFormatError, refuse_format
+from optrun.base.errors import (
+    CheckpointError,
+    ForeignCheckpointError,
+    OtherFormatError,
+    refuse_format,
+)
 from optrun.base.plain import PlainDict
 from optrun.base.reading import JSON_BYTES, read_json
 
 FORMAT = 4
-"""Of checkpoints, the only one that is read. Another one stands in the same place, so that a refusal names it."""
+"""Of checkpoints, the only one that is read.
+
+Another one stands in the same place, so that a refusal names it.
+"""
 CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
 TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
 SHARD_FOLDERS = (names.CHECKPOINT_MODEL_SHARDS, names.CHECKPOINT_OPTIMIZER_SHARDS)
@@ -35,7 +44,8 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 """As `torch.distributed.checkpoint` names them; the number is that of the rank, from 1."""
 
 
-# The format -------------------------------------------------------------------------------------------------------
+# The format
+# -------------------------------------------------------------------------------------------------------
 
 
 def seal(manifest: Mapping[str, object]) -> str:
@@ -51,7 +61,11 @@ def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, E
         facts: What it says besides.
         files: By path inside of the folder.
     """
-    manifest = {"format": version, **facts, "files": [entry.to_dict(name) for name, entry in files.items()]}
+    manifest = {
+        "format": version,
+        **facts,
+        "files": [entry.to_dict(name) for name, entry in files.items()],
+    }
     return json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()
 
 
@@ -66,7 +80,8 @@ def read_sealed(path: Path, known: int) -> tuple[PlainDict, dict[str, Entry]]:
 
     Raises:
         OtherFormatError: It is of another format.
-        CheckpointError: The seal is not that of the content. With our number it would be: only the number was changed.
+        CheckpointError: The seal is not that of the content. With our number it would be: only the
+            number was changed.
     """
     values = dict(read_json(path))
     version, sealed = values.get("format"), values.pop("sha256", None)
@@ -74,7 +89,9 @@ def read_sealed(path: Path, known: int) -> tuple[PlainDict, dict[str, Entry]]:
     if not ours:
         refuse_format(path, version, known)
         if version != known:
-            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads format {known}.")
+            raise CheckpointError(
+                f"{path}: format {str(version)[:20]}, this optrun reads format {known}."
+            )
     if not ours or version != known:
         raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
     return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
@@ -96,7 +113,9 @@ def understanding(path: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
+        raise CheckpointError(
+            f"{path}: damaged: {type(error).__name__} while reading it."
+        ) from error
 
 
 @contextmanager
@@ -121,11 +140,14 @@ def refuse_larger(text: bytes, name: str) -> bytes:
         ValueError: It is larger than that.
     """
     if len(text) > JSON_BYTES:
-        raise ValueError(f"{name} would be {len(text):,} bytes; more than {JSON_BYTES:,} are not read again.")
+        raise ValueError(
+            f"{name} would be {len(text):,} bytes; more than {JSON_BYTES:,} are not read again."
+        )
     return text
 
 
-# A checkpoint -----------------------------------------------------------------------------------------------------
+# A checkpoint
+# -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -149,12 +171,17 @@ class CheckpointManifest:
         if self.ranks is None:
             return {name: [name] for name in TENSOR_FILES}
         shards = sorted(filter(_SHARD.fullmatch, self.files))
-        return {folder: [name for name in shards if name.startswith(f"{folder}/")] for folder in SHARD_FOLDERS}
+        return {
+            folder: [name for name in shards if name.startswith(f"{folder}/")]
+            for folder in SHARD_FOLDERS
+        }
 
 
 def is_content(folder: Path, name: str) -> bool:
     """Tell whether a path inside a checkpoint is one that its manifest names, by the form alone."""
-    return name in CONTENT or (_SHARD.fullmatch(name) is not None and not (folder / TENSOR_FILES[0]).exists())
+    return name in CONTENT or (
+        _SHARD.fullmatch(name) is not None and not (folder / TENSOR_FILES[0]).exists()
+    )
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
@@ -162,11 +189,14 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
     Raises:
         OtherFormatError: A version with another format wrote it.
-        CheckpointError: It is missing, unreadable, torn, or names other files than a checkpoint has.
+        CheckpointError: It is missing, unreadable, torn, or names other files than a checkpoint
+            has.
     """
     path = folder / names.CHECKPOINT_MANIFEST
     if folder.is_symlink():
-        raise CheckpointError(f"{folder}: a link: what lies outside of a run directory is not read.")
+        raise CheckpointError(
+            f"{folder}: a link: what lies outside of a run directory is not read."
+        )
     with understanding(path):
         values, files = read_sealed(path, FORMAT)
         ranks = int(values["world_size"]) if "world_size" in values else None
@@ -202,9 +232,13 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
             raise CheckpointError(f"{path}: names {shown}; expected {expected}.")
         numbers = {int(name.partition("shard-")[2][:5]) for name in shards}
         if not numbers <= set(range(1, ranks + 1)):
-            raise CheckpointError(f"{path}: names a shard of rank {max(numbers) - 1}, of {ranks} ranks.")
+            raise CheckpointError(
+                f"{path}: names a shard of rank {max(numbers) - 1}, of {ranks} ranks."
+            )
     if files[names.CHECKPOINT_STATE].size > JSON_BYTES:
-        raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {JSON_BYTES:,} bytes.")
+        raise CheckpointError(
+            f"{path}: names a {names.CHECKPOINT_STATE} larger than {JSON_BYTES:,} bytes."
+        )
 
 
 def refuse_other_format(folder: Path) -> None:
@@ -230,7 +264,9 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
     """
     own = read_manifest(folder).run_id
     if None not in (own, run_id) and own != run_id:
-        raise ForeignCheckpointError(f"{folder}: of another run ({str(own)[:12]}), not of the one it lies in.")
+        raise ForeignCheckpointError(
+            f"{folder}: of another run ({str(own)[:12]}), not of the one it lies in."
+        )
 
 
 def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (0, 1)) -> list[str]:
@@ -239,7 +275,8 @@ def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (
     Args:
         folder: The checkpoint.
         run_id: Of the run it lies in, as for `refuse_foreign`.
-        share: Read the files of one of several readers alone: its number from 0, and how many there are.
+        share: Read the files of one of several readers alone: its number from 0, and how many there
+            are.
     """
     try:
         refuse_foreign(folder, run_id)
@@ -247,7 +284,9 @@ def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (
         found = []
         named = parse_step(folder.name)
         if named is not None and named != manifest.step:
-            found.append(f"{folder}: the folder says step {named}, its manifest step {manifest.step}.")
+            found.append(
+                f"{folder}: the folder says step {named}, its manifest step {manifest.step}."
+            )
         found += _strange_shards(folder, manifest.files)
         reader, readers = share
         largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name))

@@ -44,7 +44,9 @@ class CheckpointMetadata:
     run_id: str | None = None
     """Of which run it is; None: of none."""
     split_by: str | None = None
-    """`text`: where evaluation rows are cut from the training rows, equal texts are on one side. None: an older run,
+    """`text`: where evaluation rows are cut from the training rows, equal texts are on one side.
+
+    None: an older run,
     whose rows were cut one by one."""
     branch: PlainDict | None = None
     """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its
@@ -76,16 +78,24 @@ class CheckpointMetadata:
         """Convert to the keys that are there, with their values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         optional = {field.name for field in fields(self) if field.default is None}
-        return {key: value for key, value in values.items() if value is not (None if key in optional else ABSENT)}
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not (None if key in optional else ABSENT)
+        }
 
     @classmethod
     def from_dict(cls, values: PlainMapping) -> Self:
         """Read the values of `state.json`.
 
-        Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that this version does
-        not know are left out.
+        Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that
+        this version does not know are left out.
         """
-        known = {key: value for key, value in values.items() if key in {field.name for field in fields(cls)}}
+        known = {
+            key: value
+            for key, value in values.items()
+            if key in {field.name for field in fields(cls)}
+        }
         for key in known.keys() & {"train", "config", "callbacks"}:
             known[key] = from_json(known[key])
         return cls(**known)

@@ -1,7 +1,7 @@
 """`metrics.jsonl` and `summary.json`, written and read.
 
-Both are valid JSON always: numbers that JSON does not have are written as the strings "NaN", "Infinity" and "-Infinity"
-and come back as floats.
+Both are valid JSON always: numbers that JSON does not have are written as the strings "NaN",
+"Infinity" and "-Infinity" and come back as floats.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def to_json(value: object, *, where: str = "value") -> Any:
         return {str(key): to_json(item, where=f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
-    raise TypeError(f"{where}: expected a string, number, list or mapping, got {type(value).__name__}")
+    raise TypeError(
+        f"{where}: expected a string, number, list or mapping, got {type(value).__name__}"
+    )
 
 
 def from_json(value: object) -> Any:
@@ -70,8 +72,8 @@ def from_json(value: object) -> Any:
 class MetricsWriter:
     """Appends records to `metrics.jsonl`, each a whole line that is out of this process when `write` returns.
 
-    A last line that a killed process left without its end is completed where it is whole and cut where it is torn, so
-    that the next record begins a line of its own.
+    A last line that a killed process left without its end is completed where it is whole and cut
+    where it is torn, so that the next record begins a line of its own.
 
     Args:
         path: The file; made with its parents where missing.
@@ -106,9 +108,12 @@ class MetricsWriter:
         """
         step = record.get("step")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"step={step!r}: a metrics record needs the number of optimizer steps, an integer >= 0")
+            raise ValueError(
+                f"step={step!r}: a metrics record needs the number of optimizer steps, an integer >= 0"
+            )
         clean = {name: to_json(value, where=name) for name, value in record.items()}
-        # One write of one line: what another reader sees ends at a line end, or in one torn last line.
+        # One write of one line: what another reader sees ends at a line end, or in one torn last
+        # line.
         line = json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
         try:
@@ -155,7 +160,11 @@ class MetricsLog:
         found: dict[str, None] = {}
         for record in self.records:
             for name, value in record.items():
-                if name not in found and name not in ("step", "epoch", "time") and _is_number(value):
+                if (
+                    name not in found
+                    and name not in ("step", "epoch", "time")
+                    and _is_number(value)
+                ):
                     found[name] = None
         return list(found)
 
@@ -177,7 +186,8 @@ def read_metrics(path: Path | str) -> MetricsLog:
         path: The file.
 
     Returns:
-        The whole records, and a message for each line that is none: typically the torn last line of a killed run.
+        The whole records, and a message for each line that is none: typically the torn last line of
+        a killed run.
 
     Raises:
         OSError: The file cannot be read at all.
@@ -191,7 +201,9 @@ def read_metrics(path: Path | str) -> MetricsLog:
         if record is not None:
             log.records.append(record)
         elif not line.endswith(b"\n"):
-            log.problems.append(f"{path}: line {number} is torn: the run ended while writing it; left out")
+            log.problems.append(
+                f"{path}: line {number} is torn: the run ended while writing it; left out"
+            )
         else:
             log.problems.append(f"{path}: line {number} is no metrics record; left out")
     return log
@@ -204,7 +216,8 @@ Replace = Callable[[Path, bytes], None]
 def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes) -> int:
     """Drop every record after a step, so that a run resumed from there writes no step twice.
 
-    The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing stays missing.
+    The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing
+    stays missing.
 
     Args:
         path: The file.
@@ -225,8 +238,10 @@ def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes
 def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> None:
     """Make `metrics.jsonl` what it was when a checkpoint was saved, so that the resumed run writes each line once.
 
-    Records after the step go, and so does what the end of a run added to the record of its last step without being due
-    there: a prolonged run has no end at that step. Such names begin with one of the record's `unscheduled` prefixes.
+    Records after the step go, and so does what the end of a run added to the record of its last
+    step without being due
+    there: a prolonged run has no end at that step. Such names begin with one of the record's
+        `unscheduled` prefixes.
 
     Args:
         path: The file.
@@ -276,7 +291,9 @@ def write_summary(path: Path | str, summary: Mapping[str, object]) -> None:
         TypeError: A value that JSON does not have; the message says where it stands.
         OSError: The disk refused; the old file is as it was.
     """
-    text = json.dumps(to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2)
+    text = json.dumps(
+        to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2
+    )
     replace_text(Path(path), text + "\n")
 
 
@@ -300,7 +317,10 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
         raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
     if not any_format:
         refuse_format(path, summary.get("format"), SUMMARY_FORMAT)
-    return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in _shown(summary).items()}
+    return {
+        key: from_json(value) if key in _NUMERIC_SECTIONS else value
+        for key, value in _shown(summary).items()
+    }
 
 
 def _shown(value: object) -> Any:

@@ -54,7 +54,8 @@ def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: s
 
     Args:
         values: Step to the metric; a NaN is left out.
-        losses: Step to the loss of the same evaluation; one that is missing or NaN counts as infinite.
+        losses: Step to the loss of the same evaluation; one that is missing or NaN counts as
+            infinite.
         mode: `min` or `max`.
 
     Example:
@@ -78,7 +79,9 @@ def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
         metric: Such as `eval/accuracy`.
         mode: `min` or `max`.
     """
-    values = {step: value for step, value in _points(log, metric) if step > 0 and math.isfinite(value)}
+    values = {
+        step: value for step, value in _points(log, metric) if step > 0 and math.isfinite(value)
+    }
     return next(iter(rank_steps(values, dict(_points(log, loss_beside(metric))), mode)), None)
 
 
@@ -86,11 +89,13 @@ def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
     return zip(*log.series(name), strict=True)
 
 
-def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str, object]) -> float | None:
+def objective_value(
+    objective: Objective, log: MetricsLog, summary: Mapping[str, object]
+) -> float | None:
     """Compute one number of a run.
 
-    `eval/` metrics are those of one model: at the evaluation at which the main metric was best. `perf/` metrics are
-    the median over the run, others the last that was logged.
+    `eval/` metrics are those of one model: at the evaluation at which the main metric was best.
+    `perf/` metrics are the median over the run, others the last that was logged.
 
     Args:
         objective: Which.
@@ -109,7 +114,9 @@ def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str,
         return float(median(values))
     if objective.name.startswith("eval/"):
         best = _best_step(log, summary)
-        return values[steps.index(best)] if best in steps else None if best is not None else values[-1]
+        return (
+            values[steps.index(best)] if best in steps else None if best is not None else values[-1]
+        )
     return values[-1]
 
 
@@ -122,7 +129,11 @@ def known_objectives(log: MetricsLog, summary: Mapping[str, object]) -> list[str
 def _best_step(log: MetricsLog, summary: Mapping[str, object]) -> int | None:
     """Find the step of the evaluation that the main metric is best at; None: nothing says so."""
     name, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
-    return best_evaluation(log, name, "max" if mode == "max" else "min") if isinstance(name, str) else None
+    return (
+        best_evaluation(log, name, "max" if mode == "max" else "min")
+        if isinstance(name, str)
+        else None
+    )
 
 
 def _of_summary(name: str, summary: Mapping[str, object]) -> float | None:

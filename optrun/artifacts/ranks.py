@@ -40,14 +40,16 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
     """Run an action on every rank of a group; all go on with every result, or fail with the same error.
 
     Args:
-        group: On the CPU (gloo), used by no other thread; None: this process alone, whose errors pass as they are.
+        group: On the CPU (gloo), used by no other thread; None: this process alone, whose errors
+            pass as they are.
         act: Its result is sent to the others.
 
     Returns:
         Results by rank.
 
     Raises:
-        OptrunError: Of the first rank that refused, with its number; of the same class on every rank.
+        OptrunError: Of the first rank that refused, with its number; of the same class on every
+            rank.
         OSError: The disk of the first rank that refused, in the same way.
         RankLostError: A rank no longer answers.
     """

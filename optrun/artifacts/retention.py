@@ -1,6 +1,7 @@
 """Which checkpoints there are, which one is newest, and which ones go.
 
-Steps decide, as integers; never the time of a file. A folder counts when it is whole, whatever it is called.
+Steps decide, as integers; never the time of a file. A folder counts when it is whole, whatever it
+is called.
 """
 
 from __future__ import annotations
@@ -85,13 +86,15 @@ def clean_leftovers(run: RunDir) -> list[str]:
 class Retention:
     """Deletes checkpoints that are neither among the newest nor wanted for another reason.
 
-    Only whole ones of this run count as kept, so a damaged folder never takes the place of a good one. A folder found
-    on the disk is verified once, with every byte; one that was just written and flushed is known.
+    Only whole ones of this run count as kept, so a damaged folder never takes the place of a good
+    one. A folder found on the disk is verified once, with every byte; one that was just written and
+    flushed is known.
 
     Args:
         run: The run directory; its lock is held.
         keep_last: How many of the newest whole ones stay, 1 or more.
-        whole: Checkpoint to the signature of its files when they were known to be whole; kept up to date.
+        whole: Checkpoint to the signature of its files when they were known to be whole; kept up to
+            date.
     """
 
     def __init__(self, run: RunDir, keep_last: int, whole: dict[str, str] | None = None) -> None:
@@ -107,12 +110,17 @@ class Retention:
     def whole(self, steps: Iterable[int], count: int) -> list[int]:
         """List the first `count` of these steps whose checkpoints are there and whole."""
         folders = ((step, self.run.checkpoint(step)) for step in steps)
-        return [step for step, _ in islice(filter(lambda found: self._is_there(found[1]), folders), count)]
+        return [
+            step
+            for step, _ in islice(filter(lambda found: self._is_there(found[1]), folders), count)
+        ]
 
     def _is_there(self, folder: Path) -> bool:
         return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
 
-    def __call__(self, keep: Collection[int], before: Callable[[list[Path]], None] | None = None) -> list[Path]:
+    def __call__(
+        self, keep: Collection[int], before: Callable[[list[Path]], None] | None = None
+    ) -> list[Path]:
         """Delete the others, after a new one was committed.
 
         Args:
@@ -120,7 +128,8 @@ class Retention:
             before: Called with those that will be deleted, before the first is.
 
         Returns:
-            The deleted folders. Folders that are not whole are left alone: they are nobody's to delete unseen.
+            The deleted folders. Folders that are not whole are left alone: they are nobody's to
+            delete unseen.
         """
         deleted, kept = [], 0
         for folder in checkpoint_folders(self.run):
@@ -130,7 +139,9 @@ class Retention:
                 kept += 1
             elif step_of(folder) not in keep:
                 deleted.append(folder)
-        with contextlib.ExitStack() as stack:  # one that a branch is reading goes after the next save
+        with (
+            contextlib.ExitStack() as stack
+        ):  # one that a branch is reading goes after the next save
             deleted = [folder for folder in deleted if stack.enter_context(deleting(folder))]
             if before is not None:
                 before(deleted)
@@ -154,7 +165,9 @@ def _signature(folder: Path) -> str:
     found = []
     for path in sorted(_entries(folder)):
         known = path.lstat()
-        found.append((path.relative_to(folder).as_posix(), known.st_size, known.st_mtime_ns, known.st_ino))
+        found.append(
+            (path.relative_to(folder).as_posix(), known.st_size, known.st_mtime_ns, known.st_ino)
+        )
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 

@@ -33,7 +33,9 @@ from optrun.artifacts.run_manifest import (
 from optrun.base.errors import CheckpointError, ConfigError, did_you_mean
 from optrun.base.reading import kind_of
 
-_HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp")
+_HALF = re.compile(
+    rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp"
+)
 WEIGHTS = (f"{names.CHECKPOINTS}/step-*", "*.safetensors")
 """What is never accepted."""
 NEEDED = (names.CONFIG, names.METRICS, f"{names.TOKENIZER}/*", f"{names.HYDRA}/*")
@@ -84,8 +86,14 @@ def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
     found = files_of(run)
     if sealed is None:
         if _had_manifest(run):
-            checked.wrong[names.MANIFEST] = f"{run.manifest}: missing: what the files of this run were is not known."
-        unknown = [name for name in found if matches(name, patterns) and not matches(name, (CHECKPOINT, *UNREAD))]
+            checked.wrong[names.MANIFEST] = (
+                f"{run.manifest}: missing: what the files of this run were is not known."
+            )
+        unknown = [
+            name
+            for name in found
+            if matches(name, patterns) and not matches(name, (CHECKPOINT, *UNREAD))
+        ]
         checked.open = dict.fromkeys(unknown, "not covered: this run has no manifest")
         return checked
     checked.sealed, checked.accepted = True, sealed.accepted
@@ -117,7 +125,9 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
         elif matches(name, UNREAD):
             checked.open[name] = "not covered: nothing reads it again"
         elif _HALF.fullmatch(name):
-            checked.open[name] = "left by a process that was killed while it wrote: it goes at the next start"
+            checked.open[name] = (
+                "left by a process that was killed while it wrote: it goes at the next start"
+            )
         elif matches(name, sealed.writing):
             checked.open[name] = "not covered yet: written after the last seal"
         else:
@@ -129,7 +139,11 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
         more = path.stat().st_size - entry.size
         if more:
             checked.open[name] = f"its last {more:,} bytes are not covered yet"
-    elif sealed.is_open and matches(name, (CHECKPOINT,)) and (set_aside(run, name) or not problems(path.parent)):
+    elif (
+        sealed.is_open
+        and matches(name, (CHECKPOINT,))
+        and (set_aside(run, name) or not problems(path.parent))
+    ):
         # The process that died before sealing it replaced a checkpoint, or put it aside.
         checked.open[name] = "not covered yet: replaced after the last seal"
     else:
@@ -159,7 +173,11 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
     if wrong and run.manifest.exists():
         way = "Restore it from a copy."
         there = {name: run.path / name for name in found if os.path.lexists(run.path / name)}
-        taken = [name for name in found if not (kind_of(there[name]) if name in there else matches(name, NEEDED))]
+        taken = [
+            name
+            for name in found
+            if not (kind_of(there[name]) if name in there else matches(name, NEEDED))
+        ]
         if len(taken) == len(found):
             way += f" Or take it as it is, with a record: optrun verify {shlex.quote(str(run.path))} --accept "
             way += ", then ".join(map(shlex.quote, taken[:3]))
@@ -189,11 +207,15 @@ def accept(run: RunDir, given: str) -> Accepted:
             return _accept_all(run, command)
         sealed = read_run_manifest(run)
         if sealed is None:
-            raise CheckpointError(f"{run.manifest}: missing. Accept that first: --accept {names.MANIFEST}")
+            raise CheckpointError(
+                f"{run.manifest}: missing. Accept that first: --accept {names.MANIFEST}"
+            )
         there, is_folder = (run.path / name).exists(), (run.path / name).is_dir()
         if is_folder or not (there or name in sealed.entries):
             what = "a folder; expected a file" if is_folder else f"no such file in {run.path}"
-            hint = did_you_mean(name, check_run(run).wrong) or "All its files are as they were sealed."
+            hint = (
+                did_you_mean(name, check_run(run).wrong) or "All its files are as they were sealed."
+            )
             raise ConfigError(f"--accept {given}: {what}. {hint}")
         if matches(name, WEIGHTS):
             raise CheckpointError(
@@ -206,13 +228,17 @@ def accept(run: RunDir, given: str) -> Accepted:
                 f"goes on writes {names.TOKENIZER}/ anew."
             )
         if name not in check_run(run, (name,)).wrong:
-            raise ConfigError(f"--accept {given}: it is as it was sealed; there is nothing to accept.")
+            raise ConfigError(
+                f"--accept {given}: it is as it was sealed; there is nothing to accept."
+            )
         return RunManifest(run, sealed).accept([name], name, command)
 
 
 def _inside(run: RunDir, given: str) -> str:
     path = Path(given).expanduser()
-    if not path.is_absolute() and not (path.exists() and path.absolute().is_relative_to(run.path.absolute())):
+    if not path.is_absolute() and not (
+        path.exists() and path.absolute().is_relative_to(run.path.absolute())
+    ):
         path = run.path / path
     inside = Path(os.path.normpath(path.absolute()))
     if not inside.is_relative_to(os.path.normpath(run.path.absolute())):

@@ -25,7 +25,8 @@ HYDRA = ".hydra"
 EXTRA = "extra"
 SWEEP = "sweep.json"  # beside the runs of a sweep
 
-# Inside one checkpoint, `checkpoints/step-00000100/`; weights and optimizer state in a file each, or in shards.
+# Inside one checkpoint, `checkpoints/step-00000100/`; weights and optimizer state in a file each,
+# or in shards.
 CHECKPOINT_MODEL = "model.safetensors"
 CHECKPOINT_OPTIMIZER = "optimizer.safetensors"
 CHECKPOINT_MODEL_SHARDS = "model"
@@ -124,16 +125,20 @@ class RunDir:
     def is_run(self) -> bool:
         """Tell whether a run was started here.
 
-        A lone `config.yaml` does not count, since folders of configuration have one too. Hydra's folder counts: a job
-        that a wrong value ended before it wrote anything has no more.
+        A lone `config.yaml` does not count, since folders of configuration have one too. Hydra's
+        folder counts: a job that a wrong value ended before it wrote anything has no more.
         """
-        return self.summary.is_file() or self.metrics.is_file() or (self.hydra / "overrides.yaml").is_file()
+        return (
+            self.summary.is_file()
+            or self.metrics.is_file()
+            or (self.hydra / "overrides.yaml").is_file()
+        )
 
     def is_unbegun(self) -> bool:
         """Tell whether nothing lies here, or only what a start leaves that was killed before its run began.
 
-        Hydra's folder, perhaps not whole, the lock, the logs, the first manifest, and a configuration that was never
-        put in place.
+        Hydra's folder, perhaps not whole, the lock, the logs, the first manifest, and a
+        configuration that was never put in place.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
@@ -166,7 +171,11 @@ def find_runs(path: Path | str) -> Iterator[Path]:
         return
     try:
         with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
+            names = [
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+            ]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
     for name in sorted(names, key=_natural):
@@ -176,7 +185,9 @@ def find_runs(path: Path | str) -> Iterator[Path]:
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key in which digits compare as numbers."""
     pieces = re.split(r"(\d+)", name)
-    return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
+    return [
+        (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece
+    ]
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:

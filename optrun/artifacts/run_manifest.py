@@ -1,10 +1,11 @@
 """What a run directory holds: `run_manifest.json`, in the format of `manifest`.
 
-Each checkpoint has a manifest of its own; this one names them and every other file of the run that is read again. What
-nothing reads again, such as logs, curves and reports, is not covered. It is sealed when a run begins, at each
-checkpoint, and at the end, always by one rename. What is only ever appended to is sealed up to where it reached: later
-lines of a run that was killed are no damage. What is written over again and again while the run goes on, such as its
-summary, is sealed when it ends. `writing` in the file says which names may be there unsealed: a process that dies
+Each checkpoint has a manifest of its own; this one names them and every other file of the run that
+is read again. What nothing reads again, such as logs, curves and reports, is not covered. It is
+sealed when a run begins, at each checkpoint, and at the end, always by one rename. What is only
+ever appended to is sealed up to where it reached: later lines of a run that was killed are no
+damage. What is written over again and again while the run goes on, such as its summary, is sealed
+when it ends. `writing` in the file says which names may be there unsealed: a process that dies
 between writing and sealing leaves an honest manifest.
 """
 
@@ -24,7 +25,13 @@ from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import replace_bytes, sync_folder
 from optrun.artifacts.checksum import Entry, Hash, digest_of
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.manifest import is_content, read_sealed, refusing_other_formats, sealed_text, understanding
+from optrun.artifacts.manifest import (
+    is_content,
+    read_sealed,
+    refusing_other_formats,
+    sealed_text,
+    understanding,
+)
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.base.errors import CheckpointError, LockedError, StorageError
 from optrun.base.reading import kind_of, open_file
@@ -47,7 +54,11 @@ UNREAD = (
 """Not covered: what a run or a report writes, and nothing reads again."""
 APART = (
     *("wandb/*", "mlruns/*", "mlflow.db*", f"{names.EXTRA}/*"),
-    *(f"{names.CHECKPOINTS}/damaged-*", f"{names.CHECKPOINTS}/superseded-*", f"{names.CHECKPOINTS}/foreign-*"),
+    *(
+        f"{names.CHECKPOINTS}/damaged-*",
+        f"{names.CHECKPOINTS}/superseded-*",
+        f"{names.CHECKPOINTS}/foreign-*",
+    ),
 )
 """Not covered: written by a tracker's library or by callbacks, or put aside for a person to look at and delete."""
 WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *UNREAD, *APART)}))
@@ -80,7 +91,8 @@ class Sealed:
     """Patterns of what may be there unsealed; empty: no process was writing."""
     run_id: str | None = None
     whole: dict[str, str] = field(default_factory=dict)
-    """Checkpoint to the signature of its files when they were known to be whole, see `Retention`."""
+    """Checkpoint to the signature of its files when they were known to be whole, see `Retention`.
+    """
     accepted: list[Accepted] = field(default_factory=list)
 
     @property
@@ -104,9 +116,14 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
         return None
     with understanding(run.manifest):
         values, entries = read_sealed(run.manifest, FORMAT)
-        # What another version was replacing when it died has two contents: neither is known to be right.
+        # What another version was replacing when it died has two contents: neither is known to be
+        # right.
         replaced = [str(entry["name"]) for entry in values["files"] if "becomes" in entry]
-        covered = {name: entry for name, entry in entries.items() if name not in replaced and not matches(name, UNREAD)}
+        covered = {
+            name: entry
+            for name, entry in entries.items()
+            if name not in replaced and not matches(name, UNREAD)
+        }
         return Sealed(
             covered,
             (*map(str, values["writing"]), *replaced),
@@ -149,8 +166,8 @@ def _is_covered(run: RunDir, path: Path) -> bool:
 class RunManifest:
     """Keeps the manifest of a run up to date; the run's lock is held.
 
-    What was sealed before stays as it was sealed until this process has written the file itself: damage is never taken
-    for the truth because a run went on.
+    What was sealed before stays as it was sealed until this process has written the file itself:
+    damage is never taken for the truth because a run went on.
 
     Args:
         run: The run directory.
@@ -172,7 +189,9 @@ class RunManifest:
         }
         """Files that another process has written: not taken in while they are as they were then."""
         self._adopted = () if sealed else _STEADY
-        self._rewritten = [pattern for pattern in before.writing if pattern not in _IN_USE] if sealed else []
+        self._rewritten = (
+            [pattern for pattern in before.writing if pattern not in _IN_USE] if sealed else []
+        )
         self._open = before.is_open
         self._metrics: Hash | None = None
         """Digest of what is sealed of them; None: it is not known yet."""
@@ -189,7 +208,10 @@ class RunManifest:
         """
         with self._lock:
             self._open = True
-            self._take_in((CHECKPOINT, names.METRICS), [f"{names.CHECKPOINTS}/{folder.name}/*" for folder in gone])
+            self._take_in(
+                (CHECKPOINT, names.METRICS),
+                [f"{names.CHECKPOINTS}/{folder.name}/*" for folder in gone],
+            )
             self._write()
 
     def close(self) -> None:
@@ -262,7 +284,10 @@ class RunManifest:
                 path = self.run.path / name
                 if path.is_symlink() or path.exists():
                     self._entries[name], self._seen[name] = self._hashed(path), _signature(path)
-            was, now = (None if entry is None else entry.hexdigest for entry in (before, self._entries.get(noted)))
+            was, now = (
+                None if entry is None else entry.hexdigest
+                for entry in (before, self._entries.get(noted))
+            )
             record = Accepted(noted, _now(), by, was, now)
             self.accepted.append(record)
             self._write()
@@ -278,7 +303,9 @@ class RunManifest:
         found = files_of(self.run)
         for name in list(self._entries):
             deleted = name not in found and matches(name, written)
-            known = matches(name, self._rewritten) or (name in self._seen and matches(name, FLEETING))
+            known = matches(name, self._rewritten) or (
+                name in self._seen and matches(name, FLEETING)
+            )
             if matches(name, gone) or (deleted and known) or set_aside(self.run, name):
                 del self._entries[name]
         written, self._adopted = (*written, *self._adopted), ()
@@ -321,7 +348,11 @@ class RunManifest:
             "sealed_at": _now(),
             "writing": sorted({*(_IN_USE if self._open else ()), *self._rewritten}),
             **({"accepted": list(map(asdict, self.accepted))} if self.accepted else {}),
-            "whole": {name: held for name, held in self.whole.items() if (self.run.checkpoints / name).is_dir()},
+            "whole": {
+                name: held
+                for name, held in self.whole.items()
+                if (self.run.checkpoints / name).is_dir()
+            },
         }
         replace_bytes(self.run.manifest, sealed_text(FORMAT, facts, files))
 
@@ -363,7 +394,14 @@ def recorded(*paths: Path, written: bool = False) -> Iterator[None]:
         LockedError: A process writes that run, and these are no files that it takes in itself.
         StorageError: The run may not be written.
     """
-    run = next((RunDir(folder) for folder in paths[0].absolute().parents if RunDir(folder).manifest.is_file()), None)
+    run = next(
+        (
+            RunDir(folder)
+            for folder in paths[0].absolute().parents
+            if RunDir(folder).manifest.is_file()
+        ),
+        None,
+    )
     with contextlib.ExitStack() as stack:
         if run is not None:
             inside = [path.absolute().relative_to(run.path).as_posix() for path in paths]

@@ -31,7 +31,9 @@ def write_samples(path: Path, lines: Sequence[SampleLine]) -> None:
     Raises:
         OSError: The disk refused; the file is the old one.
     """
-    replace_text(path, "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines))
+    replace_text(
+        path, "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
+    )
 
 
 def read_samples(path: Path) -> list[SampleLine]:
@@ -45,5 +47,9 @@ def read_samples(path: Path) -> list[SampleLine]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             values = parse_json(line, path)
             reference = None if values["reference"] is None else str(values["reference"])
-            found.append(SampleLine(int(values["step"]), str(values["prompt"]), reference, str(values["generated"])))
+            found.append(
+                SampleLine(
+                    int(values["step"]), str(values["prompt"]), reference, str(values["generated"])
+                )
+            )
     return found

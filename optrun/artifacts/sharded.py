@@ -1,8 +1,9 @@
 """Tensors divided among ranks: each rank writes its own shard, and a reader takes from the shards what it needs.
 
-The files are those of `torch.distributed.checkpoint` with its safetensors writer: one a rank, where each piece lies in
-the whole tensor stands in the header. torch plans which rank writes what (what several hold is written once); the bytes
-go through `write_tensors`, which neither serialises a shard in memory nor leaves it to be read again for its checksum.
+The files are those of `torch.distributed.checkpoint` with its safetensors writer: one a rank, where
+each piece lies in the whole tensor stands in the header. torch plans which rank writes what (what
+several hold is written once); the bytes go through `write_tensors`, which neither serialises a
+shard in memory nor leaves it to be read again for its checksum.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class ShardWriter(HuggingFaceStorageWriter):
         super().__init__(path=str(folder), save_distributed=True)
         self.algorithm = algorithm
         self.written: dict[str, Written] = {}
-        """What this rank wrote, by file name; nothing where all that it holds is written by others."""
+        """What this rank wrote, by file name; nothing where all that it holds is written by others.
+        """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write what is this rank's to write, flushed to the disk.
@@ -73,7 +75,9 @@ class ShardWriter(HuggingFaceStorageWriter):
             results.append(WriteResult(item.index, piece.numel() * piece.element_size(), None))
         if tensors:
             metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
-            self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata, algorithm=self.algorithm)
+            self.written[name] = write_tensors(
+                Path(self.path) / name, tensors, metadata, algorithm=self.algorithm
+            )
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -86,7 +90,8 @@ def write_shards(
 
     Args:
         folder: One that the ranks share; made where it is missing.
-        tensors: On the CPU; a DTensor by what this rank holds, any other is the same on all ranks and written once.
+        tensors: On the CPU; a DTensor by what this rank holds, any other is the same on all ranks
+            and written once.
         group: Of the ranks, on the CPU.
         algorithm: Of the files' checksums.
 
@@ -172,7 +177,11 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         sharding = parse_json((file.metadata() or {}).get(_OFFSETS, "{}").encode(), path)
         for name in file.keys():  # noqa: SIM118  # no mapping
             shape = tuple(file.get_slice(name).get_shape())
-            offsets = tuple(map(int, sharding[name]["saved_offsets"])) if name in sharding else (0,) * len(shape)
+            offsets = (
+                tuple(map(int, sharding[name]["saved_offsets"]))
+                if name in sharding
+                else (0,) * len(shape)
+            )
             self._pieces.setdefault(name, []).append(_Piece(path, offsets, shape))
 
     def _refuse_gaps(self, files: Sequence[Path]) -> None:
@@ -183,8 +192,12 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         for name, pieces in self._pieces.items():
             whole = tuple(self.described[name]["shape"])
             if not _tile(pieces, whole):
-                parts = ", ".join(f"{list(piece.shape)} at {list(piece.offsets)}" for piece in pieces[:4])
-                raise CheckpointError(f"{where}: tensor {name} of shape {list(whole)} is not whole: {parts}.")
+                parts = ", ".join(
+                    f"{list(piece.shape)} at {list(piece.offsets)}" for piece in pieces[:4]
+                )
+                raise CheckpointError(
+                    f"{where}: tensor {name} of shape {list(whole)} is not whole: {parts}."
+                )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.read(name)
@@ -200,8 +213,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 
         Args:
             name: As it was saved.
-            like: A DTensor of the same shape, materialised: the result is laid out over its mesh as it is, on its
-                device; the dtype is that of the file. Anything else: the tensor is read whole, on the CPU.
+            like: A DTensor of the same shape, materialised: the result is laid out over its mesh as
+                it is, on its device; the dtype is that of the file. Anything else: the tensor is
+                read whole, on the CPU.
 
         Raises:
             KeyError: There is none of this name.
@@ -221,7 +235,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             return whole
 
     def _stored(self, name: str, piece: _Piece) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[piece.file].get_tensor(name)  # mapped: what is not used is not read
+        tensor: torch.Tensor = self._files[piece.file].get_tensor(
+            name
+        )  # mapped: what is not used is not read
         return tensor
 
     def _fill(self, target: torch.Tensor, offsets: Sequence[int], name: str) -> None:
@@ -237,7 +253,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             if not _overlap(own, piece):
                 continue
             first, last = _common(own, piece)
-            target[_region(first, last, offsets)].copy_(self._stored(name, piece)[_region(first, last, piece.offsets)])
+            target[_region(first, last, offsets)].copy_(
+                self._stored(name, piece)[_region(first, last, piece.offsets)]
+            )
 
 
 def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
@@ -246,15 +264,21 @@ def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) ->
 
 def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
     """Tell whether pieces hold every element of a tensor once: inside, as many, and no two in one place."""
-    solid = sorted((piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets)
+    solid = sorted(
+        (piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets
+    )
     if sum(math.prod(piece.shape) for piece in solid) != math.prod(shape):
         return False
     if not all(_inside(piece, shape) for piece in pieces):
         return False
     divided = [d for d in range(len(shape)) if any(piece.shape[d] != shape[d] for piece in solid)]
-    if len(divided) == 1:  # as FSDP divides: those beside each other tell, and there may be thousands
+    if (
+        len(divided) == 1
+    ):  # as FSDP divides: those beside each other tell, and there may be thousands
         (d,) = divided
-        return all(one.offsets[d] + one.shape[d] <= other.offsets[d] for one, other in pairwise(solid))
+        return all(
+            one.offsets[d] + one.shape[d] <= other.offsets[d] for one, other in pairwise(solid)
+        )
     return not any(_overlap(one, other) for one, other in combinations(solid, 2))
 
 
@@ -278,4 +302,6 @@ def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
 def _first_index(tensor: torch.Tensor) -> tuple[int, ...]:
     """Find where in the whole tensor what this rank holds begins."""
     assert isinstance(tensor, DTensor)
-    return tuple(tensor.__create_chunk_list__()[0].offsets)  # the protocol of torch.distributed.checkpoint
+    return tuple(
+        tensor.__create_chunk_list__()[0].offsets
+    )  # the protocol of torch.distributed.checkpoint

@@ -1,7 +1,8 @@
 """safetensors files, written in one pass with a checksum of the file and of every tensor.
 
-The format: 8 bytes with the length of a JSON header (little-endian), the header with dtype, shape and offsets of every
-tensor, then the tensors' bytes without gaps. https://github.com/huggingface/safetensors
+The format: 8 bytes with the length of a JSON header (little-endian), the header with dtype, shape
+and offsets of every tensor, then the tensors' bytes without gaps.
+https://github.com/huggingface/safetensors
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Compute xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds; hexadecimal.
 
-    The file around it has a sha256; this one is for looking at tensors one by one, in memory too, and costs a tenth.
+    The file around it has a sha256; this one is for looking at tensors one by one, in memory too,
+    and costs a tenth.
     """
     return xxhash.xxh3_128_hexdigest(tensor_bytes(tensor))
 
@@ -100,7 +102,9 @@ def write_tensors(
         TypeError: A dtype that the format does not have; the tensor is named.
         ValueError: This rank holds a part of a tensor alone.
     """
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
+    ordered = sorted(
+        tensors, key=lambda name: (-tensors[name].element_size(), name)
+    )  # keeps every tensor aligned
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name in ordered:
@@ -129,19 +133,24 @@ def write_tensors(
         for name in ordered:
             own = xxhash.xxh3_128()
             for chunk in _chunks(tensor_bytes(tensors[name])):
-                pending = helper.submit(_update, chunk, own, whole)  # one worker: in the order of the file
+                pending = helper.submit(
+                    _update, chunk, own, whole
+                )  # one worker: in the order of the file
                 file.write(chunk)
             digests[name] = own
         if pending is not None:
             pending.result()
         file.sync()
     described: dict[str, TensorEntry] = {
-        name: {**describe(tensor), "xxh3": digests[name].hexdigest()} for name, tensor in tensors.items()
+        name: {**describe(tensor), "xxh3": digests[name].hexdigest()}
+        for name, tensor in tensors.items()
     }
     return Written(Entry(len(head) + offset, whole.hexdigest(), algorithm), described)
 
 
-def tensors_on_disk(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> dict[str, torch.Tensor]:
+def tensors_on_disk(
+    tensors: Iterable[tuple[str, torch.Tensor]], folder: Path
+) -> dict[str, torch.Tensor]:
     """Write tensors into a file without a name, which goes with the last of them, and map it into memory.
 
     They take room on the disk and in the system's cache, which it empties where memory is short.
@@ -226,7 +235,11 @@ def _problem(file: BufferedReader, begin: int, entry: Any, saved: TensorEntry) -
             return "cut off"
         digest.update(chunk)
         rest -= len(chunk)
-    return None if saved["xxh3"] in (None, digest.hexdigest()) else "its bytes changed (checksum differs)"
+    return (
+        None
+        if saved["xxh3"] in (None, digest.hexdigest())
+        else "its bytes changed (checksum differs)"
+    )
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:
@@ -242,6 +255,10 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = Tr
             continue
         values = tensor if tensor.element_size() > 1 else tensor.float()
         low, high = (float(value) for value in torch.aminmax(values))
-        if math.isnan(low) or math.isnan(high) or (infinite and (math.isinf(low) or math.isinf(high))):
+        if (
+            math.isnan(low)
+            or math.isnan(high)
+            or (infinite and (math.isinf(low) or math.isinf(high)))
+        ):
             return name
     return None

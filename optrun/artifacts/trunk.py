@@ -82,15 +82,18 @@ def checkpoint_digest(folder: Path) -> str:
     try:
         return hashlib.sha256(read_bytes(folder / CHECKPOINT_MANIFEST)).hexdigest()[:16]
     except OSError as error:
-        raise CheckpointError(f"{folder / CHECKPOINT_MANIFEST}: {error.strerror}: no complete checkpoint.") from error
+        raise CheckpointError(
+            f"{folder / CHECKPOINT_MANIFEST}: {error.strerror}: no complete checkpoint."
+        ) from error
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Keep the retention of the run that it belongs to from deleting a checkpoint, while the `with` block lasts.
 
-    Nothing is written: the lock is a shared one of the kernel's, on the manifest, and gone with its holder. On a file
-    system without locks nothing is kept, and a checkpoint that is deleted meanwhile is told as such.
+    Nothing is written: the lock is a shared one of the kernel's, on the manifest, and gone with its
+    holder. On a file system without locks nothing is kept, and a checkpoint that is deleted
+    meanwhile is told as such.
 
     Args:
         folder: A checkpoint.
@@ -100,7 +103,9 @@ def reading(folder: Path) -> Iterator[None]:
     """
     with _locked(folder, fcntl.LOCK_SH) as granted:
         if not granted:
-            raise CheckpointError(f"{folder}: its run is deleting this checkpoint (checkpoint.keep_last).")
+            raise CheckpointError(
+                f"{folder}: its run is deleting this checkpoint (checkpoint.keep_last)."
+            )
         yield
 
 

@@ -13,7 +13,9 @@ from optrun.base.errors import UnreadableFileError
 from optrun.base.plain import PlainMapping
 from optrun.base.reading import read_text
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, the content is the same
+_LOADER = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # the C one is ten times faster, the content is the same
 _DEPTH = 64
 _REPEATED = 10_000
 """Values that aliases may repeat in all: `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
@@ -67,8 +69,8 @@ def refuse_unbounded(text: str) -> None:
     r"""Count what a text would become, without making it; what is no YAML is left to who reads it.
 
     Raises:
-        UnboundedYamlError: It is nested too deeply, refers to itself, repeats too much, or holds a number
-            that is too long.
+        UnboundedYamlError: It is nested too deeply, refers to itself, repeats too much, or holds a
+            number that is too long.
 
     Example:
         >>> refuse_unbounded("a: &a [1, 2]\nb: *a")
@@ -96,7 +98,9 @@ def refuse_unbounded(text: str) -> None:
                 if event.anchor not in sizes:
                     if event.anchor not in [anchor for anchor, _ in open_nodes]:
                         return  # of nothing: no valid YAML
-                    raise UnboundedYamlError(f"the alias *{event.anchor} stands inside of what it means")
+                    raise UnboundedYamlError(
+                        f"the alias *{event.anchor} stands inside of what it means"
+                    )
                 size = sizes[event.anchor]
                 repeated += size
             elif isinstance(event, yaml.ScalarEvent):

@@ -1,7 +1,7 @@
 """What optrun says when it refuses: one message, one exit code.
 
-The command line turns every `OptrunError` into its message on stderr and its `exit_code`; everything else is a defect
-and keeps its traceback.
+The command line turns every `OptrunError` into its message on stderr and its `exit_code`;
+everything else is a defect and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -88,8 +88,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    phrases = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
-    return isinstance(error, (RuntimeError, OSError)) and any(phrase in str(error).lower() for phrase in phrases)
+    phrases = (
+        "allocate memory",
+        "out of memory",
+        "alloc_failed",
+    )  # of torch, of its devices, of cuBLAS and cuDNN
+    return isinstance(error, (RuntimeError, OSError)) and any(
+        phrase in str(error).lower() for phrase in phrases
+    )
 
 
 DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
@@ -107,7 +113,9 @@ def is_refused_by_disk(error: BaseException) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno in DISK_CODES
-    return isinstance(error, StorageError) and any(os.strerror(code) in str(error) for code in DISK_CODES)
+    return isinstance(error, StorageError) and any(
+        os.strerror(code) in str(error) for code in DISK_CODES
+    )
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -159,8 +167,8 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
         limit: How many to return at most.
 
     Returns:
-        Candidates whose spelling is close; for a name without a dot a dotted candidate also counts by its last piece,
-        so that `max_steps` finds `training.max_steps`.
+        Candidates whose spelling is close; for a name without a dot a dotted candidate also counts
+        by its last piece, so that `max_steps` finds `training.max_steps`.
 
     Example:
         >>> nearest("lam", ["lamb", "adamw"])
@@ -174,13 +182,22 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
-        if "." in name:  # two dotted names that share their end share a key of many groups, or a file's ending
+        if (
+            "." in name
+        ):  # two dotted names that share their end share a key of many groups, or a file's ending
             return whole
-        last = difflib.SequenceMatcher(None, name.lower(), candidate.rsplit(".", 1)[-1].lower()).ratio()
+        last = difflib.SequenceMatcher(
+            None, name.lower(), candidate.rsplit(".", 1)[-1].lower()
+        ).ratio()
         return max(whole, 0.98 * last)
 
-    scored = sorted(((likeness(candidate), candidate) for candidate in pool), key=lambda pair: (-pair[0], pair[1]))
-    floor = max(0.6, scored[0][0] - 0.1) if scored else 1.0  # a candidate far behind the best was not meant
+    scored = sorted(
+        ((likeness(candidate), candidate) for candidate in pool),
+        key=lambda pair: (-pair[0], pair[1]),
+    )
+    floor = (
+        max(0.6, scored[0][0] - 0.1) if scored else 1.0
+    )  # a candidate far behind the best was not meant
     return [candidate for score, candidate in scored if score >= floor][:limit]
 
 
@@ -189,7 +206,8 @@ def refuse_format(where: object, version: object, known: int) -> None:
 
     Args:
         where: The file.
-        version: What it says of its format; anything but a whole number is left to who reads the rest.
+        version: What it says of its format; anything but a whole number is left to who reads the
+            rest.
         known: The format that this version reads.
 
     Raises:

@@ -60,7 +60,11 @@ def count(value: float) -> str:
         return f"{value:,.6g}"
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
     unit, letter = next((unit, letter) for unit, letter in units if abs(value) >= 0.9995 * unit)
-    return f"{value / unit:.0f}{letter}" if abs(value) >= 999.5 * unit else f"{value / unit:.3g}{letter}"
+    return (
+        f"{value / unit:.0f}{letter}"
+        if abs(value) >= 999.5 * unit
+        else f"{value / unit:.3g}{letter}"
+    )
 
 
 def size(value: float | None) -> str:
@@ -90,7 +94,11 @@ def duration(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.2f} s" if 0 < seconds < 1 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60:,} h {minutes % 60:02d} min"
+    )
 
 
 def plain(text: str) -> str:
@@ -110,7 +118,8 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 def csv_cell(value: object) -> object:
     """Write a cell of a csv file; a text that a spreadsheet would take for a formula gets an apostrophe before it.
 
-    Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives every text back.
+    Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives
+    every text back.
 
     Example:
         >>> csv_cell("=1+1"), csv_cell("'=1"), csv_cell("-0.5"), csv_cell(-0.5), csv_cell("'tis")

@@ -1,8 +1,10 @@
 """The garbage collector of a process of optrun's own: it waits while a command starts.
 
-What importing torch and transformers makes stays until the process ends, hundreds of thousands of objects that Python
-looks through again and again while more are made: a sixth of the time that the imports take. What is left of it when
-training begins is set aside for good (`gc.freeze`), so that no step waits for a pass over it.
+What importing torch and transformers makes stays until the process ends, hundreds of thousands of
+objects that Python
+looks through again and again while more are made: a sixth of the time that the imports take. What
+is left of it when training begins is set aside for good (`gc.freeze`), so that no step waits for a
+pass over it.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def resume() -> None:
 def abandon() -> None:
     """Leave what there is to the end of the process: Python would look through it all and take it apart, for a second.
 
-    What a run made after `resume` is collected first, as Python would: the `__del__` of somebody's callback is called.
-    What else has to be done at an end is done by `atexit`, `with` and `finally`, as before.
+    What a run made after `resume` is collected first, as Python would: the `__del__` of somebody's
+    callback is called. What else has to be done at an end is done by `atexit`, `with` and
+    `finally`, as before.
     """
     if gc.get_freeze_count():
         gc.collect()

@@ -1,7 +1,8 @@
 """The one door to files that another program or a person may have written.
 
-What comes through it is a regular file, no larger than files of its kind are; JSON has a bounded depth and a bounded
-number of values. What is refused is told in one sentence: the file, what was found, what was expected, what to do.
+What comes through it is a regular file, no larger than files of its kind are; JSON has a bounded
+depth and a bounded number of values. What is refused is told in one sentence: the file, what was
+found, what was expected, what to do.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def read_bytes(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> 
     return content
 
 
-def read_text(path: Path, limit: int = TEXT_BYTES, *, follow: bool = False, errors: str = "strict") -> str:
+def read_text(
+    path: Path, limit: int = TEXT_BYTES, *, follow: bool = False, errors: str = "strict"
+) -> str:
     """Read a whole text in UTF-8, as `open_file`.
 
     Raises:
@@ -119,7 +122,9 @@ def read_lines(path: Path) -> Iterator[bytes]:
         while line := file.readline(LINE_BYTES + 1):
             number += 1
             if len(line) > LINE_BYTES:
-                raise _refusal(f"{path}: line {number:,}", f"more than {LINE_BYTES:,} bytes", "shorter lines")
+                raise _refusal(
+                    f"{path}: line {number:,}", f"more than {LINE_BYTES:,} bytes", "shorter lines"
+                )
             if number > _LINES:
                 raise _refusal(path, f"more than {_LINES:,} lines", "fewer")
             yield line
@@ -140,7 +145,8 @@ def parse_json(content: bytes, where: object) -> Any:
         {'a': [1, 2]}
         >>> parse_json(b"[" * 100_000, "x")
         Traceback (most recent call last):
-        optrun.base.errors.UnreadableFileError: x: JSON nested more than 64 deep; expected less. Restore it from a copy.
+        optrun.base.errors.UnreadableFileError: x: JSON nested more than 64 deep; expected less.
+        Restore it from a copy.
     """
     if sum(map(content.count, (b",", b"[", b"{"))) > _VALUES:
         raise _refusal(where, f"JSON of more than {_VALUES:,} values", "fewer")
@@ -170,7 +176,9 @@ def _is_deep(content: bytes) -> bool:
 
 def _refuse_kind(path: Path, kind: str | None) -> None:
     if kind is not None:
-        raise _refusal(path, kind, "a regular file", "Remove it, or put the file itself in its place.")
+        raise _refusal(
+            path, kind, "a regular file", "Remove it, or put the file itself in its place."
+        )
 
 
 def _refuse_size(path: Path, size: int, limit: int | None) -> None:
@@ -178,5 +186,7 @@ def _refuse_size(path: Path, size: int, limit: int | None) -> None:
         raise _refusal(path, f"larger than {limit:,} bytes", "less")
 
 
-def _refusal(where: object, found: str, expected: str, advice: str = "Restore it from a copy.") -> UnreadableFileError:
+def _refusal(
+    where: object, found: str, expected: str, advice: str = "Restore it from a copy."
+) -> UnreadableFileError:
     return UnreadableFileError(f"{where}: {found}; expected {expected}. {advice}")

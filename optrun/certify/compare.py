@@ -68,19 +68,27 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
     train["without_end"] = dict(train.get("without_end", {}))
     for counters in (train, train["without_end"]):
         if "last" in counters:
-            counters["last"] = {key: value for key, value in counters["last"].items() if not key.startswith("perf/")}
+            counters["last"] = {
+                key: value for key, value in counters["last"].items() if not key.startswith("perf/")
+            }
     return train
 
 
 def _lines(run: RunDir) -> dict[str, object]:
     found: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records):
-        kept = {key: value for key, value in record.items() if key not in _CLOCKED and not key.startswith("perf/")}
+        kept = {
+            key: value
+            for key, value in record.items()
+            if key not in _CLOCKED and not key.startswith("perf/")
+        }
         found[f"line {number + 1}"] = kept
     return found
 
 
-def _tensors(name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> Section:
+def _tensors(
+    name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
+) -> Section:
     difference = None
     for key in {**one, **two}:
         if key not in one or key not in two:
@@ -93,7 +101,12 @@ def _tensors(name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping
             difference = f"{file}: tensor {key}: {count:,} of {apart.numel():,} values differ, by {most:g} at most"
         if difference is not None:
             break
-    return Section(name, len(one), _digest({key: tensor_digest(tensor) for key, tensor in one.items()}), difference)
+    return Section(
+        name,
+        len(one),
+        _digest({key: tensor_digest(tensor) for key, tensor in one.items()}),
+        difference,
+    )
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -122,7 +135,10 @@ def first_difference(one: object, two: object, where: str) -> str | None:
     if isinstance(one, list) and isinstance(two, list):
         if len(one) != len(two):
             return f"{where}: {len(one)} entries against {len(two)}"
-        pairs = ((first_difference(a, b, f"{where}[{i}]")) for i, (a, b) in enumerate(zip(one, two, strict=True)))
+        pairs = (
+            (first_difference(a, b, f"{where}[{i}]"))
+            for i, (a, b) in enumerate(zip(one, two, strict=True))
+        )
         return next((found for found in pairs if found is not None), None)
     if one == two or (one != one and two != two):
         return None

@@ -1,7 +1,8 @@
 """What each package computes, in a few lines of float64 written from its source: one tensor, one step.
 
-They share no line with `optrun.optimizer`, so that an equality between the two says something. Where a package can be
-installed, recorded runs of it hold these formulas in turn (`tests/reference/dialects`).
+They share no line with `optrun.optimizer`, so that an equality between the two says something.
+Where a package can be installed, recorded runs of it hold these formulas in turn
+(`tests/reference/dialects`).
 """
 
 from __future__ import annotations
@@ -196,7 +197,12 @@ FORMULAS: Mapping[str, Mapping[str, Formula]] = {
         "paddle": lamb_paddle,
         "tensorflow": lamb_tensorflow,
     },
-    "adamax": {"paddle": adamax_paddle, "torch": adamax_torch, "optax": adamax_optax, "keras": adamax_keras},
+    "adamax": {
+        "paddle": adamax_paddle,
+        "torch": adamax_torch,
+        "optax": adamax_optax,
+        "keras": adamax_keras,
+    },
     "adamw": {"torch": adamw_torch, "optax": adamw_torch, "paper": adamw_paper},
 }
 
@@ -211,7 +217,9 @@ class FormulaReference:
 
     def __post_init__(self) -> None:
         """Begin with moments of 0."""
-        self.slots = {name: Slot(torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()}
+        self.slots = {
+            name: Slot(torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
+        }
 
     def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
         """Step every tensor that has a gradient."""

@@ -113,7 +113,8 @@ class Verdict:
     """The choice of ours whose options tell the two apart."""
     dialect: str
     reference: str
-    """What stood on the other side: a package with its version, a formula, a class of the user's."""
+    """What stood on the other side: a package with its version, a formula, a class of the user's.
+    """
     steps: int
     tensors: int
     groups: int
@@ -145,14 +146,21 @@ class Ours(ParamsSide):
         **options: Beside a name.
     """
 
-    def __init__(self, config: Any, groups: Groups, problem: Problem, lr: float, **options: Any) -> None:
+    def __init__(
+        self, config: Any, groups: Groups, problem: Problem, lr: float, **options: Any
+    ) -> None:
         super().__init__(problem.weights)
-        own = [{**group, "params": [(name, self.params[name]) for name, _ in group["params"]]} for group in groups]
+        own = [
+            {**group, "params": [(name, self.params[name]) for name, _ in group["params"]]}
+            for group in groups
+        ]
         self.optimizer = build_optimizer(config, own, lr=lr, **options)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
 
-    def numbers(self, multiplier: float, step: int, eps: float, betas: tuple[float, float]) -> dict[str, Numbers]:
+    def numbers(
+        self, multiplier: float, step: int, eps: float, betas: tuple[float, float]
+    ) -> dict[str, Numbers]:
         """Return the hyper-parameters of each tensor for the other side; `eps` and `betas` if a group has none."""
         names = {id(param): name for name, param in self.params.items()}
         decays = getattr(self.optimizer, "decays", lambda _: True)
@@ -174,7 +182,9 @@ class Ours(ParamsSide):
 
     def schedule(self, numbers: Mapping[str, Numbers]) -> None:
         """Give each group its learning rate of a step."""
-        multiplier = next((of_one.lr / of_one.peak for of_one in numbers.values() if of_one.peak), 1.0)
+        multiplier = next(
+            (of_one.lr / of_one.peak for of_one in numbers.values() if of_one.peak), 1.0
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
 
@@ -221,7 +231,9 @@ class Trial:
                 largest = max(largest, off)
                 if off > max(worst, RELATIVE):
                     worst = off
-                    parting = Parting(number, name, float(weight.flatten()[at]), float(theirs[name].flatten()[at]))
+                    parting = Parting(
+                        number, name, float(weight.flatten()[at]), float(theirs[name].flatten()[at])
+                    )
             if parting is not None:
                 return parting, largest
         return None, largest
@@ -233,7 +245,9 @@ class Trial:
         except (ConfigError, TypeError, ValueError):
             return -1
         agreed, found = set(self.problem.weights), 0
-        for ours, theirs in zip(path_of(side, self.problem, self.numbers), self.reference, strict=True):
+        for ours, theirs in zip(
+            path_of(side, self.problem, self.numbers), self.reference, strict=True
+        ):
             agreed = {name for name in agreed if apart(ours[name], theirs[name])[0] <= RELATIVE}
             found += len(agreed)
             if not agreed:
@@ -258,7 +272,8 @@ def certify(
     Args:
         config: Our side, as `build_optimizer` takes it.
         groups: Of the model, as `build_param_groups` returns them.
-        choice: Of our side; where it is none that has dialects, `optimizer=CHOICE` of the family `dialect` belongs to.
+        choice: Of our side; where it is none that has dialects, `optimizer=CHOICE` of the family
+            `dialect` belongs to.
         dialect: A dialect of `choice`, or the name of a registered optimizer.
         lr: Base learning rate.
         options: Keywords of our side, where it is a choice that has dialects.
@@ -274,7 +289,10 @@ def certify(
     family = choice if choice in DIALECTS else family_of(dialect)
     ours = Ours(config, groups, problem, lr)
     eps, betas = float(options.get("eps", 1e-8)), tuple(options.get("betas", (0.9, 0.999)))
-    numbers = [ours.numbers(factor, step, eps, betas) for step, factor in enumerate(problem.multipliers, start=1)]
+    numbers = [
+        ours.numbers(factor, step, eps, betas)
+        for step, factor in enumerate(problem.multipliers, start=1)
+    ]
     title, reference = referee(family, dialect, problem, numbers[0])
     try:
         theirs = list(path_of(reference, problem, numbers))
@@ -282,7 +300,9 @@ def certify(
         raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
     trial = Trial(groups, lr, problem, numbers, theirs)
     parting, largest = trial.parts(ours)
-    verdict = Verdict(choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting)
+    verdict = Verdict(
+        choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting
+    )
     if parting is None or family is None:
         return verdict
     watch("looking for the term")
@@ -294,7 +314,9 @@ def certify(
     return verdict
 
 
-def path_of(side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Numbers]]) -> Iterator[dict[str, Tensor]]:
+def path_of(
+    side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Numbers]]
+) -> Iterator[dict[str, Tensor]]:
     """Step one side through the problem, and yield its weights after each step."""
     for grads, of_step in zip(problem.grads, numbers, strict=True):
         side.step(grads, of_step)
@@ -308,7 +330,10 @@ def _fit(
     own = Ours(config, groups, trial.problem, trial.lr)
     fitted = replace(trial, reference=list(path_of(own, trial.problem, trial.numbers)))
     shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
-    begin = [{**defaults_of(family), **dialect_options(family, name, **shared)} for name in (None, *DIALECTS[family])]
+    begin = [
+        {**defaults_of(family), **dialect_options(family, name, **shared)}
+        for name in (None, *DIALECTS[family])
+    ]
     nearest = max(begin, key=lambda candidate: fitted.agreement(family, candidate))
     changes = _climb(fitted, family, nearest)
     return None if changes is None else {**nearest, **changes}
@@ -316,10 +341,14 @@ def _fit(
 
 def family_of(dialect: str) -> str | None:
     """Name the choice of ours whose dialect, or whose own name, this is; None if it is neither."""
-    return next((choice for choice, own in DIALECTS.items() if dialect == choice or dialect in own), None)
+    return next(
+        (choice for choice, own in DIALECTS.items() if dialect == choice or dialect in own), None
+    )
 
 
-def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping[str, Numbers]) -> tuple[str, Stepper]:
+def referee(
+    family: str | None, dialect: str, problem: Problem, numbers: Mapping[str, Numbers]
+) -> tuple[str, Stepper]:
     """Return the other side, and what it is called.
 
     Raises:
@@ -342,7 +371,9 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
             f"{did_you_mean(dialect, own)} A class of your own comes by --plugin FILE.py."
         ) from error
     try:
-        return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(cls, {}, weights, numbers)
+        return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(
+            cls, {}, weights, numbers
+        )
     except Exception as error:  # whatever a class of others raises
         raise ConfigError(
             f"dialect={dialect}: {cls.__qualname__} cannot be built over the tensors of this model with lr, betas, eps "
@@ -352,12 +383,16 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
 
 def defaults_of(choice: str) -> PlainDict:
     """Return a choice's keywords with the values of its class, as far as a dialect or a trial may change them."""
-    one: Any = build_optimizer(choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0)
+    one: Any = build_optimizer(
+        choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0
+    )
     keep = {*ALTERNATIVES[choice], *(key for preset in DIALECTS[choice].values() for key in preset)}
     return {key: value for key, value in one.get_config().items() if key in keep}
 
 
-def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, object]) -> dict[str, object] | None:
+def closing(
+    trial: Trial, choice: str, dialect: str, options: Mapping[str, object]
+) -> dict[str, object] | None:
     """Find the fewest options that make a choice take the other side's steps.
 
     Args:
@@ -371,7 +406,9 @@ def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, objec
     """
     defaults = defaults_of(choice)
     shared = {key: options[key] for key in ("eps", "weight_decay") if key in options}
-    for name in dict.fromkeys([*([dialect] if dialect in DIALECTS[choice] else []), None, *DIALECTS[choice]]):
+    for name in dict.fromkeys(
+        [*([dialect] if dialect in DIALECTS[choice] else []), None, *DIALECTS[choice]]
+    ):
         wanted = {**defaults, **dialect_options(choice, name, **shared)}
         changes = {key: value for key, value in wanted.items() if options.get(key) != value}
         if trial.agreement(choice, {**options, **changes}) == trial.whole:

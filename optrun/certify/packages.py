@@ -43,7 +43,9 @@ class Package:
 PACKAGES: Mapping[str, Mapping[str, Package]] = {
     "lamb": {
         "timm": Package("timm", "timm.optim.lamb", "Lamb", {"max_grad_norm": None}),
-        "nvlamb": Package("timm", "timm.optim.lamb", "Lamb", {"max_grad_norm": None, "always_adapt": True}),
+        "nvlamb": Package(
+            "timm", "timm.optim.lamb", "Lamb", {"max_grad_norm": None, "always_adapt": True}
+        ),
         "pytorch_optimizer": Package("pytorch_optimizer", "pytorch_optimizer", "Lamb", {}),
         "torch_optimizer": Package("torch_optimizer", "torch_optimizer", "Lamb", {}),
     },

@@ -12,7 +12,8 @@ LARGEST = 8
 """A longer side of a tensor is cut to this: what is compared are formulas, not sizes."""
 
 WEIGHT_SCALES = (0.3, 30.0, 1e-4, 0.0)
-"""Ordinary; a norm and a ratio that a bound cuts; likewise from below; a tensor that begins at 0."""
+"""Ordinary; a norm and a ratio that a bound cuts; likewise from below; a tensor that begins at 0.
+"""
 
 GRAD_SCALES = (1.0, 1e-3, 1e-6)
 """The last is where eps counts."""
@@ -55,7 +56,9 @@ def make_problem(shapes: Mapping[str, Sequence[int]], steps: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
 
     def draw(shape: Sequence[int]) -> Tensor:
-        return torch.randn([min(side, LARGEST) for side in shape], generator=generator, dtype=torch.float64)
+        return torch.randn(
+            [min(side, LARGEST) for side in shape], generator=generator, dtype=torch.float64
+        )
 
     weights = {
         name: WEIGHT_SCALES[index % len(WEIGHT_SCALES)] * draw(shape)

@@ -41,7 +41,10 @@ class Certificate:
         """The first thing that was not as in the undisturbed run."""
         if self.failure is not None:
             return self.failure
-        return next((section.difference for section in self.sections if section.difference is not None), None)
+        return next(
+            (section.difference for section in self.sections if section.difference is not None),
+            None,
+        )
 
     @property
     def fell(self) -> Counter[str]:
@@ -68,7 +71,9 @@ class Certificate:
             "starts": self.starts,
             "kills": [asdict(kill) for kill in self.kills],
             "fell": dict(self.fell),
-            "victims": {f"{victim}, {fell}": count for (victim, fell), count in self.victims.most_common()},
+            "victims": {
+                f"{victim}, {fell}": count for (victim, fell), count in self.victims.most_common()
+            },
             "compared": [asdict(section) for section in self.sections],
             "seconds": round(self.seconds, 1),
             "versions": self.versions,
@@ -91,7 +96,8 @@ def certify(
 
     Args:
         main: Runs a command line and returns its exit code.
-        argv: A command line that trains `steps` steps, saves and logs at each; no directory and no resume in it.
+        argv: A command line that trains `steps` steps, saves and logs at each; no directory and no
+            resume in it.
         steps: Optimizer steps of each run.
         kills: In all.
         seed: Chooses the moments.
@@ -111,7 +117,9 @@ def certify(
     watch("the run without a kill")
     straight = RunDir(folder / "straight")
     imported = folder / "imported"
-    command = [*argv, f"hydra.run.dir={straight.path}"] + ["resume=auto"] * (nnodes > 1)  # whoever comes second joins
+    command = [*argv, f"hydra.run.dir={straight.path}"] + ["resume=auto"] * (
+        nnodes > 1
+    )  # whoever comes second joins
 
     def begin(node: int) -> Child:
         return Child(main, command, folder / f"straight-{node}.log", None if node else imported)
@@ -140,13 +148,24 @@ def certify(
     def seen(kill: Kill) -> None:
         watch(f"kill {len(trials.kills)} of {kills}: {kill.victim}, {kill.fell}")
 
-    trials = Trials(main, list(argv), folder, _tempo(straight, time.monotonic() - begun), random.Random(seed), seen)
+    trials = Trials(
+        main,
+        list(argv),
+        folder,
+        _tempo(straight, time.monotonic() - begun),
+        random.Random(seed),
+        seen,
+    )
     paper.kills = trials.kills
     try:
         while len(trials.kills) < kills and paper.difference is None:
             left = kills - len(trials.kills)
             name, most = f"killed-{paper.runs + 1}", min(left, _KILLS_PER_RUN)
-            killed = trials.one_run(name, most) if nnodes == 1 else trials.one_run_on_nodes(name, most, nnodes)
+            killed = (
+                trials.one_run(name, most)
+                if nnodes == 1
+                else trials.one_run_on_nodes(name, most, nnodes)
+            )
             paper.runs += 1
             paper.sections = compare(straight, killed, steps)
     except TrialFailed as error:
@@ -158,7 +177,12 @@ def certify(
 def _tempo(straight: RunDir, seconds: float) -> Tempo:
     records = read_metrics(straight.metrics).records
     times = [float(record["time"]) for record in records]
-    saves = [float(record[key]) for record in records for key in record if key == "perf/checkpoint_write_seconds"]
+    saves = [
+        float(record[key])
+        for record in records
+        for key in record
+        if key == "perf/checkpoint_write_seconds"
+    ]
     trained = max(times, default=0.0)
     save = sorted(saves)[len(saves) // 2] if saves else 0.01
     return Tempo(start=max(seconds - trained, 0.05), step=trained / max(len(times), 1), save=save)

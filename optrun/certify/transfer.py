@@ -17,14 +17,26 @@ from optrun.config.request import Request
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.model import PretrainedConfig
 from optrun.config.schema.optimizer import SCHEMAS
-from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, StandardParametrizationConfig, merged
+from optrun.config.schema.parametrization import (
+    MupConfig,
+    ParametrizationConfig,
+    StandardParametrizationConfig,
+    merged,
+)
 from optrun.config.schema.run import RunConfig
 from optrun.optimizer.build import choice_of
 from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check
 from optrun.runner.assemble import assemble
 from optrun.runner.prepare import Prepared, initial_model, prepare
 
-WIDTH_KEYS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "d_ff", "ffn_dim")
+WIDTH_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "d_ff",
+    "ffn_dim",
+)
 """Keys of transformers that grow with the width, where no base names others."""
 _DEPTH_KEY = re.compile(r"(^|_)layers?$")
 _BATCHES = 2
@@ -44,7 +56,8 @@ def certify(
     Args:
         request: With a constant schedule and small batches.
         widths: Of the models, over that of the base.
-        depths: The same for their number of blocks; None: 1, 2 and 4 if the base names a depth, else none.
+        depths: The same for their number of blocks; None: 1, 2 and 4 if the base names a depth,
+            else none.
         seeds: Of initial weights.
         steps: Of each model, on fixed batches.
         watch: Told what is done.
@@ -53,7 +66,8 @@ def certify(
         One check for what varies: width, depth.
 
     Raises:
-        ConfigError: Weights that do not start from the seed, or no key that grows; whatever a run would refuse.
+        ConfigError: Weights that do not start from the seed, or no key that grows; whatever a run
+            would refuse.
     """
     config = request.config
     if isinstance(config.model, PretrainedConfig) or isinstance(config.adapter, LoraConfig):
@@ -70,7 +84,11 @@ def certify(
     grows = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
     deepens = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
     if not grows:
-        grows = {key: size for key in WIDTH_KEYS if isinstance(size := getattr(architecture, key, None), int)}
+        grows = {
+            key: size
+            for key in WIDTH_KEYS
+            if isinstance(size := getattr(architecture, key, None), int)
+        }
     if depths is not None and not deepens:
         deepens = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
     found = []
@@ -113,11 +131,15 @@ class _Trials:
     def config_of(self, size: float, seed: int) -> RunConfig:
         """Make the configuration of a model; that of size 1 is the base, which standard parametrization is."""
         config = replace(self.request.config, seed=seed)
-        model = replace(config.model, config=merged(config.model.config, _times(self.keys, int(size))))
+        model = replace(
+            config.model, config=merged(config.model.config, _times(self.keys, int(size)))
+        )
         larger = self.parametrization
         if isinstance(larger, MupConfig):
             larger = replace(larger, base=dict(self.keys))
-        return replace(config, model=model, parametrization=config.parametrization if size == 1 else larger)
+        return replace(
+            config, model=model, parametrization=config.parametrization if size == 1 else larger
+        )
 
     def __call__(self, size: float, seed: int) -> Trial:
         config = self.config_of(size, seed)
@@ -129,7 +151,12 @@ class _Trials:
             self.batches = [[_doubled(batch) for batch in one] for one in islice(steps, _BATCHES)]
             steps.close()
         step = setup.train_step
-        return Trial(model, lambda: step.model(**self.batches[0][0]), lambda: list(map(step, self._of_steps())), sizes)
+        return Trial(
+            model,
+            lambda: step.model(**self.batches[0][0]),
+            lambda: list(map(step, self._of_steps())),
+            sizes,
+        )
 
     def _of_steps(self) -> Iterator[list[dict[str, Tensor]]]:
         return islice(cycle(self.batches), self.steps)
@@ -142,4 +169,6 @@ def _times(value: object, factor: int) -> Any:
 
 
 def _doubled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    return {
+        key: value.double() if value.is_floating_point() else value for key, value in batch.items()
+    }

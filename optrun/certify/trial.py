@@ -49,18 +49,21 @@ class Kill:
 class Child:
     """`optrun ARGS` in a forked process, in a group of its own.
 
-    What is heavy has been imported by the parent, so that a trial is fast. The parent has computed nothing yet: the
-    threads of a pool (OpenMP, autograd) do not survive a fork, and torch would wait for them for ever ("Avoiding and
-    fighting deadlocks" in torch's notes on multiprocessing).
+    What is heavy has been imported by the parent, so that a trial is fast. The parent has computed
+    nothing yet: the threads of a pool (OpenMP, autograd) do not survive a fork, and torch would
+    wait for them for ever ("Avoiding and fighting deadlocks" in torch's notes on multiprocessing).
 
     Args:
         main: Runs a command line and returns its exit code.
         argv: Arguments after `optrun`.
         log: Takes its output.
-        imported: Takes the names of all modules it has imported at its end; None: they are not asked for.
+        imported: Takes the names of all modules it has imported at its end; None: they are not
+            asked for.
     """
 
-    def __init__(self, main: Main, argv: list[str], log: Path, imported: Path | None = None) -> None:
+    def __init__(
+        self, main: Main, argv: list[str], log: Path, imported: Path | None = None
+    ) -> None:
         self.log = log
         self.imported = imported
         self.code: int | None = None
@@ -77,7 +80,9 @@ class Child:
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)
             # The parent's own may lead elsewhere, and hold text that is not of this process.
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))
+            sys.stdout, sys.stderr = (
+                os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2)
+            )
             try:
                 code = main(argv)
             except SystemExit as stopped:
@@ -184,7 +189,9 @@ class Nodes:
                 self._again(node)
                 over = False
             elif agent.code:
-                raise TrialFailed(f"node {node} ended with exit code {agent.code}:\n{self.last_lines()}")
+                raise TrialFailed(
+                    f"node {node} ended with exit code {agent.code}:\n{self.last_lines()}"
+                )
         return over
 
     def kill_part(self, rng: random.Random) -> str:
@@ -276,7 +283,8 @@ class Trials:
         """Start it, kill it so often at most, and bring it to its end.
 
         Raises:
-            TrialFailed: It did not go on by itself, or not from the newest whole checkpoint; or a kill left what
+            TrialFailed: It did not go on by itself, or not from the newest whole checkpoint; or a
+                kill left what
                 `optrun verify` calls damage.
         """
         run = RunDir(self.folder / name)
@@ -284,7 +292,9 @@ class Trials:
         while True:
             before, resumes = committed(run), _resumes(run)
             child = Child(
-                self.main, [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"], self.folder / f"{name}.log"
+                self.main,
+                [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"],
+                self.folder / f"{name}.log",
             )
             self.starts += 1
             try:
@@ -299,7 +309,9 @@ class Trials:
                     code = child.wait()
                     self._refuse_wrong_start(run, before, resumes)
                     if code != 0:
-                        raise TrialFailed(f"a start of the run ended with exit code {code}:\n{child.last_lines()}")
+                        raise TrialFailed(
+                            f"a start of the run ended with exit code {code}:\n{child.last_lines()}"
+                        )
                     _refuse_damage(run)
                     return run
             finally:
@@ -318,12 +330,15 @@ class Trials:
             count: Nodes.
 
         Raises:
-            TrialFailed: As `one_run`; or an agent ended otherwise than well, or as one that was asked to stop.
+            TrialFailed: As `one_run`; or an agent ended otherwise than well, or as one that was
+                asked to stop.
         """
         run = RunDir(self.folder / name)
         run.path.mkdir(parents=True)
         argv = [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"]
-        nodes = Nodes(lambda node: Child(self.main, argv, self.folder / f"{name}-node-{node}.log"), count)
+        nodes = Nodes(
+            lambda node: Child(self.main, argv, self.folder / f"{name}-node-{node}.log"), count
+        )
         before, resumes = -1, 0
         try:
             while kills > 0:
@@ -370,23 +385,31 @@ class Trials:
             self._until(child, enough)
             self._until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
 
-    def _until(self, child: Child | Nodes, condition: Callable[[], bool], seconds: float | None = None) -> None:
+    def _until(
+        self, child: Child | Nodes, condition: Callable[[], bool], seconds: float | None = None
+    ) -> None:
         begun = time.monotonic()
         while not child.ended() and not condition():
             if seconds is not None and time.monotonic() - begun >= seconds:
                 return
             if time.monotonic() - begun > _HANGING_SECONDS:
-                raise TrialFailed(f"nothing happens for {_HANGING_SECONDS:g} s:\n{child.last_lines()}")
+                raise TrialFailed(
+                    f"nothing happens for {_HANGING_SECONDS:g} s:\n{child.last_lines()}"
+                )
             time.sleep(_LOOK)
 
-    def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int, *, exact: bool = True) -> None:
+    def _refuse_wrong_start(
+        self, run: RunDir, before: int, resumes: int, *, exact: bool = True
+    ) -> None:
         """Refuse a start that did not go on from the newest whole checkpoint, or an even newer one."""
         try:
             entries = read_summary(run.summary)["resumes"][resumes:]
         except (OSError, ValueError, KeyError):
             return
         for entry in entries:
-            if entry["from_step"] < max(before, 0) or (exact and entry["from_step"] > max(before, 0)):
+            if entry["from_step"] < max(before, 0) or (
+                exact and entry["from_step"] > max(before, 0)
+            ):
                 raise TrialFailed(
                     f"a start of the run went on from step {entry['from_step']}, although step {before} was committed."
                 )
@@ -432,5 +455,9 @@ def _where(run: RunDir, before: int) -> str:
         return "inside a save"
     if any(name.startswith((DOOMED, REPLACED)) for name in names):
         return "inside a deletion"
-    steps = [record["step"] for record in read_metrics(run.metrics).records] if run.metrics.is_file() else []
+    steps = (
+        [record["step"] for record in read_metrics(run.metrics).records]
+        if run.metrics.is_file()
+        else []
+    )
     return "in training" if max(steps, default=0) > max(before, 0) else "before the first step"

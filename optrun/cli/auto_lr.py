@@ -28,8 +28,8 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
         tokens: Overrides of one run.
 
     Returns:
-        The overrides, with the number and without `lr_from`, and what `lr_from` of the run's configuration says: where
-        the number came from, with its interval. None where nobody asked.
+        The overrides, with the number and without `lr_from`, and what `lr_from` of the run's
+        configuration says: where the number came from, with its interval. None where nobody asked.
 
     Raises:
         ConfigError: One of both keys alone; the sweep is of another recipe or does not tell.
@@ -44,17 +44,25 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
             f"{given['lr_from']}: says where lr=auto takes its number from. Add lr=auto, or leave it out."
         )
     if not isinstance(values.get("lr_from"), str):
-        raise ConfigError("lr=auto: takes its number from a sweep over lr of the same recipe: add lr_from=SWEEP_DIR.")
+        raise ConfigError(
+            "lr=auto: takes its number from a sweep over lr of the same recipe: add lr_from=SWEEP_DIR."
+        )
     refuse_url("lr_from", values["lr_from"])
     from optrun.report.transfer.answer import rate_from
 
     kept = [token for token in tokens if key_of(token) not in _KEYS]
-    cfg = store.compose(hydra, config_name, overrides.checked(hydra, config_name, kept, sweep=False))
-    found, said = rate_from(Path(str(values["lr_from"])).expanduser(), saved.plain(store.without_hydra(cfg)))
+    cfg = store.compose(
+        hydra, config_name, overrides.checked(hydra, config_name, kept, sweep=False)
+    )
+    found, said = rate_from(
+        Path(str(values["lr_from"])).expanduser(), saved.plain(store.without_hydra(cfg))
+    )
     return [*kept, f"lr={rate(found.lr.value)}"], said
 
 
-def compose_new(hydra: Hydra, command_line: CommandLine, console: Console) -> tuple[list[str], DictConfig]:
+def compose_new(
+    hydra: Hydra, command_line: CommandLine, console: Console
+) -> tuple[list[str], DictConfig]:
     """Compose a run that begins: on its trunk if it is a branch, with the learning rate that `lr=auto` finds.
 
     Args:

@@ -14,7 +14,15 @@ from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import overrides, saved, store
-from optrun.config.branch import KEY, OWN, as_overrides, is_branch, refuse_ended, refuse_other_place, under
+from optrun.config.branch import (
+    KEY,
+    OWN,
+    as_overrides,
+    is_branch,
+    refuse_ended,
+    refuse_other_place,
+    under,
+)
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_cwd, rebase_paths
@@ -79,8 +87,12 @@ class Branching:
         for at, token in enumerate(tokens):
             if is_branch(token):
                 override = overrides.parse([token])[0]
-                if override.is_delete() or (override.is_sweep_override() and not override.is_choice_sweep()):
-                    raise ConfigError(f"{token}: expected a run directory or a checkpoint, or under -m a list of them.")
+                if override.is_delete() or (
+                    override.is_sweep_override() and not override.is_choice_sweep()
+                ):
+                    raise ConfigError(
+                        f"{token}: expected a run directory or a checkpoint, or under -m a list of them."
+                    )
                 values = _values(override)
                 if values != [None]:
                     trunks = (quote_path(Path(str(find_trunk(str(value))))) for value in values)
@@ -95,8 +107,15 @@ class Branching:
         """
         overrides.refuse_twice(overrides.parse(tokens))
         typed = self.pinned(tokens)
-        value, given = trunk_of(typed), set(typed)  # of several trunks, the first stands under those typed
-        below = [] if value is None else [token for token in self._trunk(value).under(typed) if token not in given]
+        value, given = (
+            trunk_of(typed),
+            set(typed),
+        )  # of several trunks, the first stands under those typed
+        below = (
+            []
+            if value is None
+            else [token for token in self._trunk(value).under(typed) if token not in given]
+        )
         whole = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
         return whole[len(below) :]
 
@@ -118,7 +137,9 @@ class Branching:
         value = values.get(KEY)
         if value is not None:
             if Trunk.parse(str(value)) is None:
-                raise ConfigError(f"{KEY}={value}: it stands in a file; expected on the command line alone.")
+                raise ConfigError(
+                    f"{KEY}={value}: it stands in a file; expected on the command line alone."
+                )
             trunk = self._trunk(str(value))
             refuse_other_place(trunk.values, values, str(value))
             length = values["training"]["max_steps"]
@@ -189,10 +210,16 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     """
     if trunk_of(command_line.overrides) is None:
         return command_line
-    for override in overrides.parse([token for token in command_line.overrides if is_branch(token)]):
+    for override in overrides.parse(
+        [token for token in command_line.overrides if is_branch(token)]
+    ):
         if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each.")
+            raise ConfigError(
+                f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
+            )
     branching = Branching(hydra, command_line)
     whole = branching(branching.checked(command_line.overrides, sweep=False))
-    branching.require_place(saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, whole))))
+    branching.require_place(
+        saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, whole)))
+    )
     return replace(command_line, overrides=whole)

@@ -40,7 +40,9 @@ class Desk:
         """
         given = getattr(self.options, name) or str(default)
         if not given.isdecimal() or int(given) < least:
-            raise ConfigError(f"optrun certify --{name} {given}: expected a whole number, {least} or more.")
+            raise ConfigError(
+                f"optrun certify --{name} {given}: expected a whole number, {least} or more."
+            )
         return int(given)
 
     def say(self, text: str, style: str = "") -> None:
@@ -83,11 +85,15 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
         if key == BRANCH:
             raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):
-            raise ConfigError(f"{token}: certify chooses where it runs and resumes by itself; leave it out.")
+            raise ConfigError(
+                f"{token}: certify chooses where it runs and resumes by itself; leave it out."
+            )
         if key.startswith("tracking."):
             replaced.append(f"{token}: nothing is tracked here")
         elif key == "training.num_train_epochs":
-            replaced.append(f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)")
+            replaced.append(
+                f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)"
+            )
         elif (taken := key if key in forced else key.partition(".")[0]) in forced:
             if key != taken or token.partition("=")[2] != forced[taken]:
                 option = " (--steps)" if key == "training.max_steps" else ""

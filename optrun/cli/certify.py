@@ -32,11 +32,17 @@ Exit code 0: it holds; 1: it does not.
     )
     made.add_recipe_options()
     made.add_argument(
-        "--steps", metavar="N", help="optimizer steps (default: 12 of each run; optimizer: 20, transfer: 4)"
+        "--steps",
+        metavar="N",
+        help="optimizer steps (default: 12 of each run; optimizer: 20, transfer: 4)",
     )
     made.add_argument("--kills", metavar="N", help="resume: kills in all (default: 8)")
-    made.add_argument("--seed", metavar="N", help="chooses the moments, or the gradients (default: 0)")
-    made.add_argument("--out", metavar="FILE", help="where the certificate goes (default: outputs/certificates/)")
+    made.add_argument(
+        "--seed", metavar="N", help="chooses the moments, or the gradients (default: 0)"
+    )
+    made.add_argument(
+        "--out", metavar="FILE", help="where the certificate goes (default: outputs/certificates/)"
+    )
     made.add_argument("--json", action="store_true", help="print it as JSON instead of tables")
     return made
 
@@ -58,11 +64,15 @@ def run(arguments: VerbArguments) -> int:
         if owner != claim:
             raise ConfigError(f"{key}={value}: goes with optrun certify {owner}, not with {claim}.")
     if claim != "resume" and options.kills is not None:
-        raise ConfigError(f"--kills: goes with optrun certify resume, not with {claim}: nothing is killed here.")
+        raise ConfigError(
+            f"--kills: goes with optrun certify resume, not with {claim}: nothing is killed here."
+        )
     if claim == "transfer" and options.seed is not None:
         raise ConfigError("--seed: does not go with optrun certify transfer; give seeds=0-2.")
     refuse_url("--out", options.out)
     from optrun.cli.certificate import Desk
 
-    code: int = importlib.import_module(f"optrun.cli.certify_{claim}").run(arguments, Desk(claim, options))
+    code: int = importlib.import_module(f"optrun.cli.certify_{claim}").run(
+        arguments, Desk(claim, options)
+    )
     return code

@@ -24,9 +24,14 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         0 where both are equal, else 1.
 
     Raises:
-        ConfigError: No dialect is given, or there is none of this name; or what the configuration refuses.
+        ConfigError: No dialect is given, or there is none of this name; or what the configuration
+            refuses.
     """
-    steps, seed, dialect = desk.whole("steps", 20, 1), desk.whole("seed", 0, 0), arguments.own.get("dialect")
+    steps, seed, dialect = (
+        desk.whole("steps", 20, 1),
+        desk.whole("seed", 0, 0),
+        arguments.own.get("dialect"),
+    )
     from optrun.config.dialects import DIALECTS
 
     if not dialect:
@@ -46,7 +51,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     config = request.config
     require_optimizer(config.optimizer)
     model, _ = build_model(config.model, model_spec(config, []), meta=True)
-    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=config.optimizer.weight_decay)
+    groups = build_param_groups(
+        model, config.param_groups, lr=config.lr, weight_decay=config.optimizer.weight_decay
+    )
     choice = choice_of(config.optimizer)
     for note in notes:
         desk.say(note)
@@ -89,7 +96,9 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
         overrides = [f"optimizer={family}", *overrides]
         notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
-    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides))
+    request = compose_request(
+        store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)
+    )
     if request.config.parametrization.name != "standard":
         raise ConfigError(
             f"parametrization={request.config.parametrization.name}: a dialect is compared at one size; leave it out. "
@@ -104,8 +113,12 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
             f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice} has {', '.join(own)}."
         )
     if choice not in DIALECTS and is_own(choice) and family not in (None, dialect):
-        raise ConfigError(f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it.")
-    return compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)), notes
+        raise ConfigError(
+            f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
+        )
+    return compose_request(
+        store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)
+    ), notes
 
 
 def describe(verdict: Verdict) -> list[str]:
@@ -117,13 +130,20 @@ def describe(verdict: Verdict) -> list[str]:
     ]
     parting = verdict.parting
     if parting is None:
-        return [*lines, f"equal: the largest difference is {verdict.largest:.1e} of a tensor's largest entry"]
+        return [
+            *lines,
+            f"equal: the largest difference is {verdict.largest:.1e} of a tensor's largest entry",
+        ]
     lines.append(
         f"not equal: they part at step {parting.step}, first in {parting.tensor}: {parting.ours:.12g} here, "
         f"{parting.reference:.12g} there"
     )
     if verdict.overrides:
-        told = "equal with" if verdict.choice == verdict.family else f"there, in words of optimizer={verdict.family}"
+        told = (
+            "equal with"
+            if verdict.choice == verdict.family
+            else f"there, in words of optimizer={verdict.family}"
+        )
         lines += [f"by: {', '.join(verdict.terms)}", f"{told}: {' '.join(verdict.overrides)}"]
     else:
         lines.append("by a term that no option tried here closes")

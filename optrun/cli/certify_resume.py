@@ -36,7 +36,11 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     Returns:
         0 where every resumed run equals the undisturbed one, else 1.
     """
-    steps, kills, seed = desk.whole("steps", 12, 2), desk.whole("kills", 8, 1), desk.whole("seed", 0, 0)
+    steps, kills, seed = (
+        desk.whole("steps", 12, 2),
+        desk.whole("kills", 8, 1),
+        desk.whole("seed", 0, 0),
+    )
     command, replaced, nnodes = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
@@ -77,7 +81,8 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], 
         steps: Of each run.
 
     Returns:
-        Arguments after `optrun`, a note for each override of the user's that another one replaces, and the nodes.
+        Arguments after `optrun`, a note for each override of the user's that another one replaces,
+        and the nodes.
 
     Raises:
         ConfigError: An override that has no meaning here, or a configuration that does not compose.
@@ -87,7 +92,10 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], 
 
     forced = {**_FORCED, "training.max_steps": str(steps)}
     if any(token.startswith("distributed.nnodes=") for token in asked.overrides):
-        forced |= {"distributed.rdzv_endpoint": f"127.0.0.1:{_free_port()}", "distributed.max_restarts": _RESTARTS}
+        forced |= {
+            "distributed.rdzv_endpoint": f"127.0.0.1:{_free_port()}",
+            "distributed.max_restarts": _RESTARTS,
+        }
     own, replaced = with_forced(asked.overrides, forced)
     request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
     if not request.config.checkpoint.enabled:
@@ -110,15 +118,23 @@ def _show(desk: Desk, paper: Certificate) -> None:
     from rich.text import Text
 
     table = Table(
-        title=Text(printable(" ".join(paper.argv)), style="dim"), title_justify="left", caption_justify="left"
+        title=Text(printable(" ".join(paper.argv)), style="dim"),
+        title_justify="left",
+        caption_justify="left",
     )
     for name in ("compared", "values", "digest of the undisturbed run", "after kill and resume"):
         table.add_column(name, justify="right" if name == "values" else "left")
     for section in paper.sections:
-        verdict = Text("equal", style="green") if section.difference is None else Text("differs", style="red")
+        verdict = (
+            Text("equal", style="green")
+            if section.difference is None
+            else Text("differs", style="red")
+        )
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
     desk.console.print(table)
-    fell = ", ".join(f"{count} of {victim} {where}" for (victim, where), count in paper.victims.most_common())
+    fell = ", ".join(
+        f"{count} of {victim} {where}" for (victim, where), count in paper.victims.most_common()
+    )
     desk.say(
         f"{len(paper.kills)} kills in {paper.runs} runs of {paper.steps} steps, {paper.starts} starts, "
         f"{paper.seconds:.0f} s: {fell or 'none'}"

@@ -47,7 +47,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     depths = _sizes("depths", own["depths"]) if "depths" in own else None
     seeds = read_seeds(own.get("seeds", "0-1"))
     overrides, replaced = with_forced(asked.overrides, {**FORCED, "training.max_steps": str(steps)})
-    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides))
+    request = compose_request(
+        store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)
+    )
 
     from optrun.certify.transfer import certify
     from optrun.report.coordinates_figure import draw_coordinates
@@ -56,7 +58,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         desk.say(note)
     began = time.monotonic()
     with desk.watched() as watch:
-        checks = certify(request, widths=widths, depths=depths, seeds=seeds, steps=steps, watch=watch)
+        checks = certify(
+            request, widths=widths, depths=depths, seeds=seeds, steps=steps, watch=watch
+        )
     for check in checks:
         _show(desk.console, check)
     failures = [line.in_words() for check in checks for line in check.failures]
@@ -88,9 +92,15 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
 
 def _sizes(key: str, given: str) -> list[int]:
-    numbers = [int(piece) for piece in given.split(",") if re.fullmatch(r"[1-9]\d{0,5}", piece.strip(), re.ASCII)]
+    numbers = [
+        int(piece)
+        for piece in given.split(",")
+        if re.fullmatch(r"[1-9]\d{0,5}", piece.strip(), re.ASCII)
+    ]
     if len(numbers) < 3 or len(numbers) != given.count(",") + 1 or numbers != sorted(set(numbers)):
-        raise ConfigError(f"{key}={given}: expected three or more rising whole numbers, as in {key}=1,2,4,8.")
+        raise ConfigError(
+            f"{key}={given}: expected three or more rising whole numbers, as in {key}=1,2,4,8."
+        )
     return numbers
 
 
@@ -102,7 +112,9 @@ def _show(console: Console, check: CoordinateCheck) -> None:
     from optrun.optimizer.coordinates import MEASURES
 
     title = f"power of the {check.along} (x{', x'.join(f'{size:g}' for size in check.sizes)}) in mean absolute sizes"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for name in ("parameter", "initial output", "its change", "by own update"):
         table.add_column(name, justify="left" if name == "parameter" else "right", overflow="fold")
     rows: dict[str, dict[str, Line]] = {}
@@ -111,7 +123,12 @@ def _show(console: Console, check: CoordinateCheck) -> None:
     for name, lines in rows.items():
         table.add_row(printable(name), *(_cell(lines.get(measure)) for measure in MEASURES))
     console.print(table)
-    console.print(Text("right: 0, and where another is right it stands behind; dim: not judged; red: off", style="dim"))
+    console.print(
+        Text(
+            "right: 0, and where another is right it stands behind; dim: not judged; red: off",
+            style="dim",
+        )
+    )
 
 
 def _cell(line: Line | None) -> Text:

@@ -1,7 +1,8 @@
 """What the TAB key offers: verbs, options, recipes, choices, keys, values and paths; never an error in a prompt.
 
-Hydra installs the shell's function, which asks with the line so far in `COMP_LINE`. Hydra's own answers know nothing of
-verbs, and read every token as `key=value`. Only keys are asked of Hydra here: importing it takes longer than the rest.
+Hydra installs the shell's function, which asks with the line so far in `COMP_LINE`. Hydra's own
+answers know nothing of verbs, and read every token as `key=value`. Only keys are asked of Hydra
+here: importing it takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -34,16 +35,31 @@ _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "lr_from")
 _FILES = (*PATHS, "branch_from", "out", *_FOLDERS)
 PLUGIN = "--plugin"
 """Taken out of every command line by `optrun.config.registry.plugins`."""
-_LONG_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
+_LONG_OPTIONS = {
+    "-c": "--cfg",
+    "-i": "--info",
+    "-p": "--package",
+    "-cn": "--config-name",
+    "-cd": "--config-dir",
+}
 _VALUES = {
     "--cfg": ["job", "hydra", "all"],
     "--info": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
     "-sc": ["install=bash", "install=fish", "uninstall=bash", "uninstall=fish"],
 }
 _TRAIN_OPTIONS = (
-    "-m", "-cn", "--config-dir", "--cfg", "--resolve", "--package", "--info", "--help", "--hydra-help", "-sc",
+    "-m",
+    "-cn",
+    "--config-dir",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--info",
+    "--help",
+    "--hydra-help",
+    "-sc",
     PLUGIN,
-)  # fmt: skip
+)
 """Of `optrun` without a verb; Hydra's parser knows them, and importing it takes longer than answering."""
 
 
@@ -84,16 +100,26 @@ def candidates(line: str) -> list[str]:
         plugins.take(tokens)
     program = next((index for index, token in enumerate(tokens) if Path(token).name == "optrun"), 0)
     found = _next_token(tokens[program + 1 :], current)
-    return sorted({token for token in found if token.startswith(current) and _SAFE.fullmatch(token)})
+    return sorted(
+        {token for token in found if token.startswith(current) and _SAFE.fullmatch(token)}
+    )
 
 
 def _next_token(before: list[str], current: str) -> Iterable[str]:
     verb = before[0] if before and before[0] in VERBS else None
-    parser: VerbParser | None = None if verb is None else importlib.import_module(module(verb)).parser()
-    values = {**dict.fromkeys(_TRAIN_OPTIONS), PLUGIN: "FILE"} if parser is None else parser.option_values()
+    parser: VerbParser | None = (
+        None if verb is None else importlib.import_module(module(verb)).parser()
+    )
+    values = (
+        {**dict.fromkeys(_TRAIN_OPTIONS), PLUGIN: "FILE"}
+        if parser is None
+        else parser.option_values()
+    )
     option, joined, _ = current.partition("=")
     if current.startswith("-") and joined:
-        return [f"{option}={value}" for value in _of_option(option, before, current[len(option) + 1 :])]
+        return [
+            f"{option}={value}" for value in _of_option(option, before, current[len(option) + 1 :])
+        ]
     last = _LONG_OPTIONS.get(before[-1], before[-1]) if before else ""
     if last in {*_LONG_OPTIONS.values(), *_VALUES} or values.get(last) == "FILE":
         return _of_option(last, before, current)
@@ -102,7 +128,10 @@ def _next_token(before: list[str], current: str) -> Iterable[str]:
     if current.startswith("-"):
         return values
     if joined and is_override(current):
-        return [f"{option}={value}" for value in _of_key(option.lstrip("+~"), before, current[len(option) + 1 :])]
+        return [
+            f"{option}={value}"
+            for value in _of_key(option.lstrip("+~"), before, current[len(option) + 1 :])
+        ]
     found = [] if parser is None else [*parser.claims, *(f"{key}=" for key in parser.keys)]
     if parser is None or parser.takes_overrides:
         found += _keys(before, current)
@@ -135,12 +164,19 @@ def _paths(text: str, *, folders: bool = False) -> list[str]:
     head, name = os.path.split(text)
     folder = Path(head or ".").expanduser()
     shown = text[: len(text) - len(name)]
-    found = [path for path in folder.iterdir() if path.name.startswith(name)] if folder.is_dir() else []
+    found = (
+        [path for path in folder.iterdir() if path.name.startswith(name)] if folder.is_dir() else []
+    )
     found = [path for path in found if name.startswith(".") or not path.name.startswith(".")]
-    return [f"{shown}{path.name}{'/' if path.is_dir() else ''}" for path in found if path.is_dir() or not folders]
+    return [
+        f"{shown}{path.name}{'/' if path.is_dir() else ''}"
+        for path in found
+        if path.is_dir() or not folders
+    ]
 
 
-# Keys and their values ------------------------------------------------------------------------------------------------
+# Keys and their values
+# ------------------------------------------------------------------------------------------------
 
 
 def _groups(before: list[str]) -> dict[str, list[str]]:
@@ -168,7 +204,11 @@ def _known_values(key: str, before: list[str]) -> list[str]:
     if key.startswith("hydra/"):
         return list(_hydra(before).config_loader.get_group_options(key))
     cfg = _configuration(before)
-    kind = OmegaConf.select(cfg, key.rpartition(".")[0])._get_node(key.rpartition(".")[2])._metadata.ref_type
+    kind = (
+        OmegaConf.select(cfg, key.rpartition(".")[0])
+        ._get_node(key.rpartition(".")[2])
+        ._metadata.ref_type
+    )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [member.name for member in kind]
     value = OmegaConf.select(cfg, key)
@@ -186,7 +226,10 @@ def _keys(before: list[str], current: str) -> list[str]:
 
         groups = _groups(before)
         single = [f"{field.name}=" for field in fields(RunConfig) if field.name not in groups]
-        return [f"{sign}{key}" for key in [*(f"{group}{end}" for group in groups for end in "=."), *single, "hydra."]]
+        return [
+            f"{sign}{key}"
+            for key in [*(f"{group}{end}" for group in groups for end in "=."), *single, "hydra."]
+        ]
     from omegaconf import DictConfig, OmegaConf
 
     node = OmegaConf.select(_configuration(before), head)
@@ -195,7 +238,9 @@ def _keys(before: list[str], current: str) -> list[str]:
     found = []
     for name in map(str, node):
         inner = node._get_node(name)
-        leads_on = isinstance(inner, DictConfig) and not inner._is_none() and not inner._is_missing()
+        leads_on = (
+            isinstance(inner, DictConfig) and not inner._is_none() and not inner._is_missing()
+        )
         found.append(f"{sign}{head}.{name}{'.' if leads_on else '='}")
     return found
 

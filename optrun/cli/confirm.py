@@ -43,7 +43,9 @@ def run(arguments: VerbArguments) -> int:
         if key == "hydra.sweep.dir":
             raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
         if not is_place(token):
-            raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}")
+            raise ConfigError(
+                f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}"
+            )
     from rich.console import Console
 
     from optrun.cli.confirm_sweep import confirm
@@ -51,4 +53,6 @@ def run(arguments: VerbArguments) -> int:
 
     given = {key: value for key, value in arguments.own.items() if key not in ("by", "out")}
     asked = read_request(by=arguments.listed("by"), **given)
-    return confirm(sweep, asked, Caller(Console()), arguments.overrides, out=arguments.out).exit_code
+    return confirm(
+        sweep, asked, Caller(Console()), arguments.overrides, out=arguments.out
+    ).exit_code

@@ -37,7 +37,8 @@ def confirm(
         caller: Who asked for it.
         of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
         out: Where its runs go; None: beneath the sweep.
-        seconds: What a sweep before it has left of hydra.sweeper.timeout; None: as `of_hydra` has it.
+        seconds: What a sweep before it has left of hydra.sweeper.timeout; None: as `of_hydra` has
+            it.
 
     Returns:
         How the sweep that confirms ended.
@@ -59,8 +60,16 @@ def confirm(
         raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
 
     def compare(runs: Path, _: int) -> SweepVerdict:
-        if runs.resolve().parent == sweep.resolve():  # the report of the sweep shows what confirms it
-            told = report([sweep], baseline=asked.baseline, metric=asked.metric, by=asked.by, console=caller.console)
+        if (
+            runs.resolve().parent == sweep.resolve()
+        ):  # the report of the sweep shows what confirms it
+            told = report(
+                [sweep],
+                baseline=asked.baseline,
+                metric=asked.metric,
+                by=asked.by,
+                console=caller.console,
+            )
             return told.verdict
         return report([runs], console=caller.console).verdict  # by its plan
 
@@ -69,7 +78,11 @@ def confirm(
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
         of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
     config_dir = made.config_dir[-1] if made.config_dir else None
-    placed = [token for token in of_hydra if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")]
+    placed = [
+        token
+        for token in of_hydra
+        if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")
+    ]
     line = CommandLine(
         config_name=made.config_name or DEFAULT_CONFIG,
         names_config=made.config_name is not None,
@@ -83,7 +96,9 @@ def confirm(
             overrides.checked(hydra, line.config_name, tokens, sweep=False)
         return run_points(hydra, line, caller, made.points(), compare, again=again)
     except ConfigError:
-        if fresh and [path.name for path in folder.iterdir()] == [confirmation.RECORD]:  # nothing was begun
+        if fresh and [path.name for path in folder.iterdir()] == [
+            confirmation.RECORD
+        ]:  # nothing was begun
             (folder / confirmation.RECORD).unlink()
             folder.rmdir()
         raise

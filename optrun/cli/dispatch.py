@@ -64,11 +64,20 @@ def _verb_first(argv: list[str]) -> list[str]:
         return argv
     from optrun.cli import hydra_options
 
-    parsers = [hydra_options.parser(), *(importlib.import_module(module(verb)).parser() for verb in VERBS)]
+    parsers = [
+        hydra_options.parser(),
+        *(importlib.import_module(module(verb)).parser() for verb in VERBS),
+    ]
     with_value = {
-        name for made in parsers for action in made._actions if action.nargs != 0 for name in action.option_strings
+        name
+        for made in parsers
+        for action in made._actions
+        if action.nargs != 0
+        for name in action.option_strings
     }
     at = 0
     while argv[at : at + 1] and argv[at][:1] == "-":
         at += 2 if argv[at] in with_value else 1
-    return [argv[at], *argv[:at], *argv[at + 1 :]] if argv[at : at + 1] and argv[at] in VERBS else argv
+    return (
+        [argv[at], *argv[:at], *argv[at + 1 :]] if argv[at : at + 1] and argv[at] in VERBS else argv
+    )

@@ -55,15 +55,26 @@ def run(arguments: VerbArguments) -> int:
         0.
     """
     out = arguments.out
-    if out is not None and (out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))):
-        raise ConfigError(f"out={out}: is there already, and nothing is overwritten. Choose a new folder.")
-    checkpoint, found = evaluate(arguments.positional[0], arguments.overrides, arguments.options.config_dir)
+    if out is not None and (
+        out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+    ):
+        raise ConfigError(
+            f"out={out}: is there already, and nothing is overwritten. Choose a new folder."
+        )
+    checkpoint, found = evaluate(
+        arguments.positional[0], arguments.overrides, arguments.options.config_dir
+    )
     from optrun.data.cache import discarded
     from optrun.runner.class_tables import as_values, write_folder
 
     for note in [*discarded(), *([] if found.warning is None else [found.warning])]:
         sys.stderr.write(f"optrun: {note}\n")
-    numbers = {"checkpoint": str(checkpoint), "step": found.step, "examples": found.examples, **found.metrics}
+    numbers = {
+        "checkpoint": str(checkpoint),
+        "step": found.step,
+        "examples": found.examples,
+        **found.metrics,
+    }
     title = f"{checkpoint.parent.parent.name}, step {found.step:,}: {found.examples:,} examples"
     files = [] if out is None else write_folder(out, numbers, found.tables, title)
     if arguments.options.json:
@@ -78,7 +89,9 @@ def run(arguments: VerbArguments) -> int:
     return EXIT_DONE
 
 
-def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> tuple[Path, Evaluated]:
+def evaluate(
+    path: str, overrides: list[str], config_dir: str | None = None
+) -> tuple[Path, Evaluated]:
     """Evaluate a checkpoint with the configuration it was trained with.
 
     Args:
@@ -90,7 +103,8 @@ def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> 
         The checkpoint, and its metrics.
 
     Raises:
-        ConfigError: An override that does not fit, or means nothing to an evaluation; data that does not fit.
+        ConfigError: An override that does not fit, or means nothing to an evaluation; data that
+            does not fit.
         CheckpointError: There is no whole checkpoint.
     """
     from optrun.config import saved, store
@@ -129,7 +143,9 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
         for note in require(state.get("plugins", ()), str(checkpoint)):
             sys.stderr.write(f"optrun: {note}\n")
         if not isinstance(state.get("config"), dict):
-            raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
+            raise CheckpointError(
+                f"{checkpoint}: state.json holds no configuration: it is not whole."
+            )
         config = saved.with_schemas(state["config"], str(checkpoint))
         rebase_paths(config, original_cwd(run_dir.hydra))
         yield run_dir, checkpoint, config
@@ -162,7 +178,9 @@ def _show(checkpoint: Path, found: Evaluated) -> None:
     from optrun.report.table import to_rich
     from optrun.runner.class_tables import confusion_table, figures_table
 
-    sys.stdout.write(printable(f"{checkpoint} · step {found.step:,} · {found.examples:,} examples") + "\n")
+    sys.stdout.write(
+        printable(f"{checkpoint} · step {found.step:,} · {found.examples:,} examples") + "\n"
+    )
     table = Table()
     table.add_column("metric")
     table.add_column("value", justify="right")

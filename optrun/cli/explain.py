@@ -25,7 +25,9 @@ at its peak, weight decay, adaptation, parameters and the bytes its state will t
     made.add_recipe_options()
     made.add_argument("--all", action="store_true", help="every tensor, not every group")
     made.add_argument("--json", action="store_true", help="print one JSON object")
-    made.add_argument("--png", metavar="FILE", help="the schedule and the peaks of the groups as a picture")
+    made.add_argument(
+        "--png", metavar="FILE", help="the schedule and the peaks of the groups as a picture"
+    )
     return made
 
 
@@ -52,11 +54,15 @@ def run(arguments: VerbArguments) -> int:
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
     command_line, options = arguments.command_line(), arguments.options
-    checked, cfg = compose_new(store.open_hydra(command_line.config_dir), command_line, Console(stderr=options.json))
+    checked, cfg = compose_new(
+        store.open_hydra(command_line.config_dir), command_line, Console(stderr=options.json)
+    )
     config = request_of(command_line, cfg, checked).config
     from optrun import explain
 
-    explain.run(config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(config))
+    explain.run(
+        config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(config)
+    )
     return EXIT_DONE
 
 
@@ -77,5 +83,8 @@ def _trunk(config: RunConfig) -> TrunkState | None:
         saved.global_step,
         schedule_from(saved.metadata, config.branch_schedule),
         saved.metadata.optimizer,
-        {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in saved.digests[CHECKPOINT_OPTIMIZER].items()},
+        {
+            name: (entry["dtype"], tuple(entry["shape"]))
+            for name, entry in saved.digests[CHECKPOINT_OPTIMIZER].items()
+        },
     )

@@ -34,10 +34,14 @@ def run(arguments: VerbArguments) -> int:
     merged, private = arguments.flag("merge"), arguments.flag("private")
     destination = Path(target).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ConfigError(f"{destination}: is there already, and nothing is overwritten. Choose a new folder.")
+        raise ConfigError(
+            f"{destination}: is there already, and nothing is overwritten. Choose a new folder."
+        )
     name_there = arguments.own.get("push_to_hub")
     if private is not None and name_there is None:
-        raise ConfigError("optrun export private: nothing is published without push_to_hub=NAME. Give both.")
+        raise ConfigError(
+            "optrun export private: nothing is published without push_to_hub=NAME. Give both."
+        )
     from rich.console import Console
 
     from optrun.runner.export import export

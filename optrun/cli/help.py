@@ -43,7 +43,13 @@ def _group(group: str) -> str:
     for choice in sorted(CHOICES[group]):
         mark = " (default)" if choice == default else ""
         lines += _columns(f"{group}={choice}{mark}", reference.head(group, choice))
-    return "\n".join([*lines, "", f"optrun --help {group}={default or sorted(CHOICES[group])[0]} shows its keys."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"optrun --help {group}={default or sorted(CHOICES[group])[0]} shows its keys.",
+        ]
+    )
 
 
 def _choice(group: str, choice: str) -> str:
@@ -57,18 +63,27 @@ def _key(key: str) -> str:
     found: dict[Entry, list[str]] = {}
     every = [(entry, "") for entry in reference.top_level()]
     for group, choices in CHOICES.items():
-        every += [(entry, f"{group}={choice}") for choice in choices for entry in reference.entries(group, choice)]
+        every += [
+            (entry, f"{group}={choice}")
+            for choice in choices
+            for entry in reference.entries(group, choice)
+        ]
     for entry, choice in every:
         if entry.key == key:
             found.setdefault(entry, []).append(choice)
     if not found:
         known = dict.fromkeys([*CHOICES, *(entry.key for entry, _ in every)])
-        near = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]] or nearest(key, known)
+        near = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]] or nearest(
+            key, known
+        )
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Groups: {', '.join(CHOICES)}."
         raise ConfigError(f"--help {key}: no such key or group. {hint}")
     parts = []
     for entry, where in found.items():
-        parts += [*_table([entry]), *(_columns("", f"with {', '.join(where)}") if any(where) else [])]
+        parts += [
+            *_table([entry]),
+            *(_columns("", f"with {', '.join(where)}") if any(where) else []),
+        ]
     return "\n".join(parts)
 
 

@@ -36,8 +36,8 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         argv: Arguments after `optrun`.
 
     Raises:
-        ConfigError: An option that does not exist, is given twice, or goes with none of the others; a token that is
-            neither an option nor `key=value`.
+        ConfigError: An option that does not exist, is given twice, or goes with none of the others;
+            a token that is neither an option nor `key=value`.
     """
     args, unknown = parser.parse_known_intermixed_args(argv, namespace=GivenOnce())
     if unknown:
@@ -51,10 +51,17 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if "" in (args.config_name, args.config_dir):
         raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
-    asked = {"--help": args.help, "--hydra-help": args.hydra_help, "--cfg": args.cfg, "--info": args.info}
+    asked = {
+        "--help": args.help,
+        "--hydra-help": args.hydra_help,
+        "--cfg": args.cfg,
+        "--info": args.info,
+    }
     several = [option for option, given in {**asked, "-sc": args.shell_completion}.items() if given]
     if len(several) > 1:
-        raise ConfigError(f"{' and '.join(several)} are given, and one answer is. Ask for them one by one.")
+        raise ConfigError(
+            f"{' and '.join(several)} are given, and one answer is. Ask for them one by one."
+        )
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
     if args.package is not None and not args.cfg:
@@ -62,7 +69,9 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if args.run and args.multirun:
         raise ConfigError("--run and --multirun are both given: which is meant?")
     if args.config_path is not None:
-        raise ConfigError("--config-path: not offered. --config-dir DIR adds choices and recipes of your own.")
+        raise ConfigError(
+            "--config-path: not offered. --config-dir DIR adds choices and recipes of your own."
+        )
     if args.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
     for at, token in enumerate([] if args.help else args.overrides):
@@ -76,14 +85,19 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
     lines = (" ".join(tokens[at : at + count]) for count in (3, 2))
     found = next(filter(None, (re.match(r"([\w./]+) ?= ?(\S+)$", line) for line in lines)), None)
     if found is not None and found[0] != tokens[at] and " " in found[0]:
-        raise ConfigError(f"{found[0]!r}: no blanks stand around the sign. Did you mean {found[1]}={found[2]}?")
+        raise ConfigError(
+            f"{found[0]!r}: no blanks stand around the sign. Did you mean {found[1]}={found[2]}?"
+        )
 
 
 _MEANT = {
     **dict.fromkeys(
-        ("train", "fit", "run"), "optrun trains without a verb. Leave it out; optrun start FILE proposes a line."
+        ("train", "fit", "run"),
+        "optrun trains without a verb. Leave it out; optrun start FILE proposes a line.",
     ),
-    **dict.fromkeys(("sweep", "multirun"), "a sweep is optrun -m with several values, such as lr=1e-3,2e-3."),
+    **dict.fromkeys(
+        ("sweep", "multirun"), "a sweep is optrun -m with several values, such as lr=1e-3,2e-3."
+    ),
     **dict.fromkeys(("help", "list"), "optrun --help lists every choice."),
     "version": "it is optrun --version.",
     "test": "optrun evaluate RUN_DIR gives the metrics of a run, optrun predict its predictions.",
@@ -100,11 +114,19 @@ def _refuse_bare(token: str, after: str) -> None:
     if token in _MEANT:
         raise ConfigError(f"{token!r}: {_MEANT[token]}")
     if token[0] in "\u2012\u2013\u2014\u2212":
-        raise ConfigError(f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type - or --.")
-    if after and "=" not in after and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from")):
+        raise ConfigError(
+            f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type - or --."
+        )
+    if (
+        after
+        and "=" not in after
+        and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from"))
+    ):
         raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
     if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
-        raise ConfigError(f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?")
+        raise ConfigError(
+            f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?"
+        )
     close = nearest(token, VERBS)
     hint = (
         f"Did you mean the command {close[0]}?"

@@ -29,7 +29,8 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
         Whether it was.
 
     Raises:
-        ConfigError: There is no such choice or key, or `-sc` does not take this; Hydra ends with a traceback there.
+        ConfigError: There is no such choice or key, or `-sc` does not take this; Hydra ends with a
+            traceback there.
     """
     config_name = args.config_name or DEFAULT_CONFIG
     if args.help and args.overrides:
@@ -41,12 +42,18 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
     elif args.shell_completion:
-        asked, _, shell = args.overrides[0].partition("=") if len(args.overrides) == 1 else ("", "", "")
+        asked, _, shell = (
+            args.overrides[0].partition("=") if len(args.overrides) == 1 else ("", "", "")
+        )
         given = " ".join(args.overrides)
         if asked == "query":
-            raise ConfigError(f"-sc {given}: this is what the shell asks, with the line so far in COMP_LINE.")
+            raise ConfigError(
+                f"-sc {given}: this is what the shell asks, with the line so far in COMP_LINE."
+            )
         if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
-            raise ConfigError(f"-sc {given}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
+            raise ConfigError(
+                f"-sc {given}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh."
+            )
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
     else:
         return False
@@ -62,7 +69,9 @@ def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Na
     try:
         if args.cfg:
             if args.resolve and args.cfg == "job":
-                store.refuse_dangling(store.without_hydra(store.compose(hydra, config_name, overrides)))
+                store.refuse_dangling(
+                    store.without_hydra(store.compose(hydra, config_name, overrides))
+                )
             if args.package is not None:
                 parts = keys.all_keys(store.compose(hydra, config_name, overrides))
                 if args.package not in ("_global_", *parts):

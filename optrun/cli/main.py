@@ -30,6 +30,7 @@ def run(argv: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if "distributed=" in str(argv):
-        # A lost connection is told in a message, not as a stack in C++; a run by itself keeps torch's warnings.
+        # A lost connection is told in a message, not as a stack in C++; a run by itself keeps
+        # torch's warnings.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return guarded(dispatch, argv)

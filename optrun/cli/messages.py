@@ -73,7 +73,9 @@ def storage_error(error: OSError) -> StorageError | None:
         return StorageError(f"{error.filename}: {error.strerror}.")
     if error.errno not in DISK_CODES:
         return None
-    return StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
+    return StorageError(
+        f"storage refused: {error.strerror}. Make room, or choose another directory."
+    )
 
 
 def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
@@ -81,7 +83,11 @@ def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
     from optrun.config.registry.failures import failure_of_others
 
     refused = storage_error(error) if isinstance(error, OSError) else None
-    of_plugin = None if isinstance(error, OSError) and error.errno in DISK_CODES else failure_of_others(error)
+    of_plugin = (
+        None
+        if isinstance(error, OSError) and error.errno in DISK_CODES
+        else failure_of_others(error)
+    )
     message = of_plugin or refused
     if message is None:
         raise error
@@ -104,7 +110,9 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
     kind = "stopped" if error.exit_code == EXIT_STOPPED_EARLY else "error"
     sys.stderr.write(f"optrun: {kind}: {printable(_located(error, argv))}\n")
     if isinstance(error, ConfigError):
-        sys.stderr.write("optrun --help lists every choice, optrun --help optimizer=lamb the keys of one\n")
+        sys.stderr.write(
+            "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one\n"
+        )
     sys.stderr.flush()
     return error.exit_code
 

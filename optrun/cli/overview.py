@@ -1,4 +1,7 @@
-"""`optrun --help`: what one can type, on one screen. Imports neither Hydra nor torch: it is asked for at a prompt."""
+"""`optrun --help`: what one can type, on one screen.
+
+Imports neither Hydra nor torch: it is asked for at a prompt.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +34,27 @@ def overview(own: str | None) -> str:
     """
     lines = _TRAINING | {f"{verb} {usage}": meaning for verb, (usage, meaning) in VERBS.items()}
     choices = (f"{group}: {', '.join(names)}" for group, names in groups(own).items())
-    return "\n".join([
-        "optrun: train transformers with the optimizer you mean.",
-        "",
-        *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),
-        "",
-        "== Choices: group=option ==",
-        *choices,
-        "",
-        _MORE,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "optrun: train transformers with the optimizer you mean.",
+            "",
+            *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),
+            "",
+            "== Choices: group=option ==",
+            *choices,
+            "",
+            _MORE,
+        ]
+    )
 
 
 def groups(own: str | None) -> dict[str, list[str]]:
     """Map each group to its choices, the user's own among them; in order."""
     from optrun.config import registry
 
-    found: dict[str, set[str]] = {group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()}
+    found: dict[str, set[str]] = {
+        group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()
+    }
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):  # one's own may have the name of one of ours
             found.setdefault(path.parent.name, set()).add(path.stem)

@@ -93,8 +93,9 @@ class VerbParser(argparse.ArgumentParser):
 
     Args:
         verb: Its name.
-        arguments: What it takes besides options, as the usage shows it: places first, then `key=value`. `[KEY=VALUE`
-            stands for keys of the configuration, `[hydra.KEY=VALUE` for Hydra's.
+        arguments: What it takes besides options, as the usage shows it: places first, then
+            `key=value`. `[KEY=VALUE` stands for keys of the configuration, `[hydra.KEY=VALUE` for
+            Hydra's.
         description: What it does, for `--help`.
     """
 
@@ -109,7 +110,11 @@ class VerbParser(argparse.ArgumentParser):
         self.verb = verb
         self.takes_overrides = "[KEY=VALUE" in arguments
         self.keys = re.findall(r"(?<![\w.])([a-z_]+)=", arguments)
-        self.claims = [piece for piece in re.findall(r"[^\s\[\]]+", arguments) if piece.isalpha() and piece.islower()]
+        self.claims = [
+            piece
+            for piece in re.findall(r"[^\s\[\]]+", arguments)
+            if piece.isalpha() and piece.islower()
+        ]
         places = re.split(r"\[?[\w.]+=", arguments)[0]
         self._places = [place.split("|")[0] for place in re.sub(r"\[.*?\]", "", places).split()]
         self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DIR|FILE)\b", places) is not None
@@ -117,18 +122,28 @@ class VerbParser(argparse.ArgumentParser):
         self._most = math.inf if "...]" in places else len(self.claims[:1] or self._places)
         self._arguments = arguments
         self.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
-        # `optrun.config.registry.plugins` takes it out of every command line; it stands here to be shown and completed.
-        self.add_argument("--plugin", metavar="FILE", help="a file or module that registers choices of your own")
+        # `optrun.config.registry.plugins` takes it out of every command line; it stands here to be
+        # shown and completed.
+        self.add_argument(
+            "--plugin", metavar="FILE", help="a file or module that registers choices of your own"
+        )
         self.add_argument("-h", "--help", action="store_true", help="show this help")
 
     def add_recipe_options(self) -> None:
         """Add `-cn` and `--config-dir`, as Hydra has them."""
-        self.add_argument("-cn", "--config-name", metavar="RECIPE", help="a recipe, or a configuration of your own")
+        self.add_argument(
+            "-cn",
+            "--config-name",
+            metavar="RECIPE",
+            help="a recipe, or a configuration of your own",
+        )
         self.add_config_dir()
 
     def add_config_dir(self) -> None:
         """Add `--config-dir`, for a verb that takes choices and no recipe."""
-        self.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own choices and recipes")
+        self.add_argument(
+            "-cd", "--config-dir", metavar="DIR", help="a folder of your own choices and recipes"
+        )
 
     def option_values(self) -> dict[str, str | None]:
         """Map options to what they take, as the help shows it; None: nothing."""
@@ -145,7 +160,10 @@ class VerbParser(argparse.ArgumentParser):
             if action.option_strings and action.dest not in ("help", "plugin"):
                 value = "" if action.nargs == 0 else f" {action.metavar}"
                 pieces.append(f"[{action.option_strings[0]}{value}]")
-        return textwrap.fill(" ".join(pieces), 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+        return (
+            textwrap.fill(" ".join(pieces), 118, subsequent_indent="  ", break_on_hyphens=False)
+            + "\n"
+        )
 
     def format_help(self) -> str:
         """Write usage, description, options."""
@@ -153,7 +171,9 @@ class VerbParser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         formatter.start_section("options")
         options = [action for action in self._actions if action.option_strings]
-        formatter.add_arguments(sorted(options, key=lambda action: action.dest in ("help", "plugin")))
+        formatter.add_arguments(
+            sorted(options, key=lambda action: action.dest in ("help", "plugin"))
+        )
         formatter.end_section()
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
@@ -167,7 +187,13 @@ class VerbParser(argparse.ArgumentParser):
         if found is None:
             raise ConfigError(f"{message}.")
         missing = "expected one argument" in found[2]
-        problem = "a value is missing" if missing else "takes no value" if "ignored explicit" in found[2] else found[2]
+        problem = (
+            "a value is missing"
+            if missing
+            else "takes no value"
+            if "ignored explicit" in found[2]
+            else found[2]
+        )
         raise ConfigError(f"{found[1].rpartition('/')[2]}: {problem}.")
 
     def parse(self, argv: list[str]) -> VerbArguments | None:
@@ -177,12 +203,15 @@ class VerbParser(argparse.ArgumentParser):
             None where help was asked for, and has been printed.
 
         Raises:
-            ConfigError: An option, a key or a number of places that the verb does not have, or one without its value.
+            ConfigError: An option, a key or a number of places that the verb does not have, or one
+                without its value.
         """
         if {"-h", "--help"} & set(argv):
             sys.stdout.write(self.format_help())
             return None
-        if self.takes_paths:  # a path that begins with a dash, or has `=` in it, is no option and no override
+        if (
+            self.takes_paths
+        ):  # a path that begins with a dash, or has `=` in it, is no option and no override
             argv = [f"./{token}" if self._is_path(token) else token for token in argv]
         try:
             options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
@@ -201,8 +230,16 @@ class VerbParser(argparse.ArgumentParser):
         positional = [token for token in options.arguments if not is_override(token)]
         if not self._least <= len(positional) <= self._most:
             given = " ".join(["optrun", self.verb, *positional])
-            file = positional[-1] if len(positional) > self._most and Path(positional[-1]).is_file() else ""
-            hint = f". A file of rows has a key, such as data.eval={file} or data.train={file}." if file else ""
+            file = (
+                positional[-1]
+                if len(positional) > self._most and Path(positional[-1]).is_file()
+                else ""
+            )
+            hint = (
+                f". A file of rows has a key, such as data.eval={file} or data.train={file}."
+                if file
+                else ""
+            )
             usage = f"expected optrun {self.verb} {self._arguments}. See optrun {self.verb} --help"
             raise ConfigError(f"{given}: {usage}{hint}")
         if self.takes_paths:
@@ -211,7 +248,9 @@ class VerbParser(argparse.ArgumentParser):
         return VerbArguments(self.verb, argv, positional, own, overrides, options)
 
     def _is_path(self, token: str) -> bool:
-        other = token.startswith("-") or (is_override(token) and token.partition("=")[0] not in self.keys)
+        other = token.startswith("-") or (
+            is_override(token) and token.partition("=")[0] not in self.keys
+        )
         return other and os.path.lexists(token)
 
     def _keys(self, tokens: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -224,7 +263,9 @@ class VerbParser(argparse.ArgumentParser):
                 raise ConfigError(f"optrun {self.verb}: {key} is given twice: which one is meant?")
             if key in self.keys:
                 own[key] = value
-            elif self.takes_overrides or ("[hydra.KEY" in self._arguments and re.match(r"[+~]*hydra[./]", key)):
+            elif self.takes_overrides or (
+                "[hydra.KEY" in self._arguments and re.match(r"[+~]*hydra[./]", key)
+            ):
                 overrides.append(token)
             else:
                 hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."

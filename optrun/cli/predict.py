@@ -91,7 +91,8 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
         The checkpoint, and what was written.
 
     Raises:
-        ConfigError: A key that does not exist, or has no effect on a prediction; rows that do not fit.
+        ConfigError: A key that does not exist, or has no effect on a prediction; rows that do not
+            fit.
         CheckpointError: There is no whole checkpoint.
     """
     from optrun.config import saved, store
@@ -100,7 +101,9 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     parsed = parse(overrides)
     refuse_twice(parsed)
     with open_saved(path) as (run_dir, checkpoint, before):
-        values = {one.key_or_group: _value(one) for one in parsed if one.key_or_group not in _RUN_KEYS}
+        values = {
+            one.key_or_group: _value(one) for one in parsed if one.key_or_group not in _RUN_KEYS
+        }
         of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
         config = store.typed(saved.changed(store.open_hydra(), before, of_run))
 
@@ -120,7 +123,9 @@ def _value(override: Override) -> Any:
     from optrun.config.overrides import plain_value
 
     if override.is_sweep_override():
-        raise ConfigError(f"{override.input_line}: several values are a sweep; give one, a list is written [a,b].")
+        raise ConfigError(
+            f"{override.input_line}: several values are a sweep; give one, a list is written [a,b]."
+        )
     if override.is_delete():
         raise ConfigError(f"{override.input_line}: there is nothing to take away; leave it out.")
     return plain_value(override.value())
@@ -156,15 +161,21 @@ def _asked(values: PlainDict, options: Any) -> Asked:
     for key, value in values.items():
         raise _no_such_key(key, value, columns, options)
     if data is None or out is None:
-        missing = "data.eval, the file with the rows" if data is None else "out, the file to be written"
+        missing = (
+            "data.eval, the file with the rows" if data is None else "out, the file to be written"
+        )
         raise ConfigError(f"optrun predict needs {missing}: {_FIRST}")
     for key, value, more in (("data.eval", data, ", a list of paths, or a glob"), ("out", out, "")):
         refuse_url(key, value)
         if not (isinstance(value, str) and value.strip()) and not (more and _are_texts(value)):
             raise ConfigError(f"{key}={value}: expected a path{more}.")
-    build(FilesConfig, {"name": "files", "train": data, "eval": None, **read}, "data")  # refuses what is no encoding
+    build(
+        FilesConfig, {"name": "files", "train": data, "eval": None, **read}, "data"
+    )  # refuses what is no encoding
     if keep is not None and not _are_texts(keep):
-        raise ConfigError(f"keep={keep}: expected a list of columns, such as keep=[id,text]; keep=[] keeps none.")
+        raise ConfigError(
+            f"keep={keep}: expected a list of columns, such as keep=[id,text]; keep=[] keeps none."
+        )
     return Asked(data, Path(out).expanduser(), named, keep, given, generation, read=read)
 
 
@@ -177,8 +188,19 @@ def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> Conf
     from optrun.config.schema.run import RunConfig
     from optrun.runner.predict import GENERATION_OPTIONS
 
-    known = [*_RUN_KEYS, "data.eval", "out", "keep", *columns, *_READ, *options, f"{_GENERATION}KEY"]
-    names = {name: f"{_GENERATION}{name}" for name in GENERATION_OPTIONS} | {name: name for name in known}
+    known = [
+        *_RUN_KEYS,
+        "data.eval",
+        "out",
+        "keep",
+        *columns,
+        *_READ,
+        *options,
+        f"{_GENERATION}KEY",
+    ]
+    names = {name: f"{_GENERATION}{name}" for name in GENERATION_OPTIONS} | {
+        name: name for name in known
+    }
     close = [names[name] for name in nearest(key, names)]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     real = key.split(".")[0] in RunConfig.__dataclass_fields__

@@ -90,7 +90,10 @@ class Proposal:
                 f"steps{self._time(jobs * steps)}",
                 ["-m", *grids, f"seed={_SEEDS}", *common],
             ),
-            ("see every parameter group, the schedule and the memory", ["explain", *without(self.overrides, "hydra")]),
+            (
+                "see every parameter group, the schedule and the memory",
+                ["explain", *without(self.overrides, "hydra")],
+            ),
         ]
 
     def _time(self, steps: int) -> str:
@@ -99,7 +102,11 @@ class Proposal:
 
 def without(overrides: Sequence[str], *keys: str) -> list[str]:
     """Leave out the overrides of keys, and of the keys below them."""
-    return [token for token in overrides if not re.match(rf"\+*({'|'.join(map(re.escape, keys))})[.=]", token)]
+    return [
+        token
+        for token in overrides
+        if not re.match(rf"\+*({'|'.join(map(re.escape, keys))})[.=]", token)
+    ]
 
 
 def propose(name: str, own: Sequence[str], config_dir: str | None, say: Say) -> Proposal:
@@ -127,7 +134,9 @@ def propose(name: str, own: Sequence[str], config_dir: str | None, say: Say) -> 
     task, found = "causal_lm", list[str]()
     if keys["data"] != "tokens":
         source, place = _read(hydra, place, own, say, tables=formats <= {"csv", "tsv", "xlsx"})
-        task, found = _task(_understood(source, own, say), own, named=isinstance(source.columns, ColumnsConfig))
+        task, found = _task(
+            _understood(source, own, say), own, named=isinstance(source.columns, ColumnsConfig)
+        )
     run = _Run(hydra, [*place, *found], [f"task={task}"], list(own))
     run.pick_model(say)
     return run.fit(say)
@@ -154,10 +163,13 @@ def _is_said(own: Sequence[str], key: str) -> bool:
     return any(token.lstrip("+").partition("=")[0] == key for token in own)
 
 
-# What is there ----------------------------------------------------------------------------------------------------
+# What is there
+# ----------------------------------------------------------------------------------------------------
 
 
-def _read(hydra: Hydra, place: list[str], own: Sequence[str], say: Say, *, tables: bool) -> tuple[Source, list[str]]:
+def _read(
+    hydra: Hydra, place: list[str], own: Sequence[str], say: Say, *, tables: bool
+) -> tuple[Source, list[str]]:
     """Read the rows, as CoNLL if that is what the lines of a text are, with names if a table has none.
 
     Returns:
@@ -206,7 +218,11 @@ def _missing(source: Source) -> list[str]:
     from optrun.data.roles import roles_of
 
     with contextlib.suppress(ConfigError):
-        needed = [name for key, name in roles_of(source.train.rows).columns.items() if key != "text_column"]
+        needed = [
+            name
+            for key, name in roles_of(source.train.rows).columns.items()
+            if key != "text_column"
+        ]
         there = [split.rows.column_names for split in source.eval_sets.values()]
         return [name for name in needed if any(same_column(name, names) is None for names in there)]
     return []
@@ -218,7 +234,9 @@ def _names(rows: Any) -> list[str]:
 
     names = {column: f"column{at}" for at, column in enumerate(rows.column_names, 1)}
     with contextlib.suppress(ConfigError):
-        names.update({column: key.removesuffix("_column") for key, column in roles_of(rows).columns.items()})
+        names.update(
+            {column: key.removesuffix("_column") for key, column in roles_of(rows).columns.items()}
+        )
     return list(names.values())
 
 
@@ -232,7 +250,11 @@ def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
     lines = rows.column_names == ["text"]
     say(
         "lines" if lines else "rows",
-        *([f"{len(rows) + held:,}"] if lines else [f"{len(rows):,} to train on, {held:,} to evaluate on"]),
+        *(
+            [f"{len(rows) + held:,}"]
+            if lines
+            else [f"{len(rows):,} to train on, {held:,} to evaluate on"]
+        ),
         *(note for note in source.notes if not (lines and "held back" in note)),
     )
     head = rows.select(range(min(LOOKED_AT, len(rows))))
@@ -242,16 +264,25 @@ def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
         say("columns", *_columns(roles))
     except ConfigError as error:
         if not _is_said(own, "task"):
-            raise ConfigError(f"{source.train.key}: {error} task=NAME and data.text_column=NAME say it.") from error
-    say("examples", *(" | ".join(map(_short, head[at].values())) for at in range(min(3, len(head)))))
+            raise ConfigError(
+                f"{source.train.key}: {error} task=NAME and data.text_column=NAME say it."
+            ) from error
+    say(
+        "examples", *(" | ".join(map(_short, head[at].values())) for at in range(min(3, len(head))))
+    )
     advice = labelled_lines(head)
     if "look like" in advice:
         say("doubt", advice)
     if not lines:
         repeated, empty = _repeated(rows, roles)
-        say("repeated", f"{repeated:,} row{'s repeat' if repeated != 1 else ' repeats'} another one")
+        say(
+            "repeated", f"{repeated:,} row{'s repeat' if repeated != 1 else ' repeats'} another one"
+        )
         if empty:
-            say("empty", f"{empty:,} row{'s have' if empty != 1 else ' has'} nothing in one of these columns")
+            say(
+                "empty",
+                f"{empty:,} row{'s have' if empty != 1 else ' has'} nothing in one of these columns",
+            )
     return roles
 
 
@@ -262,13 +293,17 @@ def _repeated(rows: Any, roles: Roles | None) -> tuple[int, int]:
     for batch in rows.select_columns(names).iter(batch_size=1000):
         for row in zip(*batch.values(), strict=True):
             keys.append(hash(repr(row)))
-            empty += any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in row)
+            empty += any(
+                cell is None or (isinstance(cell, str) and not cell.strip()) for cell in row
+            )
     return len(keys) - len(set(keys)), empty
 
 
 def _columns(roles: Roles) -> list[str]:
     shown = [
-        f"{column} is the {key.removesuffix('_column').replace('_', ' ')}" if key != column else column
+        f"{column} is the {key.removesuffix('_column').replace('_', ' ')}"
+        if key != column
+        else column
         for key, column in roles.columns.items()
     ]
     unread = [f"not read: {', '.join(roles.unread)}"] if roles.unread else []
@@ -277,7 +312,9 @@ def _columns(roles: Roles) -> list[str]:
 
 def _short(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):  # turns of a chat
-        value = " / ".join(": ".join(str(each) for each in list(turn.values())[:2]) for turn in value)
+        value = " / ".join(
+            ": ".join(str(each) for each in list(turn.values())[:2]) for turn in value
+        )
     elif isinstance(value, list):
         value = " ".join(map(str, value))
     elif isinstance(value, dict) and value.keys() == {"bytes", "path"}:
@@ -302,14 +339,18 @@ def _task(roles: Roles | None, own: Sequence[str], *, named: bool) -> tuple[str,
     columns = [
         f"data.{key}={_value(column)}"
         for key, column in roles.columns.items()
-        if named and key.endswith("_column") and not _is_said(own, f"data.{key}") and column != "text"
+        if named
+        and key.endswith("_column")
+        and not _is_said(own, f"data.{key}")
+        and column != "text"
     ]
     if said not in (None, roles.task):
         return str(said), []
     return roles.task, [*columns, *roles.overrides]
 
 
-# What to do -------------------------------------------------------------------------------------------------------
+# What to do
+# -------------------------------------------------------------------------------------------------------
 
 
 class _Run:
@@ -365,7 +406,10 @@ class _Run:
                 raise
             self.task.append("task.chat_template=chatml")
             facts = self.explain()
-        say("model", f"{facts.model} for {facts.task}, {count(facts.parameters)} parameters train, {why}")
+        say(
+            "model",
+            f"{facts.model} for {facts.task}, {count(facts.parameters)} parameters train, {why}",
+        )
 
     def fit(self, say: Say) -> Proposal:
         """Choose length, batch and epochs; measure two steps where that is cheap."""
@@ -376,12 +420,19 @@ class _Run:
         facts = self._with_length()
         seen = facts.data
         sampled = seen is not None and seen.looked_at != (seen.train_rows, seen.eval_rows)
-        told = f"of a sample of {seen.looked_at[0]:,} and {seen.looked_at[1]:,} rows:" if sampled else ""  # type: ignore[union-attr]
+        told = (
+            f"of a sample of {seen.looked_at[0]:,} and {seen.looked_at[1]:,} rows:"
+            if sampled
+            else ""
+        )  # type: ignore[union-attr]
         say("data", *filter(None, [told]), *data_lines(facts)[2:])
         length, there = self.config().data.max_length, memory_there()
         batch = fitting_batch(facts, length, there) or 1
         if batch < USUAL_BATCH:
-            self.more |= {"training.per_device_train_batch_size": batch, "training.global_batch_size": USUAL_BATCH}
+            self.more |= {
+                "training.per_device_train_batch_size": batch,
+                "training.global_batch_size": USUAL_BATCH,
+            }
         need = size(bytes_of_batch(facts, batch, length))
         say("memory", f"some {need} of {size(there)} for a step of {batch} examples at a time")
         trial: Trial | None = None
@@ -390,24 +441,42 @@ class _Run:
             say("", *(note for note in trial.notes if note.startswith("data.eval has no column")))
             say("lengths", *_lengths(trial))
         steps = self._epochs(facts)
-        seconds = None if trial is None or trial.seconds is None else trial.seconds * (USUAL_BATCH / batch)
+        seconds = (
+            None
+            if trial is None or trial.seconds is None
+            else trial.seconds * (USUAL_BATCH / batch)
+        )
         if trial is not None and seconds is not None:
-            say("time", f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without evaluation")
+            say(
+                "time",
+                f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without evaluation",
+            )
         elif trial is not None:
-            say("time", "not measured: the start model is first run over all rows, as the reference of the loss")
+            say(
+                "time",
+                "not measured: the start model is first run over all rows, as the reference of the loss",
+            )
         common, grids = without(self.overrides, *_OF_ONE_RUN), {}
         for name in _CONTENDERS:
-            lr = compose_request(self.hydra, CommandLine(overrides=[*common, f"optimizer={name}"])).config.lr
+            lr = compose_request(
+                self.hydra, CommandLine(overrides=[*common, f"optimizer={name}"])
+            ).config.lr
             grids[name] = ",".join(f"{lr * factor:.0e}".replace("e-0", "e-") for factor in _FACTORS)
         return Proposal(self.overrides, grids, steps, seconds)
 
     def _with_length(self) -> Facts:
         """Raise `data.max_length` where examples would be cut, as far as the model takes it."""
         facts = self.facts or self.explain()
-        cuts = facts.data.facts.train.cuts if facts.data is not None and facts.data.facts is not None else []
+        cuts = (
+            facts.data.facts.train.cuts
+            if facts.data is not None and facts.data.facts is not None
+            else []
+        )
         if cuts and not _is_said(self.own, "data.max_length"):
             before = dict(self.more)
-            self.more["data.max_length"] = min(_LONGEST, math.ceil(max(cut.longest for cut in cuts) / 64) * 64)
+            self.more["data.max_length"] = min(
+                _LONGEST, math.ceil(max(cut.longest for cut in cuts) / 64) * 64
+            )
             with contextlib.suppress(ConfigError):
                 return self.explain()
             self.more = before
@@ -419,7 +488,11 @@ class _Run:
         if config.training.max_steps is not None:
             return config.training.max_steps
         each = max(1, round(facts.steps / config.training.num_train_epochs))
-        epochs = 3 if "model=pretrained" in self.overrides else min(_MOST_EPOCHS, math.ceil(_STEPS / each))
+        epochs = (
+            3
+            if "model=pretrained" in self.overrides
+            else min(_MOST_EPOCHS, math.ceil(_STEPS / each))
+        )
         if epochs > 1 and not _is_said(self.own, "training.num_train_epochs"):
             self.more["training.num_train_epochs"] = epochs
         if each < _STEPS:
@@ -441,4 +514,6 @@ def _lengths(trial: Trial) -> list[str]:
     if trial.lengths is None or not len(trial.lengths):
         return []
     half, most, longest = (int(np.quantile(trial.lengths, at)) for at in (0.5, 0.95, 1.0))
-    return [f"tokens of an example: half have up to {half:,}, 95 % up to {most:,}, the longest {longest:,}"]
+    return [
+        f"tokens of an example: half have up to {half:,}, 95 % up to {most:,}, the longest {longest:,}"
+    ]

@@ -29,7 +29,9 @@ on disk (in the first DIR; where that is one run of several, in outputs/reports/
   port      of the page that --watch serves on this machine alone; else a free one
 """,
     )
-    made.add_argument("--watch", action="store_true", help="the page anew while jobs run (or watch=true)")
+    made.add_argument(
+        "--watch", action="store_true", help="the page anew while jobs run (or watch=true)"
+    )
     return made
 
 
@@ -47,9 +49,14 @@ def run(arguments: VerbArguments) -> int:
     from optrun.report.build import report
 
     try:
-        target = read_number("target", given.get("target"), "a number, a level of the metric, as in target=4.5")
+        target = read_number(
+            "target", given.get("target"), "a number, a level of the metric, as in target=4.5"
+        )
         matters = read_number(
-            "matters", given.get("matters"), "a number above 0, the smallest difference that counts: matters=0.01", 0
+            "matters",
+            given.get("matters"),
+            "a number above 0, the smallest difference that counts: matters=0.01",
+            0,
         )
     except ConfigError as error:
         raise ConfigError(f"optrun report {error}") from error

@@ -87,14 +87,23 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     if command_line.names_config and command_line.config_name != name:
         raise _other_recipe(run, command_line.config_name, name)
     changes = _changes(command_line)
-    given = {override.key_or_group for override in overrides.parse(changes)} | {"resume", "model.trust_remote_code"}
-    noted_here = [str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given]
-    kept = [token for token in noted_here if not overrides.is_hydra(token)]  # what Hydra notes has none of its own
+    given = {override.key_or_group for override in overrides.parse(changes)} | {
+        "resume",
+        "model.trust_remote_code",
+    }
+    noted_here = [
+        str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given
+    ]
+    kept = [
+        token for token in noted_here if not overrides.is_hydra(token)
+    ]  # what Hydra notes has none of its own
     again = replace(command_line, config_name=name, overrides=[*kept, *changes, place])
     checked, cfg = compose_new(hydra, again, caller.console)
     _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes)
     rebase_paths(cfg, original_cwd(run.hydra))
-    sys.stderr.write(f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n")
+    sys.stderr.write(
+        f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n"
+    )
     return start(hydra, replace(again, overrides=checked), cfg, caller)
 
 
@@ -110,7 +119,9 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     changes = _changes(command_line)
     if command_line.names_config:
         _refuse_other_recipe(target.run, command_line.config_name)
-    kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
+    kept, mended = configuration_of(
+        target.run, [override.key_or_group for override in overrides.parse(changes)]
+    )
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
     _tell_variables(kept, target.run.config, changes)
@@ -122,13 +133,17 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     request = request_of(command_line, after, changes)
     refuse_unfit(request.config, changes, caller.launched, resumes=True)
     notes = [] if mended is None else [mended]
-    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes)
+    point = ResumePoint(
+        target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes
+    )
     return execute(request, target.run, caller, point)
 
 
 def _run_dir(command_line: CommandLine) -> Path | None:
     """Return `hydra.run.dir` if the command line names one."""
-    given = overrides.parse([token for token in command_line.overrides if token.startswith("hydra.run.dir=")])
+    given = overrides.parse(
+        [token for token in command_line.overrides if token.startswith("hydra.run.dir=")]
+    )
     if not given:
         return None
     path = str(given[-1].value())
@@ -164,8 +179,14 @@ def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
         value = overrides.parse([token])[0].value()
         began = None if begun is None else Trunk.parse(begun)
         named = None if value is None else Trunk.parse(str(value))
-        place = None if value is None else Path(str(value) if named is None else named.folder).resolve()
-        same = value is None if began is None else place is not None and began.folder.is_relative_to(place)
+        place = (
+            None if value is None else Path(str(value) if named is None else named.folder).resolve()
+        )
+        same = (
+            value is None
+            if began is None
+            else place is not None and began.folder.is_relative_to(place)
+        )
         if not same or (began is not None and named is not None and named.digest != began.digest):
             raise ConfigError(
                 f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes on. A branch from "

@@ -41,9 +41,13 @@ def run(arguments: VerbArguments) -> int:
         raise ConfigError("optrun start '': expected a file, a folder or a name.")
     for token in arguments.overrides:
         if token.startswith(("data=", "data.train=")):
-            raise ConfigError(f"{token}: optrun start finds it by FILE, here {place}; leave it out.")
+            raise ConfigError(
+                f"{token}: optrun start finds it by FILE, here {place}; leave it out."
+            )
         if token.lstrip("+").startswith(("resume=", "branch_from=", "search.", "hydra.sweep")):
-            raise ConfigError(f"{token}: has no effect on optrun start, which proposes a new run; leave it out.")
+            raise ConfigError(
+                f"{token}: has no effect on optrun start, which proposes a new run; leave it out."
+            )
     from optrun.cli.proposal import propose
 
     made = propose(place, arguments.overrides, config_dir, _say)

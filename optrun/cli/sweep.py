@@ -13,9 +13,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.base.errors import EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError, StorageError, refuse_url
+from optrun.base.errors import (
+    EXIT_STOPPED_EARLY,
+    EXIT_STORAGE,
+    ConfigError,
+    StorageError,
+    refuse_url,
+)
 from optrun.cli.branch import Branching
-from optrun.cli.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
+from optrun.cli.sweep_checks import (
+    refuse_early,
+    refuse_other_code,
+    refuse_unfit_confirmation,
+    refuse_unjudged,
+)
 from optrun.cli.sweep_files import refuse_changed_files
 from optrun.cli.values import PLACES
 from optrun.config import overrides, store
@@ -106,19 +117,31 @@ def sweep(
     """
     command, options = _command(hydra, command_line), sweeper_options(cfg)
     compose = jobs_of.Composer(
-        hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)), branching, branching.require_place
+        hydra,
+        command.config_name,
+        Path(str(cfg.hydra.sweep.dir)),
+        branching,
+        branching.require_place,
     )
     grids = options.grids if isinstance(options, GridConfig) else []
-    contenders = [one for grid in grids or [{}] for one in _contenders(hydra, branching, command, options, grid)]
+    contenders = [
+        one
+        for grid in grids or [{}]
+        for one in _contenders(hydra, branching, command, options, grid)
+    ]
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
 
         search = Search(hydra, compose, options, contenders)
         plan, seeds = _Plan(command, options, [], search, search.tuned()), search.seeds()
     else:
-        points = (point for each in contenders for point in jobs_of.combinations(hydra, each.overrides))
+        points = (
+            point for each in contenders for point in jobs_of.combinations(hydra, each.overrides)
+        )
         jobs = jobs_of.build_jobs(compose, points)
-        plan = _Plan(command, options, jobs, tuned=sorted({key for each in contenders for key in each.own}))
+        plan = _Plan(
+            command, options, jobs, tuned=sorted({key for each in contenders for key in each.own})
+        )
         seeds = [job.values["seed"] for job in jobs]
     if options.confirm.asked:
         refuse_unfit_confirmation(options.confirm, seeds, plan.judged)
@@ -171,7 +194,9 @@ def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
     )
 
 
-def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: str = "") -> SweepOutcome:
+def _run(
+    plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: str = ""
+) -> SweepOutcome:
     """Run what was planned in the sweep directory, then compare.
 
     Args:
@@ -190,12 +215,22 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
-    if search is not None or any(directory.state(job.name).status != "finished" for job in plan.jobs):
+    if search is not None or any(
+        directory.state(job.name).status != "finished" for job in plan.jobs
+    ):
         refuse_changed_files(directory, judged)
     clean(directory)
     with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")
-        driver = Driver(directory, plan.command, options, Workers(pool, directory.log), view, stop, tuned=plan.tuned)
+        driver = Driver(
+            directory,
+            plan.command,
+            options,
+            Workers(pool, directory.log),
+            view,
+            stop,
+            tuned=plan.tuned,
+        )
         _tell_devices(devices, judged, options, view)
         _tell_left_out(plan.jobs, view)
         try:
@@ -219,18 +254,23 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
         again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
         end = ""
         if stop.refused:
-            end = f"paused: {stop.refused} Make room. {again} Jobs start from their last checkpoints."
+            end = (
+                f"paused: {stop.refused} Make room. {again} Jobs start from their last checkpoints."
+            )
         elif code == EXIT_STOPPED_EARLY:
             end = f"stopped; what ran is saved. {again}"
         _tell_end(driver, end)
-    return SweepOutcome(folder, code, tuple(driver.board.rows), seconds_left=stop.seconds_left, verdict=verdict)
+    return SweepOutcome(
+        folder, code, tuple(driver.board.rows), seconds_left=stop.seconds_left, verdict=verdict
+    )
 
 
 def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
     """Find the devices of the sweep; none where it was not asked for any.
 
     Raises:
-        ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs, too.
+        ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs,
+            too.
     """
     if options.devices is None:
         return []
@@ -246,7 +286,9 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
     return devices
 
 
-def _tell_devices(devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: PlainView) -> None:
+def _tell_devices(
+    devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: PlainView
+) -> None:
     """Say which devices are used, and which of them a search leaves idle."""
     if not devices:
         return
@@ -297,14 +339,18 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
         values: dict[str, object] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
         target = str(values.get("_target_", ""))
         if target.endswith(".BasicSweeper"):
-            return _plain_grid(max_batch_size=values.get("max_batch_size"), params=values.get("params") or {})
+            return _plain_grid(
+                max_batch_size=values.get("max_batch_size"), params=values.get("params") or {}
+            )
         made = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from error
         raise interpolation(cfg, error) from error
     if not isinstance(made, SweeperConfig):
-        raise ConfigError(f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic.")
+        raise ConfigError(
+            f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic."
+        )
     return made
 
 
@@ -314,7 +360,11 @@ def _plain_grid(**changed: object) -> GridConfig:
 
 
 def _contenders(
-    hydra: Hydra, branching: Branching, command: SweepCommand, options: SweeperConfig, grid: dict[str, object]
+    hydra: Hydra,
+    branching: Branching,
+    command: SweepCommand,
+    options: SweeperConfig,
+    grid: dict[str, object],
 ) -> list[Contender]:
     """Write the overrides of one grid, by optimizer where these have spaces of their own; all known by name.
 
@@ -322,13 +372,19 @@ def _contenders(
     """
     for token in command.overrides:
         if token.startswith("hydra.sweep.subdir="):
-            raise ConfigError(f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves all.")
+            raise ConfigError(
+                f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves all."
+            )
     files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
     below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
-    tokens = jobs_of.merged(below, [token for token in command.overrides if not overrides.is_hydra(token)])
+    tokens = jobs_of.merged(
+        below, [token for token in command.overrides if not overrides.is_hydra(token)]
+    )
     own = list(filter(overrides.is_search, tokens))
     checked = partial(branching.checked, sweep=True)
-    return contenders_of(hydra, checked, checked([token for token in tokens if token not in own]), own)
+    return contenders_of(
+        hydra, checked, checked([token for token in tokens if token not in own]), own
+    )
 
 
 def _folder(cfg: DictConfig) -> Path:
@@ -351,15 +407,27 @@ def _folder(cfg: DictConfig) -> Path:
         except FileExistsError:
             free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
         except OSError as error:
-            raise StorageError(f"hydra.sweep.dir={folder}: {error.strerror}. Choose another directory.") from error
+            raise StorageError(
+                f"hydra.sweep.dir={folder}: {error.strerror}. Choose another directory."
+            ) from error
 
 
 def _opening(driver: Driver, folder: Path) -> str:
     count = driver.board.count
-    known = (count("finished"), "finished before"), (count("running", "interrupted"), "to go on with")
-    pieces = [f"{driver.board.total} jobs -> {folder}", *(f"{number} {what}" for number, what in known if number)]
+    known = (
+        (count("finished"), "finished before"),
+        (count("running", "interrupted"), "to go on with"),
+    )
+    pieces = [
+        f"{driver.board.total} jobs -> {folder}",
+        *(f"{number} {what}" for number, what in known if number),
+    ]
     if failed := count("failed"):
-        again = "tried again" if driver.options.retry_failed else "left (hydra.sweeper.retry_failed=true tries again)"
+        again = (
+            "tried again"
+            if driver.options.retry_failed
+            else "left (hydra.sweeper.retry_failed=true tries again)"
+        )
         pieces.append(f"{failed} failed before, {again}")
     return " · ".join(pieces)
 

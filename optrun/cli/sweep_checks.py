@@ -34,10 +34,16 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
     nodes, tasks_per_node = (int(launcher.get(key) or 1) for key in ("nodes", "tasks_per_node"))
     tasks = nodes * tasks_per_node
     if tasks > 1:
-        _refuse_tasks(jobs, launcher, f"hydra.launcher.nodes={nodes} hydra.launcher.tasks_per_node={tasks_per_node}")
+        _refuse_tasks(
+            jobs,
+            launcher,
+            f"hydra.launcher.nodes={nodes} hydra.launcher.tasks_per_node={tasks_per_node}",
+        )
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
-        if job.values["distributed"]["name"] != "none":  # which devices there are, its own process sees
+        if (
+            job.values["distributed"]["name"] != "none"
+        ):  # which devices there are, its own process sees
             config = store.typed(saved.with_schemas(job.values, job.label))
             assert isinstance(config.distributed, RanksConfig)
             given, nnodes = config.training.nproc_per_node, config.distributed.nnodes
@@ -56,7 +62,9 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
     if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
         for job in jobs:
             refuse_idle_nproc(job.values["training"]["nproc_per_node"])
-    for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
+    for job in {
+        str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs
+    }.values():
         if job.values["tracking"]["name"] == "none" and "kind" not in job.values["optimizer"]:
             continue  # neither is of another package
         cfg = saved.with_schemas(job.values, job.label)
@@ -99,7 +107,9 @@ def refuse_other_code(directory: SweepDir) -> None:
         ConfigError: Naming the job, what it used, and both digests.
     """
     for summary in sorted(directory.path.glob("*/summary.json")):
-        origins.require(directory.summary(summary.parent.name).get("plugins", ()), str(summary.parent))
+        origins.require(
+            directory.summary(summary.parent.name).get("plugins", ()), str(summary.parent)
+        )
 
 
 def refuse_unjudged(jobs: list[Job]) -> None:
@@ -119,7 +129,9 @@ def refuse_unjudged(jobs: list[Job]) -> None:
             )
 
 
-def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: Sequence[Job]) -> None:
+def refuse_unfit_confirmation(
+    asked: ConfirmConfig, seeds: Sequence[int], jobs: Sequence[Job]
+) -> None:
     """Refuse a confirmation that could not follow, while nothing is spent yet.
 
     Args:
@@ -128,7 +140,8 @@ def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: 
         jobs: That show what all of them are.
 
     Raises:
-        ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no one choice.
+        ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no
+            one choice.
     """
     from optrun.cli.values import read_request
     from optrun.report.confirmation import refuse_stale

@@ -37,7 +37,9 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         known: dict[str, dict[str, str]] = read_json(directory.files)
     except (OSError, ValueError):
         known = {}
-    for key, text, sizes_alone in dict.fromkeys(path for job in jobs for path in _paths(job.values)):
+    for key, text, sizes_alone in dict.fromkeys(
+        path for job in jobs for path in _paths(job.values)
+    ):
         name = f"{key}={text}{' by size' if sizes_alone else ''}"
         then, now = known.get(name, {}), _contents(text, sizes_alone=sizes_alone)
         if then and then != now and (user := _trained_on(directory, text)):
@@ -49,15 +51,20 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
     try:
         replace_text(directory.files, json.dumps(known))
     except OSError as error:
-        raise StorageError(f"{directory.files}: {error.strerror}. Make room; the same command goes on.") from error
+        raise StorageError(
+            f"{directory.files}: {error.strerror}. Make room; the same command goes on."
+        ) from error
 
 
 def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
     """Yield key and text of each path in a job's configuration, and whether only the sizes of its files are looked at.
 
-    That is where it takes too long to read them before a sweep: rows that are a stream, and folders of data.
+    That is where it takes too long to read them before a sweep: rows that are a stream, and folders
+    of data.
     """
-    keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]  # these may be written
+    keys = [
+        key for key in path_keys(values) if not key.startswith("callbacks.")
+    ]  # these may be written
     leaves = flat(values)
     for key, value in leaves.items():
         if is_path(key, keys):
@@ -66,7 +73,9 @@ def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
 
 
 def _texts(value: object) -> list[str]:
-    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    return [
+        text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)
+    ]
 
 
 def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
@@ -95,7 +104,9 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
     if name not in now:
         return f"{name} is gone"
-    return f"{name} changed: {then[name]} then, {now[name]} now" if name in then else f"{name} is new"
+    return (
+        f"{name} changed: {then[name]} then, {now[name]} now" if name in then else f"{name} is new"
+    )
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:

@@ -85,11 +85,17 @@ class JobTask:
         from optrun.launch.rank import begin, leave
 
         rank = begin(found)
-        atexit.register(lambda: leave(int(hasattr(sys, "last_value"))))  # after submitit has written what is returned
+        atexit.register(
+            lambda: leave(int(hasattr(sys, "last_value")))
+        )  # after submitit has written what is returned
         try:
             meeting = rank.meet(cfg.distributed.timeout_seconds, {})
         except OptrunError as error:
-            return str(error) if found.rank else replace(self.alone, train_run=partial(_fail, error))(cfg)
+            return (
+                str(error)
+                if found.rank
+                else replace(self.alone, train_run=partial(_fail, error))(cfg)
+            )
         if found.rank:
             with contextlib.suppress(OptrunError):  # rank 0 records how they ended
                 follow_leader(rank, meeting)
@@ -104,6 +110,8 @@ def _fail(error: OptrunError, *job: object) -> None:  # noqa: ARG001
 
 
 if __name__ == "__main__":
-    from optrun.cli import sweep_worker  # by its name: launchers send the function to other processes
+    from optrun.cli import (
+        sweep_worker,  # by its name: launchers send the function to other processes
+    )
 
     serve([int(number) for number in sys.argv[1:]], sweep_worker.train_job, sweep_worker.JobTask)

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from optrun.launch.single_run import Caller
     from optrun.runner.outcome import Outcome
 
-_OF_SWEEPS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.", "hydra/sweeper", "hydra/launcher", overrides.SEARCH)
+_OF_SWEEPS = (
+    "hydra.sweep.",
+    "hydra.sweeper.",
+    "hydra.launcher.",
+    "hydra/sweeper",
+    "hydra/launcher",
+    overrides.SEARCH,
+)
 """Begin the overrides that a single run would ignore."""
 
 
@@ -73,12 +80,20 @@ def run(argv: list[str]) -> int:
                 "out; what a run computes stands in its config.yaml."
             )
         whole = command_line if sweeps else whole_command_line(hydra, command_line)
-        tokens = whole.overrides if sweeps else auto_lr.resolve(hydra, command_line.config_name, whole.overrides)[0]
+        tokens = (
+            whole.overrides
+            if sweeps
+            else auto_lr.resolve(hydra, command_line.config_name, whole.overrides)[0]
+        )
         common = [token for token in tokens if not (sweeps and overrides.is_search(token))]
         checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
-        several = next((each.input_line for each in overrides.parse(common) if each.is_sweep_override()), None)
+        several = next(
+            (each.input_line for each in overrides.parse(common) if each.is_sweep_override()), None
+        )
         if args.cfg and several:
-            raise ConfigError(f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its values.")
+            raise ConfigError(
+                f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its values."
+            )
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
 
@@ -96,18 +111,25 @@ def run(argv: list[str]) -> int:
     if found is not None:
         return _join(found, argv, args.overrides, work)
     if sys.stderr.isatty():
-        sys.stderr.write("optrun: reading configuration, libraries and data ...\n")  # seconds before anything else
+        sys.stderr.write(
+            "optrun: reading configuration, libraries and data ...\n"
+        )  # seconds before anything else
     return work()
 
 
 def _is_alone(args: argparse.Namespace) -> bool:
     """Tell whether it is clear before composing that no launcher started other ranks to meet."""
-    told = any(token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides)
+    told = any(
+        token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides
+    )
     return not (told or args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ)
 
 
 def _join(
-    found: Launched, argv: list[str], overrides: Sequence[str], lead: Callable[[Leader], int] | None = None
+    found: Launched,
+    argv: list[str],
+    overrides: Sequence[str],
+    lead: Callable[[Leader], int] | None = None,
 ) -> int:
     """Run as a rank of a launcher.
 
@@ -157,7 +179,9 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     _refuse_call_in_rank(caller)
     for token in command_line.overrides:
         if token.lstrip("+~").startswith(_OF_SWEEPS):
-            raise ConfigError(f"{token}: has no effect on a single run. Add -m for a sweep, or leave it out.")
+            raise ConfigError(
+                f"{token}: has no effect on a single run. Add -m for a sweep, or leave it out."
+            )
     overrides.refuse_twice(overrides.parse(command_line.overrides))
     value = overrides.resume_value(command_line.overrides)
     if value is None:
@@ -193,10 +217,14 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     checked = branching.checked(common, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
-            raise ConfigError(f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie.")
+            raise ConfigError(
+                f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie."
+            )
     cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
-        raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
+        raise ConfigError(
+            "resume goes on with one run; a sweep is taken up by repeating its own command."
+        )
     command_line = replace(command_line, overrides=[*checked, *own])
     outcome = sweep(hydra, command_line, cfg, caller, branching)
     if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
@@ -207,7 +235,11 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     left = outcome.seconds_left  # one limit for the whole command
     asked = read_request(**vars(outcome.confirm))
     then = confirm(outcome.folder, asked, caller, command_line.overrides, seconds=left)
-    return replace(outcome, exit_code=then.exit_code or outcome.exit_code, verdict=then.verdict or outcome.verdict)
+    return replace(
+        outcome,
+        exit_code=then.exit_code or outcome.exit_code,
+        verdict=then.verdict or outcome.verdict,
+    )
 
 
 def _refuse_call_in_rank(caller: Caller) -> None:

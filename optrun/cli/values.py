@@ -34,7 +34,9 @@ def is_place(token: str) -> bool:
     return key in PLACES or key.startswith("hydra.launcher.")
 
 
-def read_request(*, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any) -> Asked:
+def read_request(
+    *, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any
+) -> Asked:
     """Read what is asked of a confirmation: seeds, power and difference; the others are taken as they are.
 
     Raises:
@@ -44,11 +46,15 @@ def read_request(*, seeds: Any = None, power: Any = None, difference: Any = None
 
     for key, given in (("power", power), ("difference", difference)):
         if seeds is not None and given is not None:
-            raise ConfigError(f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one out.")
+            raise ConfigError(
+                f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one out."
+            )
     return Asked(
         seeds=None if seeds is None else read_seeds(seeds),
         power=read_number("power", power, "a chance between 0 and 1, such as 0.8", 0, 1),
-        difference=read_number("difference", difference, "a number above 0, in units of the metric", 0),
+        difference=read_number(
+            "difference", difference, "a number above 0, in units of the metric", 0
+        ),
         **others,
     )
 
@@ -88,6 +94,8 @@ def read_seeds(given: object) -> list[int]:
         ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip(), re.ASCII)
         span = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
         if not 0 < len(span) <= 10_000 or set(span) & set(found):
-            raise ConfigError(f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or 5,6,7.")
+            raise ConfigError(
+                f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or 5,6,7."
+            )
         found += span
     return found

@@ -6,7 +6,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optrun.base.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, StorageError, printable
+from optrun.base.errors import (
+    EXIT_DONE,
+    EXIT_NO_CHECKPOINT,
+    CheckpointError,
+    ConfigError,
+    StorageError,
+    printable,
+)
 from optrun.cli.parser import VerbArguments, VerbParser
 
 _STRANGER = "not of the checkpoint; never read"
@@ -30,7 +37,9 @@ and both checksums. Weights and checkpoints are never accepted, and what a run n
 is lost or damaged is accepted by its own name, run_manifest.json, and with it every file as it is.
 """,
     )
-    made.add_argument("--accept", metavar="FILE", help="take a changed file of the run as it is, with a record")
+    made.add_argument(
+        "--accept", metavar="FILE", help="take a changed file of the run as it is, with a record"
+    )
     return made
 
 
@@ -51,11 +60,15 @@ def _accept(paths: list[str], file: str) -> None:
 
     target = locate(paths[0])
     if len(paths) > 1 or target.checkpoint is not None:
-        raise ConfigError(f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or not.")
+        raise ConfigError(
+            f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or not."
+        )
     try:
         accept(target.run, file)
     except OSError as error:
-        raise StorageError(f"{target.run.manifest}: cannot be written: {error.strerror or error}.") from error
+        raise StorageError(
+            f"{target.run.manifest}: cannot be written: {error.strerror or error}."
+        ) from error
 
 
 def _verify(path: str) -> int:
@@ -72,14 +85,22 @@ def _verify(path: str) -> int:
     from optrun.runner.resume.target import locate
 
     target, console = locate(path), Console()
-    folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]
+    folders = (
+        [target.checkpoint]
+        if target.checkpoint is not None
+        else checkpoint_folders(target.run)[::-1]
+    )
     title = Text(printable(str(target.checkpoint or target.run.path)))
     table = Table(title=title, title_justify="left", title_style="dim")
     for name in ("checkpoint", "file", "size", "tensors", "verdict"):
-        table.add_column(name, justify="right" if name in ("size", "tensors") else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if name in ("size", "tensors") else "left", overflow="fold"
+        )
 
     def add(verdict: str, name: str, shown: str = "", tensors: str = "", folder: str = "") -> None:
-        table.add_row(folder, Text(printable(name)), shown, tensors, Text(verdict, style=_STYLES[verdict]))
+        table.add_row(
+            folder, Text(printable(name)), shown, tensors, Text(verdict, style=_STYLES[verdict])
+        )
 
     wrong: list[str] = []
     try:
@@ -90,8 +111,16 @@ def _verify(path: str) -> int:
         of_run = Checked() if target.checkpoint is not None else check_run(target.run)
         wrong += of_run.wrong.values()
         for name in sorted({*of_run.wrong, *of_run.whole, *of_run.open}):
-            verdict = "damaged" if name in of_run.wrong else "not covered" if name in of_run.open else "whole"
-            if verdict != "whole" or not matches(name, (CHECKPOINT,)):  # a checkpoint has rows of its own
+            verdict = (
+                "damaged"
+                if name in of_run.wrong
+                else "not covered"
+                if name in of_run.open
+                else "whole"
+            )
+            if verdict != "whole" or not matches(
+                name, (CHECKPOINT,)
+            ):  # a checkpoint has rows of its own
                 add(verdict, name, size(_bytes(target.run.path / name)))
         for folder in folders:
             report = examine(folder, run_id)
@@ -115,8 +144,14 @@ def _verify(path: str) -> int:
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for record in of_run.accepted:
         was, now = (str(side or "none")[:12] for side in (record.was, record.now))
-        sealed = "every file as it was then" if record.name == MANIFEST else f"sha256 was {was}, is {now}"
-        console.print(Text(printable(f"{record.name}: accepted at {record.at}: {sealed}")), soft_wrap=True)
+        sealed = (
+            "every file as it was then"
+            if record.name == MANIFEST
+            else f"sha256 was {was}, is {now}"
+        )
+        console.print(
+            Text(printable(f"{record.name}: accepted at {record.at}: {sealed}")), soft_wrap=True
+        )
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE

@@ -18,7 +18,8 @@ def leave_open(cfg: DictConfig, tokens: Sequence[str], *, settled: bool = False)
 
     Args:
         cfg: Composed, without Hydra's node; the size becomes null in it.
-        tokens: The overrides that it was composed with. What a recipe, or a choice, of the user's sets is given, too.
+        tokens: The overrides that it was composed with. What a recipe, or a choice, of the user's
+            sets is given, too.
         settled: Whether it is of a run that began, whose size may follow from its ranks.
     """
     training = cfg.training

@@ -28,7 +28,10 @@ OWN = (KEY, "branch_schedule", "resume", "run_name", ENVIRONMENT)
 """Keys that belong to one run, and are not taken from its trunk."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
 """Keys of the trunk that mean nothing any more where another choice of a group takes its place."""
-_EITHER = {"training.max_steps": "training.num_train_epochs", "training.num_train_epochs": "training.max_steps"}
+_EITHER = {
+    "training.max_steps": "training.num_train_epochs",
+    "training.num_train_epochs": "training.max_steps",
+}
 """Of two lengths of a run one is given."""
 _PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
 _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
@@ -48,8 +51,8 @@ def is_branch(token: str) -> bool:
 def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
     """Write a resolved configuration as overrides of the default one.
 
-    Values that stand in the configuration files, or follow from others, are left to these, so that the default lr of
-    another optimizer is its own.
+    Values that stand in the configuration files, or follow from others, are left to these, so that
+    the default lr of another optimizer is its own.
 
     Args:
         hydra: Composes.
@@ -60,9 +63,16 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         ConfigError: A value that cannot be written on a command line.
     """
     wanted = {key: value for key, value in values.items() if key not in OWN}
-    choices = {group: saved_kind(group, schemas, wanted[group]) for group, schemas in GROUPS.items()}
+    choices = {
+        group: saved_kind(group, schemas, wanted[group]) for group, schemas in GROUPS.items()
+    }
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
-    for step in ("plain", "top", "all", "end"):  # what follows from another value is looked at once that one is set
+    for step in (
+        "plain",
+        "top",
+        "all",
+        "end",
+    ):  # what follows from another value is looked at once that one is set
         composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
         left = list(_differing(saved.plain(composed), wanted))
         if not left:
@@ -70,16 +80,24 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         for key, value in left:
             follows = bool(_interpolated(composed, key))
             if not follows or step == "all" or (step == "top" and "." not in key):
-                plus = "++" if open_prefix(composed, key) is not None or _is_open(composed, key) else ""
+                plus = (
+                    "++"
+                    if open_prefix(composed, key) is not None or _is_open(composed, key)
+                    else ""
+                )
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={_written(value)}")
     key, value = left[0]
-    raise ConfigError(f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it.")
+    raise ConfigError(
+        f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it."
+    )
 
 
 _GONE = object()
 
 
-def _differing(base: PlainMapping, wanted: PlainMapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _differing(
+    base: PlainMapping, wanted: PlainMapping, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys whose values differ, with those that are wanted."""
     for name in dict.fromkeys([*base, *wanted]):
         key = f"{prefix}{name}"
@@ -87,7 +105,12 @@ def _differing(base: PlainMapping, wanted: PlainMapping, prefix: str = "") -> It
             continue
         if name not in wanted:
             yield key, _GONE
-        elif isinstance(base.get(name), Mapping) and isinstance(wanted[name], Mapping) and base[name] and wanted[name]:
+        elif (
+            isinstance(base.get(name), Mapping)
+            and isinstance(wanted[name], Mapping)
+            and base[name]
+            and wanted[name]
+        ):
             yield from _differing(base[name], wanted[name], f"{key}.")
         elif name not in base or not saved.same(base[name], wanted[name]):
             yield key, wanted[name]
@@ -130,8 +153,8 @@ def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> l
     Args:
         trunk: Its configuration, by `as_overrides`.
         values: The same, resolved.
-        typed: Overrides of the command line; they win. A choice that the trunk has already changes nothing, another
-            one comes with values of its own.
+        typed: Overrides of the command line; they win. A choice that the trunk has already changes
+            nothing, another one comes with values of its own.
 
     Returns:
         The overrides of the branch.
@@ -192,7 +215,10 @@ def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) ->
         and not is_path(key, paths)
     }
     if fixed:
-        listed = ", ".join(f"{key}={_shown(now)} (the trunk: {_shown(before)})" for key, (before, now) in fixed.items())
+        listed = ", ".join(
+            f"{key}={_shown(now)} (the trunk: {_shown(before)})"
+            for key, (before, now) in fixed.items()
+        )
         raise ConfigError(
             f"{listed}: a branch has the model of its trunk and its place in the data, and takes both from {where}. "
             "Leave it out, or start a new run without branch_from."

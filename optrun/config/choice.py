@@ -1,7 +1,8 @@
 """A configuration from Python: a choice by its name, with the values of its YAML, and keywords on top.
 
-The command line goes through Hydra. Python callers of `build_scheduler`, `build_clip` and `build_param_groups` come
-here, so that a default is written down once, in `conf/`, and a misspelt keyword is refused in both worlds.
+The command line goes through Hydra. Python callers of `build_scheduler`, `build_clip` and
+`build_param_groups` come here, so that a default is written down once, in `conf/`, and a misspelt
+keyword is refused in both worlds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ ConfigT = TypeVar("ConfigT")
 
 
 def choice(
-    group: str, schemas: Mapping[str, type[ConfigT]], config_or_name: ConfigT | str, options: Mapping[str, object]
+    group: str,
+    schemas: Mapping[str, type[ConfigT]],
+    config_or_name: ConfigT | str,
+    options: Mapping[str, object],
 ) -> ConfigT:
     """Return the configuration that a builder was asked for.
 
@@ -36,8 +40,8 @@ def choice(
         An instance of one of `schemas`, its ranges checked.
 
     Raises:
-        TypeError: `config_or_name` is neither, options stand beside a ready configuration, or a value is of another
-            type than its field.
+        TypeError: `config_or_name` is neither, options stand beside a ready configuration, or a
+            value is of another type than its field.
         ConfigError: Unknown choice, unknown or missing key, value out of range.
     """
     if not isinstance(config_or_name, str):
@@ -46,16 +50,22 @@ def choice(
                 f"{group}: expected the name of a choice or its configuration, got {type(config_or_name).__name__}."
             )
         if options:
-            raise TypeError(f"{group}: {sorted(options)} stand beside a ready configuration; set them there.")
+            raise TypeError(
+                f"{group}: {sorted(options)} stand beside a ready configuration; set them there."
+            )
         return config_or_name
     if config_or_name not in schemas:
-        raise ConfigError(f"{group}={config_or_name}: no such choice. {did_you_mean(config_or_name, schemas)}")
+        raise ConfigError(
+            f"{group}={config_or_name}: no such choice. {did_you_mean(config_or_name, schemas)}"
+        )
     schema = schemas[config_or_name]
     names = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
     for key in options:
         if key not in names or key == "name":
             valid = [name for name in names if name != "name"]
-            raise ConfigError(f"{group}.{key}: {group}={config_or_name} has no such key. {did_you_mean(key, valid)}")
+            raise ConfigError(
+                f"{group}.{key}: {group}={config_or_name} has no such key. {did_you_mean(key, valid)}"
+            )
     values = default_values(group, config_or_name) | dict(options)
     missing = [name for name in names if values.get(name) == "???" or name not in values]
     if missing:
@@ -73,21 +83,32 @@ def _of_its_type(key: str, schema: type[object], name: str, value: object) -> ob
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
     fields = OmegaConf.structured(schema)
-    try:  # what a list or a mapping holds is looked at by the schema, which says which item it means
-        fields[name] = [] if isinstance(value, list | tuple) else {} if isinstance(value, Mapping) else value
+    # what a list or a mapping holds is looked at by the schema, which says which item it means
+    try:
+        fields[name] = (
+            [] if isinstance(value, list | tuple) else {} if isinstance(value, Mapping) else value
+        )
     except UnsupportedValueType:  # a function, a tensor: whoever takes it says so
         return value
     except OmegaConfBaseException as error:
-        raise TypeError(f"{key}={value!r}: expected {expected_type(error)}, got {type(value).__name__}.") from error
+        raise TypeError(
+            f"{key}={value!r}: expected {expected_type(error)}, got {type(value).__name__}."
+        ) from error
     return fields[name] if isinstance(value, str) else value
 
 
 def _enum_member(key: str, hint: object, value: object) -> object:
     """Look up the member of an Enum where its name was given, as Hydra does it."""
-    kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Enum)]
+    kinds = [
+        kind
+        for kind in (hint, *get_args(hint))
+        if isinstance(kind, type) and issubclass(kind, Enum)
+    ]
     if not kinds or not isinstance(value, str):
         return value
     members = kinds[0].__members__
     if value not in members:
-        raise ConfigError(f"{key}={value}: expected one of {', '.join(members)}. {did_you_mean(value, members)}")
+        raise ConfigError(
+            f"{key}={value}: expected one of {', '.join(members)}. {did_you_mean(value, members)}"
+        )
     return members[value]

@@ -20,8 +20,12 @@ def compose_request(hydra: Hydra, command_line: CommandLine) -> Request:
     Raises:
         ConfigError: A key, choice or value that does not exist or does not fit.
     """
-    checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
-    return request_of(command_line, store.compose(hydra, command_line.config_name, checked), checked)
+    checked = overrides.checked(
+        hydra, command_line.config_name, command_line.overrides, sweep=False
+    )
+    return request_of(
+        command_line, store.compose(hydra, command_line.config_name, checked), checked
+    )
 
 
 def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str]) -> Request:
@@ -33,7 +37,8 @@ def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str
         checked: The overrides as `overrides.checked` returns them.
 
     Raises:
-        ConfigError: A mandatory value is missing or one is out of range, or a file says what only a person may say.
+        ConfigError: A mandatory value is missing or one is out of range, or a file says what only a
+            person may say.
     """
     own = store.without_hydra(cfg)
     leave_open(own, checked)

@@ -38,7 +38,9 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
     if isinstance(error, RecursionError):
         names = users_files()
         where = shown(list(names.values())[-1]) if names else config_name
-        return ConfigError(f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one out.")
+        return ConfigError(
+            f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one out."
+        )
     named = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and named is not None:
         return _unmerged(named[1], cause)
@@ -54,7 +56,10 @@ def _not_taken(config_name: str, message: str) -> ConfigError:
     inside = re.match(r"In '?([^':]+)'?: (.*)", message)
     name, message = (inside[1], inside[2]) if inside else (config_name, message)
     names = [
-        "".join(found) for found in re.findall(r"'([^']+)'|Multiple values for ([\w/]+)|^([\w/]+) appears", message)
+        "".join(found)
+        for found in re.findall(
+            r"'([^']+)'|Multiple values for ([\w/]+)|^([\w/]+) appears", message
+        )
     ]
     if "No match in the defaults list" in message and names:
         message = f"override {names[0]}: no such group. {did_you_mean(names[0], GROUPS)}"
@@ -62,7 +67,11 @@ def _not_taken(config_name: str, message: str) -> ConfigError:
             message = str(unknown_hydra_group(["launcher", "sweeper"], names[0]))
     positions = [position for position in map(mentioned, names) if position is not None]
     if not positions and name in users_files():
-        key = "defaults" if "searchpath" not in message and "config source" not in message else "hydra.searchpath"
+        key = (
+            "defaults"
+            if "searchpath" not in message and "config source" not in message
+            else "hydra.searchpath"
+        )
         positions = [shown(READ[name], line_of(READ[name], key))]
     return ConfigError(f"{positions[0]}: {message}" if positions else message)
 
@@ -82,21 +91,33 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     """Refuse a recipe, or an entry of a defaults list, that leads nowhere."""
     group, _, name = missing.rpartition("/")
     options = hydra.config_loader.get_group_options(group)
-    folders = (Path(source.path) for source in hydra.config_loader.get_sources() if source.scheme() == "file")
+    folders = (
+        Path(source.path)
+        for source in hydra.config_loader.get_sources()
+        if source.scheme() == "file"
+    )
     twin = next((path for path in folders if (path / f"{missing}.yml").is_file()), None)
-    near = f"{shown(twin / missing)}.yml: call it {name}.yaml." if twin else did_you_mean(name, options)
+    near = (
+        f"{shown(twin / missing)}.yml: call it {name}.yaml."
+        if twin
+        else did_you_mean(name, options)
+    )
     path = Path(config_name if config_name.endswith(".yaml") else f"{config_name}.yaml")
     if missing == config_name.strip("/") and path.is_file():
         words = f"--config-dir {path.parent} -cn {path.stem}"
         return ConfigError(f"-cn {config_name}: no such recipe. For the file {path} write {words}")
     if missing == config_name.strip("/"):
         near = near or "It is the name of a file, not a path."
-        return ConfigError(f"-cn {config_name}: no such recipe. {near} Your own are found with --config-dir DIR.")
+        return ConfigError(
+            f"-cn {config_name}: no such recipe. {near} Your own are found with --config-dir DIR."
+        )
     where = mentioned(name) or mentioned(missing)
     where = f"{where}: " if where else ""
     if group and not options:
         groups = hydra.config_loader.list_groups(group.rpartition("/")[0])
-        return ConfigError(f"{where}{group}={name}: no such group {group}. {did_you_mean(group, groups)}")
+        return ConfigError(
+            f"{where}{group}={name}: no such group {group}. {did_you_mean(group, groups)}"
+        )
     if name.endswith("_schema"):
         near = did_you_mean(name, [f"{choice}_schema" for choice in CHOICES.get(group, ())])
     return ConfigError(
@@ -104,7 +125,8 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     )
 
 
-# A file that does not fit ---------------------------------------------------------------------------------------------
+# A file that does not fit
+# ---------------------------------------------------------------------------------------------
 
 
 def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
@@ -117,7 +139,9 @@ def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
         return ConfigError(f"{where}: a run has one choice of each group, and here are several.")
     if path is None:  # a schema, put elsewhere by the defaults list
         where = mentioned(key.split(".")[0]) or config_path
-        return ConfigError(f"{where}: {key}: no such key. A group keeps its place: write it without @{key}.")
+        return ConfigError(
+            f"{where}: {key}: no such key. A group keeps its place: write it without @{key}."
+        )
     message = _unknown(root, config_path, key, cause) if isinstance(cause, ConfigKeyError) else None
     if message is None:
         key, message = _misfit(root, path, config_path) if not key else (key, _unfit(key, cause))
@@ -130,7 +154,11 @@ def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseE
     if leaf == "_target_":
         values = {name: node.value for name, node, _ in entries(READ[config_path], config_path)}
         return str(code_refusal(key, values.get(key)))
-    if choices and cause.object_type not in choices.values() and config_path.startswith(group.replace(".", "/")):
+    if (
+        choices
+        and cause.object_type not in choices.values()
+        and config_path.startswith(group.replace(".", "/"))
+    ):
         return (
             f"{key}: the defaults list names no schema. Begin with a choice to change, such as `defaults: "
             f"[{next(iter(choices))}, _self_]`, or with its schema, `defaults: [{next(iter(choices))}_schema, _self_]`."
@@ -154,14 +182,19 @@ def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
         there = node_at(root, key)
         text = node.value if isinstance(node, yaml.ScalarNode) else "..."
         if isinstance(there, DictConfig) and not isinstance(node, yaml.MappingNode):
-            hint = f" Choose it in the defaults list: `- override {key}: {text}`." if key in GROUPS else ""
+            hint = (
+                f" Choose it in the defaults list: `- override {key}: {text}`."
+                if key in GROUPS
+                else ""
+            )
             return key, f"{key}={text}: expected a mapping, such as {{key: value}}.{hint}"
         if isinstance(there, ListConfig) and not isinstance(node, yaml.SequenceNode):
             return key, f"{key}={text}: expected a list, such as [a,b]."
     return "", "a value is a mapping or a list where the configuration has another kind."
 
 
-# Interpolations -------------------------------------------------------------------------------------------------------
+# Interpolations
+# -------------------------------------------------------------------------------------------------------
 
 
 def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
@@ -173,7 +206,11 @@ def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> Conf
     """
     message = first_line(error)
     key = str(error.full_key or "")
-    if isinstance(error.__cause__, ConfigError) or not key or not isinstance(error, InterpolationResolutionError):
+    if (
+        isinstance(error.__cause__, ConfigError)
+        or not key
+        or not isinstance(error, InterpolationResolutionError)
+    ):
         return ConfigError(message)
     node = None if error.parent_node is None else node_at(error.parent_node._get_root(), key)
     text = node._value() if node is not None else "${...}"

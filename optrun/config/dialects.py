@@ -1,8 +1,8 @@
 """Presets by the name of a package: which options give the numbers of its optimizer of that name.
 
-A preset says only where a package differs from optrun's own defaults. In a YAML an option that some package has
-otherwise is written `${dialect:DEFAULT}`, so that whatever a file, a recipe or the command line gives itself comes
-first, and the resolved configuration holds plain values.
+A preset says only where a package differs from optrun's own defaults. In a YAML an option that some
+package has otherwise is written `${dialect:DEFAULT}`, so that whatever a file, a recipe or the
+command line gives itself comes first, and the resolved configuration holds plain values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ LAMB: Mapping[str, Preset] = {
     "timm": _COUNTS_STEPS,
     "apex": _COUNTS_STEPS,
     "nvlamb": {**_COUNTS_STEPS, "always_adapt": True},
-    "deepspeed": {**_ADAPTS_ALL, "eps": 1e-8, "bias_correction": "lr", "min_trust": 0.01, "max_trust": 10.0},
+    "deepspeed": {
+        **_ADAPTS_ALL,
+        "eps": 1e-8,
+        "bias_correction": "lr",
+        "min_trust": 0.01,
+        "max_trust": 10.0,
+    },
     "optax": {**_ADAPTS_ALL, **_COUNTS_STEPS},
     "keras": {**_ADAPTS_ALL, **_COUNTS_STEPS, "eps": 1e-7, "weight_decay_mode": "decoupled"},
     "pytorch_optimizer": {
@@ -82,7 +88,8 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
     Example:
         >>> expect_dialect("adamax", "kears")
         Traceback (most recent call last):
-        optrun.base.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax. Did you mean keras? ...
+        optrun.base.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax. Did you
+        mean keras? ...
     """
     own = DIALECTS[choice]
     if dialect is None or dialect in own:
@@ -117,7 +124,10 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
     expect_dialect(choice, dialect)
     preset = {} if dialect is None else DIALECTS[choice][dialect]
     merged = {**preset, **given}
-    return {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
+    return {
+        key: given.get(value.option) if isinstance(value, SameAs) else value
+        for key, value in merged.items()
+    }
 
 
 def own_default(value: object) -> object:

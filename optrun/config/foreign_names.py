@@ -1,6 +1,7 @@
 """Names of other trainers: what each is called here, or that it is not offered and what to do instead.
 
-A value is a key (`lr`), a token to type (`scheduler=NAME`), or a message that begins with "not offered".
+A value is a key (`lr`), a token to type (`scheduler=NAME`), or a message that begins with "not
+offered".
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ def _table(here: Mapping[str, str], not_offered: Mapping[str, str] | None = None
         here: Their names, with blanks between, to a key or a token; `{}` in it is their name.
         not_offered: Their names to the reason.
     """
-    rows = {**here, **{names: f"not offered: {reason}" for names, reason in (not_offered or {}).items()}}
-    return {name: found.replace("{}", name) for names, found in rows.items() for name in names.split()}
+    rows = {
+        **here,
+        **{names: f"not offered: {reason}" for names, reason in (not_offered or {}).items()},
+    }
+    return {
+        name: found.replace("{}", name) for names, found in rows.items() for name in names.split()
+    }
 
 
 SWEEPER = _table(
@@ -303,7 +309,9 @@ def explained(found: str, written: bool = False) -> str:
     if found.startswith("not offered"):
         return f"{found[0].upper()}{found[1:]}."
     if written:
-        return f"Here it is written {found if '=' in found.split(' or ')[-1] else f'{found}=VALUE'}."
+        return (
+            f"Here it is written {found if '=' in found.split(' or ')[-1] else f'{found}=VALUE'}."
+        )
     return f"Here it is called {found}."
 
 
@@ -348,7 +356,11 @@ CHOICES = {
     "checkpoint": _table({"null false no": "checkpoint=none"}),
     "tracking": _table({"null false no": "tracking=none"}),
     "distributed": _table(
-        {"true": "distributed=ddp", "null false": "distributed=none", "deepspeed": "distributed=fsdp"}
+        {
+            "true": "distributed=ddp",
+            "null false": "distributed=none",
+            "deepspeed": "distributed=fsdp",
+        }
     ),
     "param_groups": _table({"null none false": "param_groups=single"}),
     "optimizer": _table(
@@ -375,7 +387,8 @@ def other_choice(group: str, name: str) -> str | None:
 
     Example:
         >>> other_choice("model", "gpt2"), other_choice("data", "my.csv"), other_choice("task", "text-classification")
-        ('model=pretrained model.path=gpt2', 'data=files data.train=my.csv', 'task=sequence_classification')
+        ('model=pretrained model.path=gpt2', 'data=files data.train=my.csv',
+        'task=sequence_classification')
         >>> other_choice("data", "owner/name"), other_choice("clip", "max")
         ('data=hub data.path=owner/name', None)
     """
@@ -386,8 +399,14 @@ def other_choice(group: str, name: str) -> str | None:
         return found
     if group == "model":
         return f"model=pretrained {shlex.quote(f'model.path={name}')}"
-    is_file = re.search(r"\.\w{1,8}$", name) or name.startswith((".", "/", "~")) or Path(name).exists()
-    return f"data=files {shlex.quote(f'data.train={name}')}" if is_file else f"data=hub data.path={name}"
+    is_file = (
+        re.search(r"\.\w{1,8}$", name) or name.startswith((".", "/", "~")) or Path(name).exists()
+    )
+    return (
+        f"data=files {shlex.quote(f'data.train={name}')}"
+        if is_file
+        else f"data=hub data.path={name}"
+    )
 
 
 def translated(argv: Sequence[str], known: Collection[str]) -> str | None:
@@ -398,7 +417,8 @@ def translated(argv: Sequence[str], known: Collection[str]) -> str | None:
         known: Options that exist here.
 
     Returns:
-        The words after `optrun`; None: there are fewer than two such options, or some mean nothing here.
+        The words after `optrun`; None: there are fewer than two such options, or some mean nothing
+        here.
 
     Example:
         >>> translated(["--learning_rate", "5e-5", "--num_train_epochs=3", "seed=1"], [])
@@ -429,4 +449,7 @@ def _written(key: str, value: str) -> list[str]:
     """Write what an option becomes, with its value."""
     words = key if "=" in key else f"{key}=VALUE"
     words = re.sub(r"=(VALUE|NAME)\b", lambda _: f"={value or 'true'}", words)
-    return [*(choice for name, choice in NEEDED.items() if words.startswith(f"{name}=")), *words.split(" ")]
+    return [
+        *(choice for name, choice in NEEDED.items() if words.startswith(f"{name}=")),
+        *words.split(" "),
+    ]

@@ -55,7 +55,11 @@ CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper
 
 def keys_of(group: str) -> set[str]:
     """Collect the dotted keys that a group has under any of its choices."""
-    return {f"{group}.{field.name}" for schema in GROUPS[group].values() for field in dataclasses.fields(schema)}
+    return {
+        f"{group}.{field.name}"
+        for schema in GROUPS[group].values()
+        for field in dataclasses.fields(schema)
+    }
 
 
 def choices_with(group: str, key: str) -> list[str]:
@@ -80,20 +84,32 @@ def default_values(group: str, choice: str) -> PlainDict:
         return row.values()
     values = registry.schema_defaults(CHOICES[group][choice])
     values |= yaml_mapping(config_dir() / group / f"{choice}.yaml")
-    return {str(key): outside_a_run(own_default(value)) for key, value in values.items() if key != "defaults"}
+    return {
+        str(key): outside_a_run(own_default(value))
+        for key, value in values.items()
+        if key != "defaults"
+    }
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
     """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
     if str(name).startswith("["):
-        return ConfigError(f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}.")
+        return ConfigError(
+            f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}."
+        )
     if group == EXPERIMENT and not options:
-        return ConfigError(f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir DIR.")
+        return ConfigError(
+            f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir DIR."
+        )
     other = other_choice(group, str(name))
     if other is not None and other.startswith("not offered"):
         return ConfigError(f"{group}={name}: {other}.")
     near, close = did_you_mean(str(name), options), nearest(str(name), options)
-    if other is not None and other.split()[0].partition("=")[2] in options and not (close and "path=" in other):
+    if (
+        other is not None
+        and other.split()[0].partition("=")[2] in options
+        and not (close and "path=" in other)
+    ):
         near, close = f"Did you mean {other}?", [other]
     every = f" Choices: {', '.join(sorted(options))}." if close else ""
     own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""

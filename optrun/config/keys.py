@@ -33,7 +33,10 @@ def as_key(option: str, keys: Iterable[str] = ()) -> str:
     """
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     dotted = sorted(key for group in GROUPS for key in keys_of(group))
-    own = {key: key for key in ("lr", "seed", "run_name", "resume", "branch_from", "matters", *keys, *dotted)}
+    own = {
+        key: key
+        for key in ("lr", "seed", "run_name", "resume", "branch_from", "matters", *keys, *dotted)
+    }
     own |= {key: f"{key}=NAME" for key in GROUPS}
     found = own.get(name) or counterpart(name)
     if found is None:
@@ -46,9 +49,13 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
     pieces = key.split(".")
     for end in range(1, len(pieces)):
         prefix = ".".join(pieces[:end])
-        node = OmegaConf.select(base, prefix, throw_on_missing=False)  # also in a list: `param_groups.rules.0`
+        node = OmegaConf.select(
+            base, prefix, throw_on_missing=False
+        )  # also in a list: `param_groups.rules.0`
         if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
-            return None if is_dataclass(node._metadata.element_type) else prefix  # of schemas: `tracking.trackers`
+            return (
+                None if is_dataclass(node._metadata.element_type) else prefix
+            )  # of schemas: `tracking.trackers`
     return None
 
 
@@ -74,7 +81,9 @@ def node_at(root: DictConfig, key: str) -> Any:
     """Return what stands at a dotted key, interpolations as they are written; None if nothing does."""
     node: Any = root
     for piece in key.split("."):
-        is_mapping = isinstance(node, DictConfig) and isinstance(node._content, dict)  # else null, ??? or ${...}
+        is_mapping = isinstance(node, DictConfig) and isinstance(
+            node._content, dict
+        )  # else null, ??? or ${...}
         node = node._get_node(piece, validate_access=False) if is_mapping else None
     return node
 
@@ -87,26 +96,37 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     head, _, leaf = key.rpartition(".")
     others = choices_with(head, leaf) if head in GROUPS else []
     if key.split(".")[0] in ("plugin", "plugins"):
-        return ConfigError(f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE.")
+        return ConfigError(
+            f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE."
+        )
     above, _, missing = head.rpartition(".")
     if above == "tracking.trackers" and above in keys and head not in keys:
         listed = ",".join([*map(str, base.tracking.trackers), missing])
         return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
     found, (group, *inner) = counterpart(key), key.split(".")
-    elsewhere = inner[1:] and group in GROUPS and f"{group}.{inner[0]}" not in keys and choices_with(group, inner[0])
+    elsewhere = (
+        inner[1:]
+        and group in GROUPS
+        and f"{group}.{inner[0]}" not in keys
+        and choices_with(group, inner[0])
+    )
     if elsewhere and not (found or "").startswith(f"{group}."):
         return unknown_key(base, f"{group}.{inner[0]}")  # a mapping that another choice has
     if found is not None and not others:
         return ConfigError(f"{key}: no such key. {explained(found)}")
     if head and head in keys:
         return _not_among(base, keys, head, leaf, others)
-    known = {name: name for name in keys} | {name: to for name, to in KNOWN.items() if not to.startswith("not offered")}
+    known = {name: name for name in keys} | {
+        name: to for name, to in KNOWN.items() if not to.startswith("not offered")
+    }
     close = list(dict.fromkeys(known[name] for name in nearest(key, known)))
     hint = f"Did you mean {' or '.join(close)}?" if close else "`optrun --cfg job` shows every key."
     return ConfigError(f"{key}: no such key. {hint}")
 
 
-def _not_among(base: DictConfig, keys: list[str], head: str, leaf: str, others: list[str]) -> ConfigError:
+def _not_among(
+    base: DictConfig, keys: list[str], head: str, leaf: str, others: list[str]
+) -> ConfigError:
     """Refuse a key that its group does not have, or has under other choices."""
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     siblings = [name for name in siblings if "." not in name]
@@ -149,5 +169,9 @@ def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
         key: Such as `hydra/sweeper/sampler`.
     """
     found = counterpart(key.replace("/", "."))
-    hint = explained(found, written=True) if found else did_you_mean(key, [f"hydra/{group}" for group in groups])
+    hint = (
+        explained(found, written=True)
+        if found
+        else did_you_mean(key, [f"hydra/{group}" for group in groups])
+    )
     return ConfigError(f"{key}: no such choice of Hydra's. {hint}")

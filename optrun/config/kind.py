@@ -1,7 +1,8 @@
 """Which choice a configuration is: told by its dataclass, and saved beside its values where the name does not say it.
 
-A name is free: in a choice of the user's own, built on one of ours, it is the user's, and under `pytorch_optimizer` it
-is the library's. So code never goes by it; it goes by the kind, and a run directory holds that.
+A name is free: in a choice of the user's own, built on one of ours, it is the user's, and under
+`pytorch_optimizer` it is the library's. So code never goes by it; it goes by the kind, and a run
+directory holds that.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
         config: An instance of one of them, or its node in a composed configuration.
 
     Returns:
-        A key of `schemas`. Where choices share a class, and so what is done with them, the one of its name.
+        A key of `schemas`. Where choices share a class, and so what is done with them, the one of
+        its name.
 
     Raises:
-        ConfigError: No choice of that class, as for a file that is built on none; or it has the name of another one.
+        ConfigError: No choice of that class, as for a file that is built on none; or it has the
+            name of another one.
     """
     composed = isinstance(config, DictConfig)
     schema = OmegaConf.get_type(config) if composed else type(config)
@@ -54,7 +57,9 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     return kinds[0]
 
 
-def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, object]) -> dict[str, object]:
+def with_kind(
+    group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, object]
+) -> dict[str, object]:
     """Return the plain values of a group as they are saved: with its kind, if the name is another.
 
     Raises:
@@ -67,8 +72,8 @@ def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[st
 def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> str:
     """Name the choice that saved values are of.
 
-    Runs of earlier versions have no kind in them: there the name says it where it is a choice with these keys, else
-    the keys do.
+    Runs of earlier versions have no kind in them: there the name says it where it is a choice with
+    these keys, else the keys do.
 
     Raises:
         ConfigError: There is no such choice, or more than one has these keys.
@@ -77,17 +82,31 @@ def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> st
     if KIND in values:
         kind = str(values[KIND])
         if kind not in schemas:
-            raise ConfigError(f"{group}.{KIND}={kind}: no such {group}. {did_you_mean(kind, schemas)}")
+            raise ConfigError(
+                f"{group}.{KIND}={kind}: no such {group}. {did_you_mean(kind, schemas)}"
+            )
         return kind
-    fitting = {choice: schema for choice, schema in schemas.items() if set(values) <= set(schema.__dataclass_fields__)}
+    fitting = {
+        choice: schema
+        for choice, schema in schemas.items()
+        if set(values) <= set(schema.__dataclass_fields__)
+    }
     if name in fitting or (name in schemas and not fitting):
         return name
     sizes = {choice: _size_before_kinds(schema) for choice, schema in fitting.items()}
-    nearest = {fitting[choice]: choice for choice, size in sizes.items() if size == min(sizes.values())}
+    nearest = {
+        fitting[choice]: choice for choice, size in sizes.items() if size == min(sizes.values())
+    }
     if len(nearest) == 1:
         return next(iter(nearest.values()))
-    hint = f"Write `{KIND}: {' or '.join(nearest.values())}` beside it." if nearest else did_you_mean(name, schemas)
-    raise ConfigError(f"{group}.name={name}: its {KIND} was not saved, and its keys do not tell. {hint}")
+    hint = (
+        f"Write `{KIND}: {' or '.join(nearest.values())}` beside it."
+        if nearest
+        else did_you_mean(name, schemas)
+    )
+    raise ConfigError(
+        f"{group}.name={name}: its {KIND} was not saved, and its keys do not tell. {hint}"
+    )
 
 
 def _size_before_kinds(schema: type) -> int:

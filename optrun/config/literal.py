@@ -35,8 +35,9 @@ def _parsed(token: str) -> Override:
 def _with_literal_path(token: str) -> str:
     """Quote a path that Hydra's grammar would read as something else, or not at all.
 
-    A value that names a file or folder means it. Any other may be a list, a glob or several values of a sweep; what
-    Hydra cannot read is a path as well, which the key's reader then misses by name.
+    A value that names a file or folder means it. Any other may be a list, a glob or several values
+    of a sweep; what Hydra cannot read is a path as well, which the key's reader then misses by
+    name.
     """
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
@@ -59,8 +60,16 @@ def _is_there(value: str) -> bool:
 
 def _holds_path(key: str) -> bool:
     group = key.partition(".")[0]
-    named = {f"{group}.{path}" for schema in GROUPS.get(group, {}).values() for path in getattr(schema, "PATHS", ())}
-    return any(fnmatchcase(key, form) for path in (*_PLACES, *PATHS, *named) for form in (path, f"{path}.*"))
+    named = {
+        f"{group}.{path}"
+        for schema in GROUPS.get(group, {}).values()
+        for path in getattr(schema, "PATHS", ())
+    }
+    return any(
+        fnmatchcase(key, form)
+        for path in (*_PLACES, *PATHS, *named)
+        for form in (path, f"{path}.*")
+    )
 
 
 def quote_path(path: Path | str, mark: str = "'") -> str:

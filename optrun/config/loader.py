@@ -31,8 +31,8 @@ _VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
 class Loader(ConfigLoaderImpl):
     """Hydra's loader, that names the files it cannot read and does not show schemas among the choices.
 
-    A command line is composed several times: to check its keys, to look at `hydra.run.dir`, and as Hydra's job. Only
-    choices of groups decide which files are read, so these are read once.
+    A command line is composed several times: to check its keys, to look at `hydra.run.dir`, and as
+    Hydra's job. Only choices of groups decide which files are read, so these are read once.
     """
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
@@ -51,18 +51,24 @@ class Loader(ConfigLoaderImpl):
         """Compose."""
         parsed = [parse_token(token) for token in overrides]
         if run_mode is not RunMode.RUN or any(override.is_sweep_override() for override in parsed):
-            return super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            return super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
         values = [override for override in parsed if _is_value(override)]
         choices = [str(override.input_line) for override in parsed if override not in values]
         known = (config_name, tuple(choices))
         if known not in self._composed:
-            self._composed[known] = super().load_configuration(config_name, choices, run_mode, from_shell)
+            self._composed[known] = super().load_configuration(
+                config_name, choices, run_mode, from_shell
+            )
         cfg = copy.deepcopy(self._composed[known])
         if values:
             _assign(cfg, values, parsed)
         return cfg
 
-    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
         return super()._compose_config_from_defaults_list(_trackers_apart(defaults), repo)
 
     def get_group_options(
@@ -76,7 +82,9 @@ class Loader(ConfigLoaderImpl):
         options = super().get_group_options(group_name, results_filter, config_name, overrides)
         if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
             options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
-        return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
+        return [
+            option for option in options if not option.endswith(("_schema", "_config_"))
+        ]  # and Hydra's dummy
 
 
 def _trackers_apart(defaults: list[ResultDefault]) -> list[ResultDefault]:
@@ -130,7 +138,9 @@ def _is_value(override: Override) -> bool:
     key = override.key_or_group
     if override.package is not None or "/" in key:
         return False
-    return key in _VALUES_OF_HYDRA or key in _AT_TOP or ("." in key and not key.startswith("hydra."))
+    return (
+        key in _VALUES_OF_HYDRA or key in _AT_TOP or ("." in key and not key.startswith("hydra."))
+    )
 
 
 def _assign(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
@@ -149,7 +159,9 @@ def _assign(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> 
         job = cfg.hydra.job.config.override_dirname
         tasks = [override for override in parsed if not override.is_hydra_override()]
         cfg.hydra.overrides.task = [override.input_line for override in tasks]
-        cfg.hydra.overrides.hydra = [override.input_line for override in parsed if override.is_hydra_override()]
+        cfg.hydra.overrides.hydra = [
+            override.input_line for override in parsed if override.is_hydra_override()
+        ]
         cfg.hydra.job.override_dirname = get_overrides_dirname(
             overrides=tasks, kv_sep=job.kv_sep, item_sep=job.item_sep, exclude_keys=job.exclude_keys
         )

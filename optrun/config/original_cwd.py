@@ -34,8 +34,15 @@ def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
     Args:
         hydra_folder: `.hydra` of its run directory.
     """
-    name, tokens = _noted(hydra_folder, "job", "config_name"), _noted(hydra_folder, "overrides", "task")
-    return None if name is None or not isinstance(tokens, list) else (str(name), list(map(str, tokens)))
+    name, tokens = (
+        _noted(hydra_folder, "job", "config_name"),
+        _noted(hydra_folder, "overrides", "task"),
+    )
+    return (
+        None
+        if name is None or not isinstance(tokens, list)
+        else (str(name), list(map(str, tokens)))
+    )
 
 
 def _noted(hydra_folder: Path, section: str, key: str) -> object:
@@ -49,7 +56,8 @@ def _noted(hydra_folder: Path, section: str, key: str) -> object:
 def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     """Put `folder` before the relative paths that lead somewhere from there.
 
-    A name that leads nowhere from there stays as it is: a hub name, or a file that moved with the run.
+    A name that leads nowhere from there stays as it is: a hub name, or a file that moved with the
+    run.
 
     Args:
         cfg: A run's configuration; changed in place.
@@ -60,8 +68,12 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     for key in path_keys(cfg):
         value, node = OmegaConf.select(cfg, key), node_at(cfg, key)
         if value is not None:
-            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            written = node._value() if isinstance(node, ValueNode) else OmegaConf.to_container(value)
+            plain = (
+                OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            )
+            written = (
+                node._value() if isinstance(node, ValueNode) else OmegaConf.to_container(value)
+            )
             OmegaConf.update(cfg, key, _rebased(plain, written, folder), merge=False)
 
 
@@ -87,9 +99,14 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
         >>> "data.train" in path_keys({"data": {"name": "files"}})
         True
     """
-    chosen = [(group, kind, (config.get(group) or {}).get("name")) for group, kind in registry.GROUPS.items()]
+    chosen = [
+        (group, kind, (config.get(group) or {}).get("name"))
+        for group, kind in registry.GROUPS.items()
+    ]
     chosen += [(f"callbacks.{name}", "callback", name) for name in config.get("callbacks") or {}]
-    rows = [(prefix, registry.find(kind, name)) for prefix, kind, name in chosen if name is not None]
+    rows = [
+        (prefix, registry.find(kind, name)) for prefix, kind, name in chosen if name is not None
+    ]
     named = [
         f"{prefix}.{name}"
         for prefix, row in rows

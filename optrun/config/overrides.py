@@ -14,7 +14,14 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
-from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
+from optrun.config.keys import (
+    all_keys,
+    node_at,
+    open_prefix,
+    unknown_hydra_group,
+    unknown_hydra_key,
+    unknown_key,
+)
 from optrun.config.literal import parse_token, quote_path
 from optrun.config.loader import refuse_listed
 from optrun.config.schema.optimizer_base import refuse_few_bits
@@ -41,12 +48,16 @@ def parse(tokens: Sequence[str]) -> list[Override]:
         except HydraException as error:
             near = next((other for other in _readings(token) if _fits(other)), None)
             hint = f" Did you mean {shlex.quote(near)}?" if near else ""
-            raise ConfigError(f"{token!r} cannot be read: {_unreadable(error, token)}.{hint}") from error
+            raise ConfigError(
+                f"{token!r} cannot be read: {_unreadable(error, token)}.{hint}"
+            ) from error
         if not parsed[-1].key_or_group:
             raise ConfigError(f"{token!r}: expected key=value, and there is no key.")
         if parsed[-1].package is not None:
             name, _, value = token.partition("=")
-            raise ConfigError(f"{token!r}: a key keeps its place. Write {name.partition('@')[0]}={value}.")
+            raise ConfigError(
+                f"{token!r}: a key keeps its place. Write {name.partition('@')[0]}={value}."
+            )
     return parsed
 
 
@@ -63,10 +74,14 @@ _SAID = (
 def _unreadable(error: HydraException, token: str) -> str:
     """Take the message of Hydra's parser out of its frame, without the names of its grammar."""
     lines = [
-        line for line in str(error).splitlines() if not line.startswith(("Error parsing override", "See https://"))
+        line
+        for line in str(error).splitlines()
+        if not line.startswith(("Error parsing override", "See https://"))
     ]
     if lines and lines[0].startswith("LexerNoViableAlt"):
-        at = next((line.index("^") for line in lines if not line.strip(" ^")), 0) - len("LexerNoViableAltException: ")
+        at = next((line.index("^") for line in lines if not line.strip(" ^")), 0) - len(
+            "LexerNoViableAltException: "
+        )
         return f"unexpected {token[at : at + 1]!r} at character {at + 1}"
     for pattern, words in _SAID:
         if lines and (found := re.fullmatch(pattern, lines[0])):
@@ -78,7 +93,8 @@ _TYPOGRAPHIC = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-")
     | dict.fromkeys("\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb\u00a0")
 )
-"""Dashes, quotation marks and blanks that a word processor puts in place of those of the keyboard."""
+"""Dashes, quotation marks and blanks that a word processor puts in place of those of the keyboard.
+"""
 
 
 def _readings(token: str) -> Iterator[str]:
@@ -112,7 +128,9 @@ def _fits(token: str) -> bool:
         return False
     group, _, name = override.key_or_group.partition(".")
     if not name and group in store.GROUPS:
-        return {each for value in values_of(override) for each in names_in(group, value)} <= set(store.GROUPS[group])
+        return {each for value in values_of(override) for each in names_in(group, value)} <= set(
+            store.GROUPS[group]
+        )
     schemas = [RunConfig] if group not in store.GROUPS else list(store.GROUPS[group].values())
     owners = [schema for schema in schemas if (name or group) in schema.__dataclass_fields__]
     return not owners or any(_takes(schema, name or group, override) for schema in owners)
@@ -136,15 +154,20 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
         sweep: True under `-m`, where a value may be a list of values.
 
     Returns:
-        The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no `+`.
+        The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no
+        `+`.
 
     Raises:
-        ConfigError: For a key or choice that does not exist, with the nearest names; for a value of the wrong type; for
-            a list of values without `-m`; for the same key twice.
+        ConfigError: For a key or choice that does not exist, with the nearest names; for a value of
+            the wrong type; for a list of values without `-m`; for the same key twice.
     """
     parsed = [_without_glob(hydra, override) for override in parse(tokens)]
     refuse_twice(parsed)
-    groups = [override for override in parsed if override.key_or_group in (*store.GROUPS, store.EXPERIMENT)]
+    groups = [
+        override
+        for override in parsed
+        if override.key_or_group in (*store.GROUPS, store.EXPERIMENT)
+    ]
     for override in groups:
         _check_choice(hydra, override, sweep=sweep)
     of_hydra = [override for override in parsed if override.key_or_group.startswith("hydra/")]
@@ -180,7 +203,9 @@ def _without_glob(hydra: Hydra, override: Override) -> Override:
         return override
     key = override.key_or_group
     if key not in store.GROUPS:
-        raise ConfigError(f"{override.input_line}: glob() goes with a group, such as 'optimizer=glob(ad*)'.")
+        raise ConfigError(
+            f"{override.input_line}: glob() goes with a group, such as 'optimizer=glob(ad*)'."
+        )
     options = hydra.config_loader.get_group_options(key)
     names = pattern.filter(options)
     if not names:
@@ -200,7 +225,8 @@ def refuse_twice(parsed: list[Override]) -> None:
             raise ConfigError(f"{override.key_or_group} is given twice: which value is meant?")
         seen.add(override.key_or_group)
     if {"training.max_steps", "training.num_train_epochs"} <= seen and not any(
-        override.key_or_group == "training.max_steps" and override.value() is None for override in parsed
+        override.key_or_group == "training.max_steps" and override.value() is None
+        for override in parsed
     ):
         raise ConfigError(
             "training.max_steps and training.num_train_epochs are both given: max_steps would decide alone. Give one."
@@ -247,7 +273,9 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     group = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
     if override.is_sweep_override() and not override.is_discrete_sweep():
-        raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
+        raise ConfigError(
+            f"{override.input_line}: {group} is a choice of names, not a range of numbers."
+        )
     known = None if override.is_delete() or override.is_add() else store.GROUPS.get(group, {})
     given = [name for value in values_of(override) for name in names_in(group, value)]
     unknown = given if known is None else [value for value in given if value not in known]
@@ -260,7 +288,10 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     for value in unknown:
         inner = value.rpartition("/")[0] if group == store.EXPERIMENT else ""
         if inner:  # Hydra lists one folder at a time
-            options += [f"{inner}/{name}" for name in hydra.config_loader.get_group_options(f"{group}/{inner}")]
+            options += [
+                f"{inner}/{name}"
+                for name in hydra.config_loader.get_group_options(f"{group}/{inner}")
+            ]
         if value not in options:
             if group == "optimizer":
                 refuse_few_bits(group, str(value))
@@ -296,7 +327,9 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
     if override.is_sweep_override():
         given = str(override.input_line).partition("=")[2]
         one = f"{key}='{given}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{given}]"
-        raise ConfigError(f"{override.input_line}: {key} is not swept over. Expected one value; a list is {one}.")
+        raise ConfigError(
+            f"{override.input_line}: {key} is not swept over. Expected one value; a list is {one}."
+        )
     if not is_open and not override.is_delete():
         value = plain_value(override.value())
         assign(full, key, value, merge=isinstance(value, dict))  # as Hydra does
@@ -306,14 +339,20 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
     if override.is_sweep_override() and not sweep:
         key, _, given = str(override.input_line).partition("=")
         if isinstance(override.value(), IntervalSweep):
-            raise ConfigError(f"{key}={given}: an interval is searched. Add -m hydra/sweeper=optuna.")
+            raise ConfigError(
+                f"{key}={given}: an interval is searched. Add -m hydra/sweeper=optuna."
+            )
         readings = [f"{key}=[{given}]", f"{key}={quoted(given)}"]
         if re.fullmatch(r"[-+]?\d+,\d+", given):  # a decimal comma, or one between thousands
             readings[:0] = [f"{key}={given.replace(',', '.')}"]
-            readings[1:1] = [f"{key}={given.replace(',', '')}"] if re.fullmatch(r"\d{1,3},\d{3}", given) else []
+            readings[1:1] = (
+                [f"{key}={given.replace(',', '')}"] if re.fullmatch(r"\d{1,3},\d{3}", given) else []
+            )
         one = next((token for token in readings if _fits(token)), None)
         hint = f", or write one value as {shlex.quote(one)}" if one and "(" not in given else ""
-        raise ConfigError(f"{key}={given}: several values are a sweep. Add -m to run one job for each{hint}.")
+        raise ConfigError(
+            f"{key}={given}: several values are a sweep. Add -m to run one job for each{hint}."
+        )
 
 
 def _check_value(base: DictConfig, token: str, override: Override, *, sweep: bool) -> str:
@@ -321,11 +360,17 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     _refuse_list_without_sweep(override, sweep=sweep)
     prefix = open_prefix(base, key)
     if prefix is not None:
-        return token if override.is_add() or override.is_force_add() or override.is_delete() else f"++{token}"
+        return (
+            token
+            if override.is_add() or override.is_force_add() or override.is_delete()
+            else f"++{token}"
+        )
     if node_at(base, key) is None:
         raise unknown_key(base, key)
     if override.is_delete():
-        raise ConfigError(f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
+        raise ConfigError(
+            f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it."
+        )
     given = _typed_values(override)
     if override.is_range_sweep() and len(given) == 1:
         raise ConfigError(
@@ -334,7 +379,9 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     for value in given:
         assign(base, key, plain_value(value))
     node = node_at(base, key)
-    whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
+    whole = (
+        isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+    )  # open: Hydra adds to it, or refuses
     return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
 
 

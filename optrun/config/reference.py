@@ -22,7 +22,13 @@ from optrun.config.paths import config_dir
 from optrun.config.registry import schema_defaults
 from optrun.config.schema.run import RunConfig
 
-_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+_NAMES = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+}
 _DIALECT = re.compile(r"^\$\{dialect:(.*)\}$")
 """A default that some dialect has otherwise; optrun's own is shown."""
 _KEY = re.compile(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$")
@@ -71,7 +77,11 @@ def entries(group: str, choice: str) -> list[Entry]:
     for key, value in schema_defaults(schema).items():
         if key not in found and key != "name":
             found[key] = (key, _written(value), _docstring(schema, key))
-    return [_entry(f"{group.replace('/', '.')}.", row, hints) for row in found.values() if row[1] != choice]
+    return [
+        _entry(f"{group.replace('/', '.')}.", row, hints)
+        for row in found.values()
+        if row[1] != choice
+    ]
 
 
 def type_name(hint: Any) -> str:
@@ -103,7 +113,9 @@ def _docstring(schema: type[object], key: str) -> str:
     for owner in (one for one in schema.__mro__ if key in vars(one).get("__annotations__", {})):
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
         for field, below in itertools.pairwise(body):
-            if getattr(getattr(field, "target", None), "id", "") == key and isinstance(below, ast.Expr):
+            if getattr(getattr(field, "target", None), "id", "") == key and isinstance(
+                below, ast.Expr
+            ):
                 return " ".join(ast.literal_eval(below.value).split())
     return ""
 

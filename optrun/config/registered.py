@@ -18,12 +18,16 @@ def publish(group: str) -> None:
     """
     store = ConfigStore.instance()
     there = store.repo.get(group, {})
-    for file in [file for file, node in there.items() if getattr(node, "provider", None) == _PROVIDER]:
+    for file in [
+        file for file, node in there.items() if getattr(node, "provider", None) == _PROVIDER
+    ]:
         del there[file]
     for name, row in complete_choices(group).items():
         schema = OmegaConf.structured(row.schema)
         store.store(group=group, name=f"{name}_schema", node=schema, provider=_PROVIDER)
-        store.store(group=group, name=name, node=OmegaConf.merge(schema, row.values()), provider=_PROVIDER)
+        store.store(
+            group=group, name=name, node=OmegaConf.merge(schema, row.values()), provider=_PROVIDER
+        )
 
 
 def publish_chosen(config_path: str) -> bool:

@@ -1,7 +1,7 @@
 """What no configuration may hold, wherever it came from: the name of code to run, or a secret.
 
-Hydra builds what `_target_` says, logging what `()` and `class` say, before a line of a run is executed; and everything
-in a configuration is written into the run directory.
+Hydra builds what `_target_` says, logging what `()` and `class` say, before a line of a run is
+executed; and everything in a configuration is written into the run directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from optrun.config.tokens import is_typed
 _PLUGINS = (CORE_PLUGINS, "hydra_plugins.")
 """Where the launchers and sweepers lie that are found by name."""
 _BUILT_BY_HYDRA = ("hydra.launcher._target_", "hydra.sweeper._target_")
-_SECRET = re.compile(r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE
+)
 _SECRET_TOKEN = re.compile(r"(auth|access|hf|hub|api)_?token$", re.IGNORECASE)
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 
@@ -34,9 +36,15 @@ def refuse_unsafe(cfg: DictConfig) -> None:
     for key, value in leaves:
         leaf = key.rsplit(".", 1)[-1]
         names_code = (
-            (leaf == "_target_" and not (key in _BUILT_BY_HYDRA and str(value).startswith(_PLUGINS)))
+            (
+                leaf == "_target_"
+                and not (key in _BUILT_BY_HYDRA and str(value).startswith(_PLUGINS))
+            )
             or key.startswith("hydra.callbacks.")
-            or (_of_logging(key) and (leaf == "()" or (leaf == "class" and not str(value).startswith("logging."))))
+            or (
+                _of_logging(key)
+                and (leaf == "()" or (leaf == "class" and not str(value).startswith("logging.")))
+            )
         )
         if names_code:
             raise code_refusal(key, value)
@@ -45,7 +53,9 @@ def refuse_unsafe(cfg: DictConfig) -> None:
             continue
         named = _SECRET.search(key.rsplit(".", 1)[-1])
         if key.startswith("model.config.") and key.endswith("_token"):
-            named = _SECRET_TOKEN.search(key)  # others are texts, such as the one that stands for an image
+            named = _SECRET_TOKEN.search(
+                key
+            )  # others are texts, such as the one that stands for an image
         if named or _PASSWORD.match(value):
             raise ConfigError(
                 f"{key}: this looks like a secret, and a configuration is written into the run directory. Expected it "
@@ -89,7 +99,9 @@ def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
     Raises:
         ConfigError: `model.trust_remote_code` is on, and not by this command line.
     """
-    if OmegaConf.select(cfg, "model.trust_remote_code") and not is_typed("model.trust_remote_code", typed):
+    if OmegaConf.select(cfg, "model.trust_remote_code") and not is_typed(
+        "model.trust_remote_code", typed
+    ):
         raise ConfigError(
             "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "
             "the person who runs it sees it."

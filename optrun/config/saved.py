@@ -153,9 +153,13 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     refuse_twice(parsed)
     for override in parsed:
         if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: several values are a sweep, which cannot be resumed as one run.")
+            raise ConfigError(
+                f"{override.input_line}: several values are a sweep, which cannot be resumed as one run."
+            )
         if override.is_delete():
-            raise ConfigError(f"{override.input_line}: what a run has cannot be taken away from it; give it a value.")
+            raise ConfigError(
+                f"{override.input_line}: what a run has cannot be taken away from it; give it a value."
+            )
     for override in (override for override in parsed if override.key_or_group in store.GROUPS):
         _change_choice(hydra, result, override)
     for override in (override for override in parsed if override.key_or_group not in store.GROUPS):
@@ -166,8 +170,13 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
             raise unknown_key(result, key)
         assign(result, key, override.value())
     given = {override.key_or_group: override.value() for override in parsed}
-    if given.get("scheduler.num_warmup_steps") is not None and "scheduler.warmup_ratio" not in given:
-        result.scheduler.warmup_ratio = None  # the default that was written down gives way, as on a fresh line
+    if (
+        given.get("scheduler.num_warmup_steps") is not None
+        and "scheduler.warmup_ratio" not in given
+    ):
+        result.scheduler.warmup_ratio = (
+            None  # the default that was written down gives way, as on a fresh line
+        )
     return result
 
 
@@ -206,11 +215,12 @@ def _trackers(cfg: DictConfig) -> DictConfig:
 def plain(cfg: DictConfig) -> PlainDict:
     """Convert to resolved plain values; names for Enums; the kind of each choice that has another name.
 
-    A text that comes from an environment variable may be a secret, and values are written into files: it stays the
-    reference that was given, and its key is noted.
+    A text that comes from an environment variable may be a secret, and values are written into
+    files: it stays the reference that was given, and its key is noted.
 
     Raises:
-        ConfigError: A choice that is built on none of ours, or a value that would be resolved once more when read.
+        ConfigError: A choice that is built on none of ours, or a value that would be resolved once
+            more when read.
     """
     values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(values, dict)
@@ -222,7 +232,10 @@ def plain(cfg: DictConfig) -> PlainDict:
         own[name] = with_kind("tracking", store.GROUPS["tracking"], node, own[name])
     resolved = {str(key): value for key, value in values.items()}
     noted: list[str] = []
-    resolved = {key: _referring(cfg, cfg._get_node(key), value, key, noted) for key, value in resolved.items()}
+    resolved = {
+        key: _referring(cfg, cfg._get_node(key), value, key, noted)
+        for key, value in resolved.items()
+    }
     if noted:
         resolved[ENVIRONMENT] = noted
     refuse_interpolations(resolved, "configuration")
@@ -243,9 +256,15 @@ def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: li
         node = node_at(cfg, found[1])
     content = node._value() if isinstance(node, Node) else None
     if isinstance(value, dict) and isinstance(content, dict):
-        return {name: _referring(cfg, content.get(name), item, f"{key}.{name}", noted) for name, item in value.items()}
+        return {
+            name: _referring(cfg, content.get(name), item, f"{key}.{name}", noted)
+            for name, item in value.items()
+        }
     if isinstance(value, list) and isinstance(content, list):
-        return [_referring(cfg, content[at], item, f"{key}.{at}", noted) for at, item in enumerate(value)]
+        return [
+            _referring(cfg, content[at], item, f"{key}.{at}", noted)
+            for at, item in enumerate(value)
+        ]
     if not isinstance(value, str) or not isinstance(content, str):
         return value
     text = content
@@ -259,7 +278,9 @@ def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: li
 
 def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
     node = node_at(cfg, found[1])
-    return str(node._value() if isinstance(node, Node) and not isinstance(node, Container) else found[0])
+    return str(
+        node._value() if isinstance(node, Node) and not isinstance(node, Container) else found[0]
+    )
 
 
 def references_in(values: Mapping[str, object]) -> dict[str, str]:
@@ -292,7 +313,10 @@ def variables_asked(values: PlainMapping, where: str, typed: Sequence[str]) -> l
     """
     given = {override.key_or_group: override.value() for override in parse(typed)}
     tracking = values.get("tracking", {})
-    tracker = given.get("tracking", saved_kind("tracking", store.GROUPS["tracking"], tracking) if tracking else "none")
+    tracker = given.get(
+        "tracking",
+        saved_kind("tracking", store.GROUPS["tracking"], tracking) if tracking else "none",
+    )
     notes = []
     for key, text in interpolations(dict(values)):
         if any(key == own or key.startswith(f"{own}.") for own in given):
@@ -325,7 +349,9 @@ def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
     return found
 
 
-def differences(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
+def differences(
+    before: Mapping[str, object], after: Mapping[str, object]
+) -> dict[str, tuple[Any, Any]]:
     """Map dotted names whose values differ to both values; a key that is absent counts as None.
 
     Example:
@@ -359,7 +385,9 @@ def is_default(values: PlainMapping, key: str) -> bool:
     else:
         given, name = yaml_mapping(config_dir() / f"{DEFAULT_CONFIG}.yaml"), key
         chosen = (entry for entry in given.pop("defaults") if isinstance(entry, Mapping))
-        given = flat(given) | {f"{group}.name": choice for entry in chosen for group, choice in entry.items()}
+        given = flat(given) | {
+            f"{group}.name": choice for entry in chosen for group, choice in entry.items()
+        }
     if name not in given:
         return False
     cfg = OmegaConf.create(dict(values))
@@ -377,7 +405,9 @@ def same(before: object, after: object) -> bool:
 def _all_filled(values: PlainMapping) -> PlainDict:
     """Fill a saved configuration with the keys that came later."""
     values = {**_LATER_GROUPS, **values}
-    sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
+    sections = {
+        group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)
+    }
     return {
         "callbacks": {},
         "branch_schedule": "continue",
@@ -391,10 +421,15 @@ def _filled(group: str, section: Mapping[str, object]) -> PlainDict:
     """Fill the saved values of a group with their kind, and with keys that came later, as they stand in its file."""
     schemas = store.GROUPS[group]
     kind = saved_kind(group, schemas, section)
-    if (group, kind) == ("data", "mixture") and "sources" in section:  # what data.mixture was called in runs of before
+    if (group, kind) == (
+        "data",
+        "mixture",
+    ) and "sources" in section:  # what data.mixture was called in runs of before
         section = {"mixture" if key == "sources" else key: value for key, value in section.items()}
     section = {**_LATER_KEYS.get(group, {}), **section}
-    later = {field.name for field in fields(schemas[kind])} - set(section)  # not its class variables
+    later = {field.name for field in fields(schemas[kind])} - set(
+        section
+    )  # not its class variables
     if later:
         shipped = default_values(group, kind)
         later_values = {key: shipped[key] for key in shipped if key in later}

@@ -70,7 +70,8 @@ def register_schemas() -> None:
 def _own_sweepers() -> None:
     """Make `hydra/sweeper=optuna` mean ours, whether or not Hydra's plugin of that name is installed.
 
-    Hydra would merge the two: a configuration file is checked against an entry of its store with the same name.
+    Hydra would merge the two: a configuration file is checked against an entry of its store with
+    the same name.
     """
     Plugins.instance()  # plugins register their choices as they are found
     entries = ConfigStore.instance().repo.get("hydra", {}).get("sweeper", {})
@@ -80,13 +81,21 @@ def _own_sweepers() -> None:
 
 def _search_path(extra_dir: str | None) -> ConfigSearchPath:
     path = create_config_search_path(str(config_dir()))
-    path.prepend(provider="recipes", path=f"file://{recipes_dir()}", anchor=SearchPathQuery(provider="schema"))
+    path.prepend(
+        provider="recipes",
+        path=f"file://{recipes_dir()}",
+        anchor=SearchPathQuery(provider="schema"),
+    )
     if extra_dir is not None:
         refuse_url("--config-dir", extra_dir)
         folder = Path(extra_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {extra_dir}: no such folder.")
-        path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="main"))
+        path.prepend(
+            provider="command-line",
+            path=f"file://{folder}",
+            anchor=SearchPathQuery(provider="main"),
+        )
     return path
 
 
@@ -105,17 +114,21 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
     for known in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=f"(?s).*{known}")
     GlobalHydra.instance().clear()
-    hydra = Hydra(task_name="optrun", config_loader=Loader(config_search_path=_search_path(extra_dir)))
+    hydra = Hydra(
+        task_name="optrun", config_loader=Loader(config_search_path=_search_path(extra_dir))
+    )
     GlobalHydra.instance().initialize(hydra)
     return hydra
 
 
-def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunMode = RunMode.RUN) -> DictConfig:
+def compose(
+    hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunMode = RunMode.RUN
+) -> DictConfig:
     """Compose, with Hydra's own node in it.
 
     Raises:
-        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse; for the name of code to run, and
-            for a secret.
+        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse; for the name
+            of code to run, and for a secret.
     """
     try:
         cfg = hydra.compose_config(
@@ -129,11 +142,15 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
             OmegaConf.select(cfg, key)
     except ConfigError:
         raise
-    except Exception as error:  # of Hydra, of OmegaConf, or of Python's own where these did not look
+    except (
+        Exception
+    ) as error:  # of Hydra, of OmegaConf, or of Python's own where these did not look
         raise refusal(hydra, config_name, error) from error
     if OmegaConf.get_type(cfg) is not RunConfig:
         where = shown(READ[config_name]) if config_name in READ else f"-cn {config_name}"
-        raise ConfigError(f"{where}: not built on `config`: begin with `defaults: [config, _self_]`.")
+        raise ConfigError(
+            f"{where}: not built on `config`: begin with `defaults: [config, _self_]`."
+        )
     refuse_unsafe(cfg)
     return cfg
 
@@ -170,8 +187,9 @@ def typed(cfg: DictConfig) -> RunConfig:
         cfg: A composed configuration without Hydra's node.
 
     Raises:
-        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range, a
-            choice that is built on none of ours; for the name of code to run, and for a secret.
+        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a
+            value out of range, a choice that is built on none of ours; for the name of code to run,
+            and for a secret.
     """
     refuse_unsafe(cfg)
     missing = missing_keys(cfg)
@@ -186,7 +204,9 @@ def typed(cfg: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise interpolation(cfg, error) from error
     if not isinstance(config, RunConfig):
-        raise ConfigError("this configuration is not built on `config`: begin its defaults list with `- config`.")
+        raise ConfigError(
+            "this configuration is not built on `config`: begin its defaults list with `- config`."
+        )
     for group, schemas in GROUPS.items():
         kind_of(group, schemas, getattr(config, group))
     return config

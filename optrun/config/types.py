@@ -61,7 +61,9 @@ def number_meant(key: str, value: object, expected: str) -> str:
         (' Did you mean scheduler.warmup_ratio=0.1?', ' Did you mean seed=1000?')
     """
     several = [str(each) for each in value] if isinstance(value, list | tuple) else []
-    if expected not in ("a number", "a whole number") or not all(re.fullmatch(_NUMBER, each) for each in several):
+    if expected not in ("a number", "a whole number") or not all(
+        re.fullmatch(_NUMBER, each) for each in several
+    ):
         return ""
     if found := re.fullmatch(rf"({_NUMBER})(?:\.\.\.?|[-:~])({_NUMBER})", str(value)):
         several = [found[1], found[2]]

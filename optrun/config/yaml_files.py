@@ -38,7 +38,8 @@ class Repository(ConfigRepository):
     def __deepcopy__(self, memo: dict[int, object]) -> Repository:
         """Copy the list of sources alone: Hydra copies for each composition, and with a source its store of schemas.
 
-        It does so because of `initialize_sources`, which begins a new list; `ConfigStore.load` hands out copies.
+        It does so because of `initialize_sources`, which begins a new list; `ConfigStore.load`
+        hands out copies.
         """
         return copy.copy(self)
 
@@ -53,7 +54,8 @@ class Repository(ConfigRepository):
         """Read one configuration.
 
         Raises:
-            ConfigError: It is no YAML mapping in UTF-8, or would put its values elsewhere; with file and line.
+            ConfigError: It is no YAML mapping in UTF-8, or would put its values elsewhere; with
+                file and line.
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None and publish_chosen(config_path):
@@ -84,18 +86,28 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
             problem = "a tab indents here; YAML takes spaces"
         elif problem.startswith("but "):
             problem = f"{error.context}, {problem}"
-        return ConfigError(f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {problem}.")
+        return ConfigError(
+            f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {problem}."
+        )
     if isinstance(error, UnicodeDecodeError):
         line = read_bytes(path, follow=True)[: error.start].count(b"\n") + 1
-        return ConfigError(f"{shown(path, line)}: not UTF-8, because of byte 0x{error.object[error.start]:02x}.")
+        return ConfigError(
+            f"{shown(path, line)}: not UTF-8, because of byte 0x{error.object[error.start]:02x}."
+        )
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         position = shown(path, line_of(path, error.full_key))
-        return ConfigError(f"{position}: {error.full_key}={error.value}: {str(error).splitlines()[0]}.")
+        return ConfigError(
+            f"{position}: {error.full_key}={error.value}: {str(error).splitlines()[0]}."
+        )
     if isinstance(error, OSError):
         return ConfigError(f"{shown(path)}: cannot be read: {error.strerror}.")
     problem = str(error).splitlines()[0]
     if "default" in problem:
-        problem = problem if "must be a list" not in problem else "expected a list, such as [config, _self_]"
+        problem = (
+            problem
+            if "must be a list" not in problem
+            else "expected a list, such as [config, _self_]"
+        )
         return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: {problem}.")
     return ConfigError(f"{shown(path)}: no valid YAML: {problem}.")
 
@@ -103,7 +115,9 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
     """Refuse a file without a mapping, and a choice whose header puts its values outside of its group."""
     if not isinstance(result.config, DictConfig):
-        raise ConfigError(f"{shown(path)}: expected keys and values, such as lr: 1e-3; this is a list.")
+        raise ConfigError(
+            f"{shown(path)}: expected keys and values, such as lr: 1e-3; this is a list."
+        )
     if is_shipped(path):
         return
     if not isinstance(_tree(path), yaml.MappingNode):
@@ -113,14 +127,20 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
         )
     group, package = _group(config_path), result.header["package"]
     if (group in GROUPS or not group) and package not in (None, "_group_", group or "_global_"):
-        belong = f"a choice of {group} belong below {group}" if group else "a recipe belong at the top"
-        raise ConfigError(f"{shown(path, 1)}: @package {package}: the values of {belong}. Leave it out.")
+        belong = (
+            f"a choice of {group} belong below {group}" if group else "a recipe belong at the top"
+        )
+        raise ConfigError(
+            f"{shown(path, 1)}: @package {package}: the values of {belong}. Leave it out."
+        )
     if group.split("/")[0] == EXPERIMENT and package != "_global_":
         raise ConfigError(
             f"{shown(path, 1)}: begin with the line `# @package _global_`: its values are those of a run."
         )
     if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
-        raise ConfigError(f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key: value}}.")
+        raise ConfigError(
+            f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key: value}}."
+        )
 
 
 def is_shipped(path: Path) -> bool:
@@ -140,7 +160,8 @@ def shown(path: Path, line: int | None = None) -> str:
     return f"{near}" if line is None else f"{near}, line {line}"
 
 
-# Where things stand ---------------------------------------------------------------------------------------------------
+# Where things stand
+# ---------------------------------------------------------------------------------------------------
 
 
 def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
@@ -153,7 +174,9 @@ def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node,
     seen: set[int] = set()
 
     def walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, int]]:
-        if node is None or id(node) in seen:  # an alias: looked at once, however often it is repeated
+        if (
+            node is None or id(node) in seen
+        ):  # an alias: looked at once, however often it is repeated
             return
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
@@ -186,7 +209,12 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
     """Find the line where a file sets a key, for a run or for the jobs of a sweep; None if it does not."""
     key = re.sub(r"\[(\d+)\]", r".\1", key)
     return next(
-        (line for name, _, line in entries(path, config_path) if key in (name, _IN_SWEEPER.sub("", name))), None
+        (
+            line
+            for name, _, line in entries(path, config_path)
+            if key in (name, _IN_SWEEPER.sub("", name))
+        ),
+        None,
     )
 
 

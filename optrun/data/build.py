@@ -16,7 +16,9 @@ Inputs = Callable[[Source], Sequence[str]]
 """Gives the columns by which rows of a source are equal, or raises a `ConfigError` that its task will raise again."""
 
 
-def load_source(config: DataConfig, *, seed: int, documents: bool, inputs: Inputs | None = None) -> Source:
+def load_source(
+    config: DataConfig, *, seed: int, documents: bool, inputs: Inputs | None = None
+) -> Source:
     """Read the rows, and cut evaluation rows from them where the source has none.
 
     The reader of a choice is the function of its row: `reader(config, *, documents) -> Source`.
@@ -24,8 +26,10 @@ def load_source(config: DataConfig, *, seed: int, documents: bool, inputs: Input
     Args:
         config: The data choice.
         seed: Cuts an evaluation split where there is none.
-        documents: True where rows will be joined: a text file is then one row, else each of its lines is.
-        inputs: Rows that are equal by these columns are cut to one side; None: rows are not compared.
+        documents: True where rows will be joined: a text file is then one row, else each of its
+            lines is.
+        inputs: Rows that are equal by these columns are cut to one side; None: rows are not
+            compared.
 
     Raises:
         ConfigError: No such file or dataset, an empty one, a format that cannot be read.
@@ -35,8 +39,14 @@ def load_source(config: DataConfig, *, seed: int, documents: bool, inputs: Input
     row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
     source: Source = row.load()(config, documents=documents)
     if not isinstance(source, Source) or not len(source.train.rows):
-        got = "no training rows" if isinstance(source, Source) else f"{type(source).__name__}, no data.source.Source"
-        raise ConfigError(f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}.")
+        got = (
+            "no training rows"
+            if isinstance(source, Source)
+            else f"{type(source).__name__}, no data.source.Source"
+        )
+        raise ConfigError(
+            f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}."
+        )
     if source.eval_sets:
         if list(source.eval_sets) != [""]:
             eval_set_names(source.eval_sets)
@@ -52,13 +62,17 @@ def load_source(config: DataConfig, *, seed: int, documents: bool, inputs: Input
     columns: Sequence[str] = ()
     with contextlib.suppress(ConfigError):
         columns = () if inputs is None else inputs(source)
-    source.train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents, inputs=columns)
+    source.train, held, note = cut(
+        train, config.eval_fraction, seed=seed, documents=documents, inputs=columns
+    )
     source.eval_sets, source.cut_from_train = {"": held}, True
     source.notes.append(note)
     return source
 
 
-def _mixed(config: MixtureConfig, *, seed: int, documents: bool, inputs: Inputs | None) -> MixedSource:
+def _mixed(
+    config: MixtureConfig, *, seed: int, documents: bool, inputs: Inputs | None
+) -> MixedSource:
     """Read each source of a mixture as it would be read alone.
 
     Raises:
@@ -73,7 +87,9 @@ def _mixed(config: MixtureConfig, *, seed: int, documents: bool, inputs: Inputs 
     first = next(iter(parts.values()))
     notes = [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
     cut_from_train = any(part.cut_from_train for part in parts.values())
-    return MixedSource(first.train, first.eval_sets, first.columns, None, cut_from_train, None, notes, parts)
+    return MixedSource(
+        first.train, first.eval_sets, first.columns, None, cut_from_train, None, notes, parts
+    )
 
 
 @contextlib.contextmanager

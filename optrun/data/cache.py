@@ -1,10 +1,11 @@
 """The memory of the data: what is costly to make and a function of its input, kept between runs.
 
-Whole folders are kept by `cached`, under a digest of their input and sealed with the checksums of their files and with
-their state: size, times, place on the disk. If the state is another one the files are read and compared; what another
-program did to them is discarded, made anew, and told. Small findings are kept by `known_by`, under such a digest, too,
-or as long as the file that they were found in is the same one. optrun cannot detect a disk that silently returns wrong
-bytes.
+Whole folders are kept by `cached`, under a digest of their input and sealed with the checksums of
+their files and with
+their state: size, times, place on the disk. If the state is another one the files are read and
+compared; what another program did to them is discarded, made anew, and told. Small findings are
+kept by `known_by`, under such a digest, too, or as long as the file that they were found in is the
+same one. optrun cannot detect a disk that silently returns wrong bytes.
 """
 
 from __future__ import annotations
@@ -121,14 +122,17 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
     Args:
         kind: Subfolder of the cache, such as "tokens".
-        key: Digest of everything the content depends on, with the `versions` of packages that make it.
-        make: Fills the folder it is given. It is flushed and renamed to its name only when `make` returned, so that a
-            killed process leaves nothing that a later one would trust. Other processes wait, and use the same files:
-            the ranks of a machine, and those of all machines that share the cache. An entry that is not what it was
-            when it was made is discarded and made anew; `discarded` tells.
+        key: Digest of everything the content depends on, with the `versions` of packages that make
+            it.
+        make: Fills the folder it is given. It is flushed and renamed to its name only when `make`
+            returned, so that a killed process leaves nothing that a later one would trust. Other
+            processes wait, and use the same files: the ranks of a machine, and those of all
+            machines that share the cache. An entry that is not what it was when it was made is
+            discarded and made anew; `discarded` tells.
 
     Returns:
-        The folder. Where the cache cannot be written, a temporary one that lives as long as the process.
+        The folder. Where the cache cannot be written, a temporary one that lives as long as the
+        process.
 
     Raises:
         StorageError: The disk refused while `make` wrote.
@@ -145,7 +149,8 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 def _alone(folder: Path) -> Iterator[None]:
     """Wait until no other process makes an entry, by a lock that the kernel frees when its holder ends.
 
-    Nothing depends on it but time: where there are no locks, two processes make the same, and the first rename counts.
+    Nothing depends on it but time: where there are no locks, two processes make the same, and the
+    first rename counts.
     """
     with contextlib.ExitStack() as stack:
         held = None
@@ -184,9 +189,13 @@ def _wait_for(lock: int, folder: Path) -> bool:
             sign, since = changed, now
         if now - begun > _TOLD_SECONDS and not told:
             told = True
-            tell(f"waiting for {_holder(lock)}, which makes what is needed here, too: {folder.parent.name}")
+            tell(
+                f"waiting for {_holder(lock)}, which makes what is needed here, too: {folder.parent.name}"
+            )
         time.sleep(_LOOK_SECONDS)
-    tell(f"{_holder(lock)} has given no sign of life for {_SILENT_SECONDS:g} s: {folder.parent.name} are made here")
+    tell(
+        f"{_holder(lock)} has given no sign of life for {_SILENT_SECONDS:g} s: {folder.parent.name} are made here"
+    )
     return False
 
 
@@ -199,8 +208,8 @@ def _holder(lock: int) -> str:
 def _signs_of_life(folder: Path, lock: int | None) -> Iterator[None]:
     """Give signs of life while an entry is made: to processes that wait for it, and to the watcher of this one.
 
-    The former are told that this process is not stopped. The latter hears of bytes that are written, as by a library
-    that calls nobody; who writes nothing has to be `alive` itself.
+    The former are told that this process is not stopped. The latter hears of bytes that are
+    written, as by a library that calls nobody; who writes nothing has to be `alive` itself.
 
     Args:
         folder: The entry.
@@ -215,7 +224,10 @@ def _signs_of_life(folder: Path, lock: int | None) -> Iterator[None]:
             with contextlib.suppress(OSError):  # files come and go
                 if lock is not None:
                     os.utime(lock)
-                written = sum(path.stat().st_size for path in folder.parent.glob(f".making-{folder.name[:16]}-*/**/*"))
+                written = sum(
+                    path.stat().st_size
+                    for path in folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
+                )
             if written != before:
                 alive()
 
@@ -273,12 +285,16 @@ def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None)
     """Find out once what costs time.
 
     Args:
-        key: Digest of everything the finding depends on, with the `versions` of packages that decide it. With `of`:
-            what is found out, and how. None: nobody knows it, and it is found out anew.
-        find: Finds it out; what it returns can be written as JSON, and is the same after that. What it raises is
+        key: Digest of everything the finding depends on, with the `versions` of packages that
+            decide it. With `of`: what is found out, and how. None: nobody knows it, and it is found
+            out anew.
+        find: Finds it out; what it returns can be written as JSON, and is the same after that. What
+            it raises is
             raised, and nothing is kept: a later optrun may read what this one refuses.
-        of: The file that `find` reads, whose finding holds as long as the file is the same one. It is while its place,
-            device, inode, size and both of its times are: no program can set back the time of their last change.
+        of: The file that `find` reads, whose finding holds as long as the file is the same one. It
+            is while its place,
+            device, inode, size and both of its times are: no program can set back the time of their
+            last change.
 
     Raises:
         OSError: There is no such file.
@@ -299,7 +315,9 @@ def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None)
     begun = time.time()
     found = find()
     if of is None or (file_state(of) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS):
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
+        with contextlib.suppress(
+            OSError
+        ):  # a cache that cannot be written costs time, and nothing else
             write_whole(memory, json.dumps({**seal, "found": found}) + "\n")
     return found
 
@@ -373,12 +391,18 @@ def _damage(folder: Path, key: str) -> str | None:
         if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
             return "its files are not those that were made"
         states = {name: file_state(folder / name) for name in sealed}
-        doubtful = [name for name, state in states.items() if seal.get("states", {}).get(name) != state]
+        doubtful = [
+            name for name, state in states.items() if seal.get("states", {}).get(name) != state
+        ]
         for name in doubtful:
             if checksum(chunks_of_file(folder / name)) != sealed[name]:
                 return f"{name} has changed since it was made"
-        # It was copied here. Its state is remembered, but of files that may change again within a clock's tick.
-        if doubtful and time.time() - max(state[-1] for state in states.values()) / 1e9 > YOUNG_SECONDS:
+        # It was copied here. Its state is remembered, but of files that may change again within a
+        # clock's tick.
+        if (
+            doubtful
+            and time.time() - max(state[-1] for state in states.values()) / 1e9 > YOUNG_SECONDS
+        ):
             with contextlib.suppress(OSError):
                 write_whole(folder / _SEAL, _seal_of(folder, key, sealed), folder.parent)
     except FileNotFoundError:
@@ -395,7 +419,9 @@ def _discard(folder: Path, damage: str) -> None:
         OSError: It cannot be removed.
     """
     aside = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
-    _discarded.append(f"{folder}: this part of the cache was damaged ({damage}); it is not used, and made anew")
+    _discarded.append(
+        f"{folder}: this part of the cache was damaged ({damage}); it is not used, and made anew"
+    )
     with contextlib.suppress(FileNotFoundError):  # another process did so
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -25,9 +25,17 @@ ASSISTANT = "assistant"
 ROLES = frozenset({"system", "developer", "user", ASSISTANT, "tool", "function"})
 """Roles that rows may have, besides those that a template names."""
 _SHAREGPT = {
-    "human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT,
-    "system": "system", "tool": "tool", "observation": "tool", "function_response": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": ASSISTANT,
+    "assistant": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "model": ASSISTANT,
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
 _COLUMNS = {
     ChatLayout.messages: ("messages",),
     ChatLayout.prompt_completion: ("prompt", "completion"),
@@ -87,8 +95,8 @@ class ChatColumns:
 def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
     """Find the columns of chats: as named, else by the names that are usual.
 
-    `data.messages_column` names the column of turns, `data.text_column` and `data.target_column` those of prompts and
-    completions; `data.text_column` alone is a column of turns, too.
+    `data.messages_column` names the column of turns, `data.text_column` and `data.target_column`
+    those of prompts and completions; `data.text_column` alone is a column of turns, too.
 
     Args:
         source: Carries the names.
@@ -96,7 +104,8 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
         wanted: The layout, where it is given.
 
     Raises:
-        ConfigError: No such column, none at all, those of several layouts, or a column of turns beside others.
+        ConfigError: No such column, none at all, those of several layouts, or a column of turns
+            beside others.
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
@@ -108,7 +117,9 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
     if target is not None:
         _expect_layout(wanted, ChatLayout.prompt_completion, f"data.target_column={target}")
         if text is None and "prompt" not in there:
-            raise ConfigError(f"data.text_column is needed: {split.key} has no column called prompt.")
+            raise ConfigError(
+                f"data.text_column is needed: {split.key} has no column called prompt."
+            )
         return _found(ChatLayout.prompt_completion, (text or "prompt", target), there)
     key, turns = ("data.text_column", text) if turns is None else ("data.messages_column", turns)
     if turns is not None:
@@ -131,8 +142,12 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
             "and completions."
         )
     if len(fitting) > 1:
-        words = ", ".join(f"{layout.value} ({' and '.join(_COLUMNS[layout])})" for layout in fitting)
-        raise ConfigError(f"{split.key} has the columns of several layouts: {words}. Say which: task.layout=NAME.")
+        words = ", ".join(
+            f"{layout.value} ({' and '.join(_COLUMNS[layout])})" for layout in fitting
+        )
+        raise ConfigError(
+            f"{split.key} has the columns of several layouts: {words}. Say which: task.layout=NAME."
+        )
     return _found(fitting[0], _COLUMNS[fitting[0]], there)
 
 
@@ -150,15 +165,21 @@ def _refuse_beside_turns(source: Source) -> None:
 
 def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> None:
     if wanted is not None and wanted is not found:
-        raise ConfigError(f"task.layout={wanted.value}: {key} names a column of the layout {found.value}.")
+        raise ConfigError(
+            f"task.layout={wanted.value}: {key} names a column of the layout {found.value}."
+        )
 
 
 def _found(layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]) -> ChatColumns:
-    more = tuple(name for name in (*_MORE.get(layout, ()), _TOOLS) if name in there and name not in names)
+    more = tuple(
+        name for name in (*_MORE.get(layout, ()), _TOOLS) if name in there and name not in names
+    )
     return ChatColumns(layout, names, more)
 
 
-def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | Plain]:
+def chats(
+    split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES
+) -> Iterator[Chat | Plain]:
     """Yield each row as a conversation, or as two texts if prompt and completion are texts.
 
     Args:
@@ -167,13 +188,15 @@ def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> 
         roles: That a turn may have.
 
     Raises:
-        ConfigError: With the first row that has no assistant's turn, an unknown role, an empty completion, or cells of
-            another kind.
+        ConfigError: With the first row that has no assistant's turn, an unknown role, an empty
+            completion, or cells of another kind.
     """
     return read_rows(split, columns.all, lambda cells, row: chat_of(cells, columns, roles, row))
 
 
-def read_rows(split: Split, names: Sequence[str], read: Callable[[Cells, int], Read]) -> Iterator[Read]:
+def read_rows(
+    split: Split, names: Sequence[str], read: Callable[[Cells, int], Read]
+) -> Iterator[Read]:
     """Yield what is read of each row.
 
     Args:
@@ -199,11 +222,12 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
     """Find columns as `chat_columns`, of rows to be answered: completions and outputs need not be there.
 
-    A column that is named has prompts, each of which asks as a whole, where the rows of the training were prompts and
-    completions, and it is not called as whole chats are.
+    A column that is named has prompts, each of which asks as a whole, where the rows of the
+    training were prompts and completions, and it is not called as whole chats are.
 
     Raises:
-        ConfigError: No such column, none at all, those of several layouts, or a column of turns beside others.
+        ConfigError: No such column, none at all, those of several layouts, or a column of turns
+            beside others.
     """
     _refuse_beside_turns(source)
     keys = ("messages_column", "eval_text_column", "text_column")
@@ -212,21 +236,36 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
     if key is not None:
         name = named(source.columns, key, split)
         assert name is not None
-        prompts = wanted is ChatLayout.prompt_completion or getattr(source.columns, "target_column", None) is not None
+        prompts = (
+            wanted is ChatLayout.prompt_completion
+            or getattr(source.columns, "target_column", None) is not None
+        )
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
         prompts &= key != "messages_column" and name not in usual
         layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
         return _found(layout, (name,), there)
-    fitting = [layout for layout, names in _COLUMNS.items() if names[0] in there and wanted in (None, layout)]
+    fitting = [
+        layout
+        for layout, names in _COLUMNS.items()
+        if names[0] in there and wanted in (None, layout)
+    ]
     if len(fitting) == 1:
         return _found(fitting[0], _COLUMNS[fitting[0]][:1], there)
-    known = ", ".join(names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS))
+    known = ", ".join(
+        names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
+    )
     found = "the columns of several layouts" if fitting else "nothing to answer"
-    hint = "Say which: data.text_column=NAME." if fitting else "data.messages_column names another column of turns."
+    hint = (
+        "Say which: data.text_column=NAME."
+        if fitting
+        else "data.messages_column names another column of turns."
+    )
     raise ConfigError(f"{split.key} has {found}: {known}. {columns_in_words(split.rows)} {hint}")
 
 
-def questions(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | str]:
+def questions(
+    split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES
+) -> Iterator[Chat | str]:
     """Yield what is to be answered: of a chat the turns up to its last answer, else a prompt or a text.
 
     Raises:
@@ -259,8 +298,15 @@ def strings(source: Source, split: Split) -> Iterator[str]:
         ConfigError: There is no such column.
     """
     there = set(split.rows.column_names)
-    given = [named(source.columns, key, split) for key in ("messages_column", "text_column", "target_column")]
-    usual = {name for layout, names in _COLUMNS.items() for name in (*names, *_MORE.get(layout, ()), _TOOLS)}
+    given = [
+        named(source.columns, key, split)
+        for key in ("messages_column", "text_column", "target_column")
+    ]
+    usual = {
+        name
+        for layout, names in _COLUMNS.items()
+        for name in (*names, *_MORE.get(layout, ()), _TOOLS)
+    }
     names = sorted({name for name in given if name is not None} | (usual & there))
     if not names:
         chat_columns(source, split, None)
@@ -283,7 +329,9 @@ class Unreadable(Exception):
     """What is wrong with a row, as the end of a sentence that begins with its number."""
 
 
-def chat_of(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int | None) -> Chat | Plain:
+def chat_of(
+    cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int | None
+) -> Chat | Plain:
     """Read one row as a conversation, or as two texts.
 
     Args:
@@ -304,7 +352,9 @@ def chat_of(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int 
             return _plain(prompt, completion, row)
         turns, answer = _turns(prompt, roles, "prompt"), _turns(completion, roles, "completion")
         if not answer:
-            raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
+            raise Unreadable(
+                "has an empty completion: nothing to learn from it. Leave such rows out."
+            )
         _expect_answers(answer, "completion")
         return Chat([*turns, *answer], len(turns), tools, row)
     if layout is ChatLayout.alpaca:
@@ -320,17 +370,23 @@ def _plain(prompt: object, completion: object, row: int | None) -> Plain:
     texts = []
     for name, value in (("prompt", prompt), ("completion", completion)):
         if not isinstance(value, str | None):
-            raise Unreadable(f"has a text and a list of turns: its {name} is {short(value)}. Write both alike.")
+            raise Unreadable(
+                f"has a text and a list of turns: its {name} is {short(value)}. Write both alike."
+            )
         texts.append(value or "")
     if not texts[1].strip():
         raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
     return Plain(texts[0], texts[1], row)
 
 
-def _alpaca(values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None) -> Chat:
+def _alpaca(
+    values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None
+) -> Chat:
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output, str | None):
-        raise Unreadable(f"has {short(values)} as instruction and output, where texts are expected.")
+        raise Unreadable(
+            f"has {short(values)} as instruction and output, where texts are expected."
+        )
     if not (output or "").strip():
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
@@ -338,7 +394,9 @@ def _alpaca(values: tuple[object, ...], more: Cells, tools: list[Message] | None
         whole = f"{instruction}\n\n{more['input']}"
         question |= {"content": whole, "instruction": instruction, "input": more["input"]}
     system = [{"role": "system", "content": more["system"]}] if more.get("system") else []
-    return Chat([*system, question, {"role": ASSISTANT, "content": output}], len(system) + 1, tools, row)
+    return Chat(
+        [*system, question, {"role": ASSISTANT, "content": output}], len(system) + 1, tools, row
+    )
 
 
 def _turns(value: object, roles: frozenset[str], what: str) -> list[Message]:
@@ -351,7 +409,9 @@ def _turns(value: object, roles: frozenset[str], what: str) -> list[Message]:
 
 def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
-        raise Unreadable(f'has no turn {number} as {{"role": ..., "content": ...}}: {short(value)}.')
+        raise Unreadable(
+            f'has no turn {number} as {{"role": ..., "content": ...}}: {short(value)}.'
+        )
     turn: Message = _without_nulls(value)
     if "role" in turn:
         role = turn.pop("role")
@@ -364,10 +424,14 @@ def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
             )
         turn["content"] = turn.pop("value", "")
     if role not in roles:
-        raise Unreadable(f"has an unknown role in turn {number}: {str(role)!r}. {did_you_mean(str(role), roles)}")
+        raise Unreadable(
+            f"has an unknown role in turn {number}: {str(role)!r}. {did_you_mean(str(role), roles)}"
+        )
     content = _text(turn.pop("content", ""), number)
     if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
-        raise Unreadable(f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out.")
+        raise Unreadable(
+            f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out."
+        )
     return {"role": role, "content": content, **turn}
 
 
@@ -380,14 +444,18 @@ def _text(content: object, number: int) -> str:
             raise Unreadable(f"has something else than text in turn {number}: {short(content)}.")
         return "".join(texts)
     if not isinstance(content, str):
-        raise Unreadable(f"has {short(content)} as the content of turn {number}, where a text is expected.")
+        raise Unreadable(
+            f"has {short(content)} as the content of turn {number}, where a text is expected."
+        )
     return content
 
 
 def _expect_answers(turns: list[Message], what: str) -> None:
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
-        raise Unreadable(f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out.")
+        raise Unreadable(
+            f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out."
+        )
 
 
 def _tools(value: object) -> list[Message] | None:

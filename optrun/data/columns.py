@@ -18,8 +18,18 @@ if TYPE_CHECKING:
 
     from optrun.data.source import Source, Split
 
-ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "messages_column", "label_column", "target_column",
-            "image_column", "label_columns", "choices_column", "negative_columns")  # fmt: skip
+ALL_KEYS = (
+    "text_column",
+    "eval_text_column",
+    "text_pair_column",
+    "messages_column",
+    "label_column",
+    "target_column",
+    "image_column",
+    "label_columns",
+    "choices_column",
+    "negative_columns",
+)
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
 USUAL_CHOICES = ("choices", "endings")
@@ -38,11 +48,19 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     for key in ALL_KEYS:
         name = getattr(columns, key)
         for one in name if isinstance(name, list | tuple) else [name]:
-            if one is not None and key != "eval_text_column" and meanings.setdefault(one, key) != key:
-                raise ConfigError(f"data.{key}={name}: data.{meanings[one]} is that column already. Give each its own.")
+            if (
+                one is not None
+                and key != "eval_text_column"
+                and meanings.setdefault(one, key) != key
+            ):
+                raise ConfigError(
+                    f"data.{key}={name}: data.{meanings[one]} is that column already. Give each its own."
+                )
         if name is not None and key not in used:
             names = ", ".join(f"data.{name}" for name in used) or "none"
-            raise ConfigError(f"data.{key}={name}: task={task} reads no such column. It reads: {names}.")
+            raise ConfigError(
+                f"data.{key}={name}: task={task} reads no such column. It reads: {names}."
+            )
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
@@ -52,7 +70,9 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     if split.key.startswith("data.eval") and key != "data.text_column":
         hint += " Its columns are called as those of data.train are."
-    return ConfigError(f"{key}={name}: {split.key} has no such column. Columns: {', '.join(there)}.{hint}")
+    return ConfigError(
+        f"{key}={name}: {split.key} has no such column. Columns: {', '.join(there)}.{hint}"
+    )
 
 
 def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
@@ -87,7 +107,11 @@ def usual_columns(names: Iterable[str], there: Sequence[str]) -> list[str]:
 
 
 def _named_or_usual(
-    source: Source, split: Split, key: str, usual: Sequence[str], hint: Callable[[Split], str] = lambda _: ""
+    source: Source,
+    split: Split,
+    key: str,
+    usual: Sequence[str],
+    hint: Callable[[Split], str] = lambda _: "",
 ) -> str:
     """Find a column: as a key names it, else the only one with a usual name.
 
@@ -106,7 +130,9 @@ def _named_or_usual(
         return name
     if source.columns is None:
         wanted = f"{key.removesuffix('_column').removesuffix('s')}s"
-        raise ConfigError(f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or data=hub.")
+        raise ConfigError(
+            f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or data=hub."
+        )
     found = usual_columns(usual, split.rows.column_names)
     if len(found) == 1:
         return found[0]
@@ -147,8 +173,9 @@ def _headless(split: Split) -> str:
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
     """Find the text column: as named, else the only column of texts, else the one with a usual name.
 
-    For the evaluation split `data.eval_text_column` comes first; where only `data.text_column` is given, the split does
-    not have it, and there is exactly one other column of texts, that one is taken and a note says so.
+    For the evaluation split `data.eval_text_column` comes first; where only `data.text_column` is
+    given, the split does not have it, and there is exactly one other column of texts, that one is
+    taken and a note says so.
 
     Args:
         source: Carries the names and collects notes.
@@ -171,7 +198,9 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     if wanted is not None:
         found_column = same_column(wanted, split.rows.column_names)
         if found_column in taken and found_column is not None:
-            raise ConfigError(f"data.text_column={wanted}: {split.key} has its labels or targets there, not its texts.")
+            raise ConfigError(
+                f"data.text_column={wanted}: {split.key} has its labels or targets there, not its texts."
+            )
         if found_column is not None:
             return found_column
         if evaluation and len(candidates) == 1:
@@ -182,8 +211,16 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
             return candidates[0]
         key = "data.text_column"
         error = missing_column(key, wanted, split)
-        raise ConfigError(f"{error} data.eval_text_column names it where evaluation differs.") if evaluation else error
-    nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(split.rows.features.get(name))]
+        raise (
+            ConfigError(f"{error} data.eval_text_column names it where evaluation differs.")
+            if evaluation
+            else error
+        )
+    nested = [
+        name
+        for name in USUAL_TEXTS
+        if name not in taken and is_nested(split.rows.features.get(name))
+    ]
     if len(candidates) == 1 and not nested:
         return candidates[0]
     usual = usual_columns(USUAL_TEXTS, candidates)
@@ -192,7 +229,11 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     for name in USUAL_TEXTS:
         if not candidates and name in split.rows.column_names:
             refuse_mixed(split, name)
-    found = f"several columns of texts ({', '.join(candidates)})" if candidates else "no column of texts"
+    found = (
+        f"several columns of texts ({', '.join(candidates)})"
+        if candidates
+        else "no column of texts"
+    )
     if len(candidates) == 1:
         found = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
     key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
@@ -217,7 +258,11 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         ConfigError: No such column, or it holds no lists of texts.
     """
     name = named_text(source, split)
-    candidates = [name for name, feature in split.rows.features.items() if _holds_words(feature) and name != labels]
+    candidates = [
+        name
+        for name, feature in split.rows.features.items()
+        if _holds_words(feature) and name != labels
+    ]
     if name is None:
         usual = usual_columns(USUAL_WORDS, candidates)
         found = candidates if len(candidates) == 1 else usual
@@ -280,15 +325,23 @@ def image_column(source: Source, split: Split) -> str:
     name = named(source.columns, "image_column", split)
     if name is not None:
         return name
-    found: list[str] = [name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"]
+    found: list[str] = [
+        name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"
+    ]
     if len(found) == 1:
         return found[0]
-    first = split.rows[0] if getattr(split.rows, "num_rows", 0) else {}  # of a stream nothing is read here
+    first = (
+        split.rows[0] if getattr(split.rows, "num_rows", 0) else {}
+    )  # of a stream nothing is read here
     paths: list[str] = [
-        name for name, cell in first.items() if isinstance(cell, str) and Path(cell).suffix.lower() in IMAGES
+        name
+        for name, cell in first.items()
+        if isinstance(cell, str) and Path(cell).suffix.lower() in IMAGES
     ]
     if len(paths) == 1 and not found:
-        source.notes.append(f"{split.key}: column {paths[0]} holds paths of images (data.image_column)")
+        source.notes.append(
+            f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
+        )
         return paths[0]
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
@@ -299,9 +352,15 @@ def image_column(source: Source, split: Split) -> str:
 def _texts(rows: Dataset) -> list[str]:
     """List columns of texts; written numbers, as an index in a csv file, only if there is nothing else."""
     names = [
-        name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
+        name
+        for name, feature in rows.features.items()
+        if getattr(feature, "dtype", None) in ("string", "large_string")
     ]
-    wordy = [name for name in names if not all(is_number(value) for value in rows.select_columns([name])[:100][name])]
+    wordy = [
+        name
+        for name in names
+        if not all(is_number(value) for value in rows.select_columns([name])[:100][name])
+    ]
     return wordy or names
 
 
@@ -314,7 +373,14 @@ def is_number(value: str | None) -> bool:
     return True
 
 
-_KINDS = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
+_KINDS = {
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def refuse_mixed(split: Split, column: str) -> None:
@@ -355,7 +421,8 @@ def texts(split: Split, column: str) -> Iterator[str]:
     """Yield each row's text; a missing one is empty, a number is its digits.
 
     Raises:
-        ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and numbers.
+        ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and
+            numbers.
     """
     refuse_mixed(split, column)
     for row, value in enumerate(values(split, column)):
@@ -385,7 +452,9 @@ def cell_text(row: Mapping[str, object], column: str) -> str:
     """
     text = text_of(row.get(column))
     if text is None:
-        raise ConfigError(f"it has {short(row[column])} in column {column}, where a text is expected.")
+        raise ConfigError(
+            f"it has {short(row[column])} in column {column}, where a text is expected."
+        )
     return text
 
 
@@ -397,5 +466,7 @@ def cell_list(row: Mapping[str, object], column: str) -> list[str]:
     """
     found = row.get(column)
     if not isinstance(found, list) or any(not isinstance(text, str) for text in found):
-        raise ConfigError(f"it has {short(found)} in column {column}, where a list of texts is expected.")
+        raise ConfigError(
+            f"it has {short(found)} in column {column}, where a list of texts is expected."
+        )
     return found

@@ -18,7 +18,13 @@ from optrun.data.cache import digest
 from optrun.data.encoding import UTF8, NotDecodableError, of_one_byte, recoded, wide
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
 _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
@@ -31,7 +37,9 @@ _QUOTED = re.compile(rb'"[^"]*"?')
 
 _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
 _ARCHIVE = "an archive. Unpack it and give the files in it"
-_IMAGE = "an image. Give a folder with one folder of images for each class: data=hub data.path=FOLDER"
+_IMAGE = (
+    "an image. Give a folder with one folder of images for each class: data=hub data.path=FOLDER"
+)
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 _PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
 _ROW = '{"text": ..., "label": ...}'
@@ -42,7 +50,9 @@ ELSEWHERE = {
     **dict.fromkeys((".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif"), _IMAGE),
     **dict.fromkeys((".pkl", ".pickle", ".pt", ".joblib"), _PICKLE),
-    **dict.fromkeys((".yaml", ".yml", ".xml", ".html", ".pdf", ".docx", ".npy", ".npz", ".db", ".sqlite"), _TREE),
+    **dict.fromkeys(
+        (".yaml", ".yml", ".xml", ".html", ".pdf", ".docx", ".npy", ".npz", ".db", ".sqlite"), _TREE
+    ),
 }
 """Ending to what such a file is, and what to do: kinds that people do hand over and that are not read."""
 
@@ -68,7 +78,11 @@ def member_of(path: Path) -> str:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            there = [each for each in archive.infolist() if not each.is_dir() and not _HIDDEN.search(each.filename)]
+            there = [
+                each
+                for each in archive.infolist()
+                if not each.is_dir() and not _HIDDEN.search(each.filename)
+            ]
     except zipfile.BadZipFile as error:
         raise UnreadableFileError(f"cannot be read as zip: {error}.") from error
     if any(each.filename == "xl/workbook.xml" for each in there):
@@ -76,7 +90,13 @@ def member_of(path: Path) -> str:
     if len(there) == 1 and not there[0].flag_bits & 1:
         return there[0].filename
     names = ", ".join(each.filename for each in there[:4]) + (", ..." if len(there) > 4 else "")
-    holds = "an encrypted file" if len(there) == 1 else f"{len(there):,} files ({names})" if there else "no file"
+    holds = (
+        "an encrypted file"
+        if len(there) == 1
+        else f"{len(there):,} files ({names})"
+        if there
+        else "no file"
+    )
     raise UnreadableFileError(
         f"this archive holds {holds}; one is read. Unpack it, and name its files: data.train=FILE data.eval=FILE"
     )
@@ -89,7 +109,13 @@ def name_inside(path: Path) -> str:
         UnreadableFileError: As `member_of`.
     """
     packed = COMPRESSED.get(path.suffix.lower())
-    return member_of(path) if packed == "zip" else path.name.removesuffix(path.suffix) if packed else path.name
+    return (
+        member_of(path)
+        if packed == "zip"
+        else path.name.removesuffix(path.suffix)
+        if packed
+        else path.name
+    )
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
@@ -143,7 +169,9 @@ def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str
         end = file.read()
     if not raw.startswith(b"PAR1"):
         packed = " It is compressed as a whole: unpack it." if compression_of(path) else ""
-        raise UnreadableFileError(f"cannot be read as parquet: it begins with {begin_of(raw)} instead of PAR1.{packed}")
+        raise UnreadableFileError(
+            f"cannot be read as parquet: it begins with {begin_of(raw)} instead of PAR1.{packed}"
+        )
     if end != b"PAR1":
         raise UnreadableFileError(
             "cannot be read as parquet: its end is missing. It was cut short: fetch or write it again."
@@ -173,7 +201,11 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
             message = _fault(path, kind, name)
     except UnreadableFileError as error:
         message = str(error)
-        message = message if message.startswith(("cannot", "unpacks")) else f"cannot be read as {kind}: {message}"
+        message = (
+            message
+            if message.startswith(("cannot", "unpacks"))
+            else f"cannot be read as {kind}: {message}"
+        )
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile):
         return UTF8, ""  # the reader says it, in its own words
     if message is not None:
@@ -197,7 +229,11 @@ def _fault(path: Path, kind: str, encoding: str) -> str | None:
             return message
         line += chunk.count(b"\n")
         blank = blank and not chunk.decode(UTF8, "replace").strip()
-    return "cannot be read: no rows in it: nothing but white space." if blank and kind in ("text", "json") else None
+    return (
+        "cannot be read: no rows in it: nothing but white space."
+        if blank and kind in ("text", "json")
+        else None
+    )
 
 
 def refuse_bomb(named: str, path: Path) -> None:
@@ -212,7 +248,9 @@ def refuse_bomb(named: str, path: Path) -> None:
     except zipfile.BadZipFile as error:
         raise ConfigError(f"{named}: cannot be read: {error}.") from error
     if size > max(_UNPACKED, path.stat().st_size * _RATIO):
-        raise ConfigError(f"{named}: unpacks to {size:,} bytes, more than {_RATIO} times its own. Save it as csv.")
+        raise ConfigError(
+            f"{named}: unpacks to {size:,} bytes, more than {_RATIO} times its own. Save it as csv."
+        )
 
 
 def _shallow(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -224,7 +262,9 @@ def _shallow(chunks: Iterator[bytes]) -> Iterator[bytes]:
     begun, left = b"", b""
     for chunk in chunks:
         content = _ESCAPED.sub(b"", begun + chunk)
-        rest = content.translate(None, _PLAIN).replace(b'""', b"")  # what stands in none of them stays as it is
+        rest = content.translate(None, _PLAIN).replace(
+            b'""', b""
+        )  # what stands in none of them stays as it is
         begun = b'"' * (rest.count(b'"') % 2) + b"\\" * content.endswith(b"\\")
         left = (left + _QUOTED.sub(b"", rest)).lstrip(b"]}")
         for _ in range(_DEPTH):  # each pass takes one level off
@@ -244,9 +284,7 @@ def _beginning(head: bytes, path: Path, kind: str) -> str | None:
     begin = head.lstrip()
     cannot = f"cannot be read as {kind}: "
     if kind != "text" and begin[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return (
-            f"{cannot}it begins with {begin_of(begin)}: a web page, such as an error or a login, in place of the data."
-        )
+        return f"{cannot}it begins with {begin_of(begin)}: a web page, such as an error or a login, in place of the data."
     if kind in ("csv", "tsv") and begin.startswith((b'{"', b"[{")):
         return f"{cannot}its lines are JSON. Call it {called(path, '.jsonl')}."
     if kind == "json" and begin and not begin.startswith((b"{", b"[")):
@@ -270,19 +308,29 @@ def refuse_broken_row(named: str, path: Path) -> None:
         path: Where it lies as UTF-8.
 
     Raises:
-        ConfigError: With the row, counted from 1: readers count from 0, and within a part of the file.
+        ConfigError: With the row, counted from 1: readers count from 0, and within a part of the
+            file.
     """
-    with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines:
+    with (
+        open_bytes(path) as stream,
+        io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines,
+    ):
         for row, line in enumerate((line for line in lines if line.strip()), 1):
             try:
                 fault = (
-                    None if isinstance(json.loads(line), dict) else f"is no object, such as {_ROW}, but {line[:40]!r}"
+                    None
+                    if isinstance(json.loads(line), dict)
+                    else f"is no object, such as {_ROW}, but {line[:40]!r}"
                 )
             except ValueError as error:
                 fault = f"is no JSON: {error}"
             if row == 1 and fault is not None and re.fullmatch(r"\{.*\},?", line.strip()):
                 comma = line.strip().endswith(",")
-                fault += ". Leave out the comma at its end" if comma else ". Names and texts stand in double quotes"
+                fault += (
+                    ". Leave out the comma at its end"
+                    if comma
+                    else ". Names and texts stand in double quotes"
+                )
             elif row == 1 and (fault is not None or line.lstrip().startswith("[")):
                 return  # all lines together are one JSON text, or were meant to be
             if fault is not None:

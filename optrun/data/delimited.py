@@ -39,8 +39,8 @@ class Dialect:
 
     Attributes:
         delimiter: One character.
-        quoted: Whether fields may be quoted (quotes inside doubled, line breaks inside quotes); else a field is what
-            stands between delimiters.
+        quoted: Whether fields may be quoted (quotes inside doubled, line breaks inside quotes);
+            else a field is what stands between delimiters.
         skip: Lines before the header, such as Excel's `sep=;`.
         note: What was found, for a person; empty where it is what the ending says.
     """
@@ -56,14 +56,15 @@ def read_delimited(asked: Reading, kind: str) -> Dataset:
 
     Args:
         asked: The files.
-        kind: `csv`, whose columns are separated by commas, or `tsv`, by tabs, if nothing else is said or found.
+        kind: `csv`, whose columns are separated by commas, or `tsv`, by tabs, if nothing else is
+            said or found.
 
     Returns:
         Every column as text, `007` and `NA` included; an empty unquoted field is missing.
 
     Raises:
-        ConfigError: Files with different columns, a column named twice, a row of another width, a delimiter that cannot
-            be told.
+        ConfigError: Files with different columns, a column named twice, a row of another width, a
+            delimiter that cannot be told.
     """
     from datasets import Dataset
 
@@ -71,7 +72,11 @@ def read_delimited(asked: Reading, kind: str) -> Dataset:
         dialect_of(asked.key, path, kind, encoding, asked.options)
         for path, encoding in zip(asked.files, asked.encodings, strict=True)
     ]
-    told = {dialect.note: path for path, dialect in zip(asked.files, dialects, strict=True) if dialect.note}
+    told = {
+        dialect.note: path
+        for path, dialect in zip(asked.files, dialects, strict=True)
+        if dialect.note
+    }
     asked.notes += [f"{asked.key}={path}: {note}" for note, path in told.items()]
     names = list(asked.options.column_names or ())
     usual = all(dialect == USUAL[kind] for dialect in dialects) and not names
@@ -105,24 +110,34 @@ def dialect_of(key: str, path: Path, kind: str, encoding: str, options: ReadOpti
         mark = "\t" if options.delimiter == "tab" else options.delimiter
         return Dialect(mark, usual.quoted or mark != usual.delimiter, skip=int(said is not None))
     if said is not None:
-        return Dialect(said[1], True, 1, f"columns separated by {said[1]!r}, as its first line says")
+        return Dialect(
+            said[1], True, 1, f"columns separated by {said[1]!r}, as its first line says"
+        )
     fits = {mark: width for mark in DELIMITERS if (width := _width(text, mark, usual)) > 1}
     if usual.delimiter in fits or (usual.delimiter in header and not fits):
         others = [mark for mark in fits if mark != usual.delimiter]
-        doubt = f"columns separated by {usual.delimiter!r}; every row has {others[0]!r}, too" if others else ""
+        doubt = (
+            f"columns separated by {usual.delimiter!r}; every row has {others[0]!r}, too"
+            if others
+            else ""
+        )
         return replace(usual, note=f"{doubt} ({_said(others[0])} reads them so)" if others else "")
     found = list(fits) or [mark for mark in DELIMITERS if mark in header]
     if not found:
         return usual  # a single column
     if len(found) > 1:
         ways = " or ".join(map(_said, found))
-        raise ConfigError(f"{key}={path}: its columns may be separated in several ways: {header[:80]!r}. Say {ways}.")
+        raise ConfigError(
+            f"{key}={path}: its columns may be separated in several ways: {header[:80]!r}. Say {ways}."
+        )
     return Dialect(found[0], True, note=f"columns separated by {found[0]!r} (data.delimiter)")
 
 
 def _said(delimiter: str) -> str:
     """Write the argument that says a delimiter, as a shell takes it."""
-    return "data.delimiter=tab" if delimiter == "\t" else shlex.quote(f'data.delimiter="{delimiter}"')
+    return (
+        "data.delimiter=tab" if delimiter == "\t" else shlex.quote(f'data.delimiter="{delimiter}"')
+    )
 
 
 def _width(text: str, delimiter: str, usual: Dialect) -> int:
@@ -130,7 +145,9 @@ def _width(text: str, delimiter: str, usual: Dialect) -> int:
     plain = not usual.quoted and delimiter == usual.delimiter
     source = io.StringIO(text, newline="")
     try:
-        rows = csv.reader(source, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+        rows = csv.reader(
+            source, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+        )
         widths = [len(row) for row in itertools.islice(rows, _ROWS) if row]
     except csv.Error:
         return 0
@@ -157,7 +174,9 @@ def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
                         f"{asked.key}={path}: its columns are {', '.join(here)}; those of {asked.files[0]} are "
                         f"{', '.join(names)}. Give files with the same columns in the same order."
                     )
-                for batch in _batches(text, dialect, names, named=asked.options.column_names is not None):
+                for batch in _batches(
+                    text, dialect, names, named=asked.options.column_names is not None
+                ):
                     writer.write_batch(batch)
 
 
@@ -168,7 +187,14 @@ def _understood(key: str, path: Path, text: Path, dialect: Dialect) -> Iterator[
 
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zipfile.BadZipFile) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        EOFError,
+        UnicodeDecodeError,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+    ) as error:
         if getattr(error, "errno", None) is not None:  # the disk's own word, not the reader's
             raise
         kind = "tsv" if dialect == USUAL["tsv"] else "csv"
@@ -185,9 +211,13 @@ def _options(dialect: Dialect, **reading: object) -> dict[str, object]:
     import pyarrow.csv as reader
 
     quotes = {"quote_char": '"', "double_quote": True, "newlines_in_values": True}
-    parse = reader.ParseOptions(delimiter=dialect.delimiter, **(quotes if dialect.quoted else {"quote_char": False}))
+    parse = reader.ParseOptions(
+        delimiter=dialect.delimiter, **(quotes if dialect.quoted else {"quote_char": False})
+    )
     return {
-        "read_options": reader.ReadOptions(block_size=_BLOCK, use_threads=False, skip_rows=dialect.skip, **reading),
+        "read_options": reader.ReadOptions(
+            block_size=_BLOCK, use_threads=False, skip_rows=dialect.skip, **reading
+        ),
         "parse_options": parse,
     }
 
@@ -198,7 +228,10 @@ def _header(asked: Reading, path: Path, text: Path, dialect: Dialect) -> list[st
 
     said = asked.options.column_names
     reading = {} if said is None else {"autogenerate_column_names": True}
-    with open_bytes(text) as stream, reader.open_csv(stream, **_options(dialect, **reading)) as rows:
+    with (
+        open_bytes(text) as stream,
+        reader.open_csv(stream, **_options(dialect, **reading)) as rows,
+    ):
         there: list[str] = rows.schema.names
     if said is not None and len(said) != len(there):
         raise ConfigError(
@@ -209,12 +242,18 @@ def _header(asked: Reading, path: Path, text: Path, dialect: Dialect) -> list[st
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         no_name = said is None and re.fullmatch(r"[-+]?[\d.]*", twice[0])
-        hint = ' If there is no line of names, "data.column_names=[NAME1,NAME2,...]" gives them.' if no_name else ""
+        hint = (
+            ' If there is no line of names, "data.column_names=[NAME1,NAME2,...]" gives them.'
+            if no_name
+            else ""
+        )
         raise ConfigError(f"{asked.key}={path}: two columns are called {twice[0]!r}.{hint}")
     return names
 
 
-def _batches(path: Path, dialect: Dialect, names: list[str], *, named: bool) -> Iterator[pa.RecordBatch]:
+def _batches(
+    path: Path, dialect: Dialect, names: list[str], *, named: bool
+) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.csv as reader
 
@@ -226,13 +265,18 @@ def _batches(path: Path, dialect: Dialect, names: list[str], *, named: bool) -> 
         check_utf8=True,
     )
     options = _options(dialect, **({"column_names": names} if named else {}))
-    with open_bytes(path) as stream, reader.open_csv(stream, convert_options=convert, **options) as rows:
+    with (
+        open_bytes(path) as stream,
+        reader.open_csv(stream, convert_options=convert, **options) as rows,
+    ):
         yield from rows
 
 
 def _reason(message: str, dialect: Dialect) -> str:
     # pyarrow counts the line of names as a row.
-    line = re.sub(r"\bRow #(\d+)", lambda found: f"row {int(found[1]) - 1:,}", " ".join(message.split()))
+    line = re.sub(
+        r"\bRow #(\d+)", lambda found: f"row {int(found[1]) - 1:,}", " ".join(message.split())
+    )
     line = line if len(line) <= 300 else line[:300] + " ..."
     if "invalid UTF8" in line or "codec can't decode" in line:
         return "its bytes are no UTF-8."

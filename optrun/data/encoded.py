@@ -40,7 +40,13 @@ Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
 
 def size_of(text: object) -> int:
     """Count the characters of a text, or of several."""
-    return sum(map(size_of, text)) if isinstance(text, list | tuple) else len(text) if isinstance(text, Sized) else 0
+    return (
+        sum(map(size_of, text))
+        if isinstance(text, list | tuple)
+        else len(text)
+        if isinstance(text, Sized)
+        else 0
+    )
 
 
 def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
@@ -58,7 +64,12 @@ def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
 
 
 def write_ids(
-    texts: Iterator[object], encoder: Encoder, longest: int | None, folder: Path, dtype: str, characters: int
+    texts: Iterator[object],
+    encoder: Encoder,
+    longest: int | None,
+    folder: Path,
+    dtype: str,
+    characters: int,
 ) -> None:
     """Write ids batch by batch to the disk: the corpus is never in memory as a whole."""
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
@@ -71,18 +82,24 @@ def write_ids(
             for name, rows in encoder(batch, True).items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
-                sizes = _write(list(rows), files[name], dtype, shown if name == "input_ids" else None)
+                sizes = _write(
+                    list(rows), files[name], dtype, shown if name == "input_ids" else None
+                )
             lengths.append(sizes)
             lost.append(_lost(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
-            hashes.append(np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch)))
+            hashes.append(
+                np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch))
+            )
             shown.done(sum(map(size_of, batch)))
     np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
     np.save(folder / "lost.npy", np.concatenate(lost))
     np.save(folder / "hashes.npy", np.concatenate(hashes))
 
 
-def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, shown: Progress | None) -> np.ndarray:
+def _write(
+    rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, shown: Progress | None
+) -> np.ndarray:
     """Write ids of texts to a file.
 
     Returns:
@@ -94,7 +111,9 @@ def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, show
     short = [none]  # ids of texts that are in memory and not in the file yet
     before = 0  # characters of the long texts that are done
     for number, row in enumerate(rows):
-        if isinstance(row, Sequence | np.ndarray):  # a test for the protocol takes as long as a short row's ids
+        if isinstance(
+            row, Sequence | np.ndarray
+        ):  # a test for the protocol takes as long as a short row's ids
             short.append(np.asarray(row, dtype=dtype))
             sizes[number] = len(short[-1])
             continue
@@ -117,7 +136,9 @@ def _write(rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, show
     return sizes
 
 
-def _lost(batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
+def _lost(
+    batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None
+) -> np.ndarray:
     """Count the tokens that each text of a batch lost; shape (texts,), int64."""
     lost = np.zeros(len(batch), dtype=np.int64)
     full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
@@ -133,4 +154,6 @@ def mapped(path: Path, dtype: str) -> np.ndarray:
     kind = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # nothing cannot be mapped
         return np.zeros(0, dtype=kind)
-    return np.asarray(np.memmap(path, dtype=kind, mode="r"))  # mapped all the same; a memmap is slow to cut
+    return np.asarray(
+        np.memmap(path, dtype=kind, mode="r")
+    )  # mapped all the same; a memmap is slow to cut

@@ -10,13 +10,19 @@ from itertools import chain
 from optrun.base.errors import UnreadableFileError
 
 UTF8 = "utf-8"
-_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _HEAD = 4096
 _SHOWN = 60
 """Characters of a line in a message."""
 _UNDEFINED = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 """Bytes that cp1252 does not have, and that are control characters in Latin-1."""
-_OF_UTF8 = re.compile(rb"([\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})+")
+_OF_UTF8 = re.compile(
+    rb"([\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})+"
+)
 _STRANGE = re.compile(
     rb"[\x80-\xff]{3,}|[A-Za-z][\x80-\x83\x86-\x89\x8b\x95\x98\x99\x9b\xa1-\xa7\xa9\xab-\xb6\xb8\xb9\xbb-\xbf][a-z]"
 )
@@ -42,10 +48,17 @@ def wide(head: bytes) -> str | None:
     """Name the encoding of a text of two or four bytes a letter by its first bytes; None: it is none."""
     if marked := next((name for mark, name in _MARKS.items() if head.startswith(mark)), None):
         return marked
-    for at, name in ((0, "utf-16be"), (1, "utf-16le")):  # without a mark: Latin letters have a zero byte each
+    for at, name in (
+        (0, "utf-16be"),
+        (1, "utf-16le"),
+    ):  # without a mark: Latin letters have a zero byte each
         zeros, letters = head[at:_HEAD:2], head[1 - at : _HEAD : 2]
         shown = sum(byte in _LATIN for byte in letters)  # other bytes are of a file that is no text
-        if len(zeros) > 4 and zeros.count(0) > 0.4 * len(zeros) and shown > 0.4 * len(zeros) > 4 * letters.count(0):
+        if (
+            len(zeros) > 4
+            and zeros.count(0) > 0.4 * len(zeros)
+            and shown > 0.4 * len(zeros) > 4 * letters.count(0)
+        ):
             return name
     return None
 
@@ -64,7 +77,9 @@ def recoded(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
         except UnicodeDecodeError as error:
             raw, at = error.object, error.start
             raise NotDecodableError(
-                line + raw[:at].count(b"\n"), raw[raw.rfind(b"\n", 0, at) + 1 :].split(b"\n")[0], encoding
+                line + raw[:at].count(b"\n"),
+                raw[raw.rfind(b"\n", 0, at) + 1 :].split(b"\n")[0],
+                encoding,
             ) from error
         line += text.count("\n")
         if encoding == UTF8:

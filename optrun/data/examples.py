@@ -32,19 +32,27 @@ class Examples:
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Name to one value per example, such as `labels`; shape (n,)."""
     lost: np.ndarray | None = field(default=None, kw_only=True)
-    """Tokens that each example lost to its greatest length; shape (n,), int64. None: none was cut."""
+    """Tokens that each example lost to its greatest length; shape (n,), int64.
+
+    None: none was cut.
+    """
     hashes: np.ndarray | None = field(default=None, kw_only=True)
     """Of the texts that the examples were made of, by which equal ones are found; shape (texts,), uint64. One an
     example, but where examples are blocks of joined texts."""
     origin: str | None = field(default=None, kw_only=True)
-    """Digest of what decides offsets and flat arrays; their fingerprint is remembered by it. None: it is made anew."""
+    """Digest of what decides offsets and flat arrays; their fingerprint is remembered by it.
+
+    None: it is made anew.
+    """
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Example:
         begin, end = int(self.offsets[index]), int(self.offsets[index + 1])
-        example: Example = {name: np.asarray(flat[begin:end], dtype=np.int64) for name, flat in self.ragged.items()}
+        example: Example = {
+            name: np.asarray(flat[begin:end], dtype=np.int64) for name, flat in self.ragged.items()
+        }
         example.update({name: values[index] for name, values in self.scalars.items()})
         return example
 
@@ -59,7 +67,9 @@ class Examples:
     def renamed(self, names: Mapping[str, str]) -> Examples:
         """Return the same examples with other names for their flat arrays; one that is not named is left out."""
         ragged = {new: self.flat(old) for old, new in names.items()}
-        return replace(self, ragged=ragged, origin=key_of(self.origin, *map(str, sorted(names.items()))))
+        return replace(
+            self, ragged=ragged, origin=key_of(self.origin, *map(str, sorted(names.items())))
+        )
 
     @property
     def lengths(self) -> np.ndarray:
@@ -68,7 +78,9 @@ class Examples:
 
     def fingerprint(self) -> str:
         """Digest everything the examples hold: the same data, wherever it lies, gives the same digest."""
-        return known_by(key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint)
+        return known_by(
+            key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint
+        )
 
     def _fingerprint(self) -> str:
         total = hashlib.sha256()
@@ -77,8 +89,13 @@ class Examples:
         for name in sorted(self.ragged):
             total.update(name.encode())
             for piece in _cuts(self.ragged[name]):
-                # As older versions kept them: the same ids have the same digest whatever type they are kept in.
-                total.update(np.ascontiguousarray(piece, dtype=None if piece.dtype != np.uint16 else "<i4").data)
+                # As older versions kept them: the same ids have the same digest whatever type they
+                # are kept in.
+                total.update(
+                    np.ascontiguousarray(
+                        piece, dtype=None if piece.dtype != np.uint16 else "<i4"
+                    ).data
+                )
         for name in sorted(self.scalars):
             total.update(name.encode())
             total.update(np.ascontiguousarray(self.scalars[name]).data)
@@ -154,7 +171,10 @@ class InMemory:
     def fingerprint(self) -> str:
         """Digest of every value, with names, types and shapes."""
         return digest_of(
-            piece for example in self.examples for name in sorted(example) for piece in _pieces(name, example[name])
+            piece
+            for example in self.examples
+            for name in sorted(example)
+            for piece in _pieces(name, example[name])
         )
 
 
@@ -197,8 +217,9 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
     Args:
         count: How many there are.
         limit: How many to keep; None: all.
-        seed: Picks them; None: by chance too, but the same ones whatever the run's seed, so that runs are judged on the
-            same examples, and a split that is sorted by label is not judged by one label alone.
+        seed: Picks them; None: by chance too, but the same ones whatever the run's seed, so that
+            runs are judged on the same examples, and a split that is sorted by label is not judged
+            by one label alone.
 
     Returns:
         Indices, shape (limit,), int64.
@@ -216,7 +237,9 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
 SomeExamples = TypeVar("SomeExamples", bound=Sized)
 
 
-def limited(examples: SomeExamples, limit: int | None, *, seed: int | None) -> SomeExamples | Selected:
+def limited(
+    examples: SomeExamples, limit: int | None, *, seed: int | None
+) -> SomeExamples | Selected:
     """Keep at most `limit` examples, chosen as by `chosen`."""
     indices = chosen(len(examples), limit, seed=seed)
     return examples if indices is None else Selected(examples, indices)
@@ -234,14 +257,16 @@ def encode(
     """Encode texts to token ids, once for the same texts, tokenizer and settings.
 
     Args:
-        texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to hash them, once to
-            encode them. Their `repr` must say all of them.
-        encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was cut is then known. A
-            row may be a `LongRow`.
+        texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to
+            hash them, once to encode them. Their `repr` must say all of them.
+        encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was
+            cut is then known. A row may be a `LongRow`.
         key: Digest of tokenizer and settings.
         longest: Tokens after which it cuts; None: it does not.
-        content: Digest of what decides the texts: their hash is remembered by it. None: it is made anew.
-        ids_below: The ids, and whatever else is made, are from 0 to below this number; None: of 32 bits.
+        content: Digest of what decides the texts: their hash is remembered by it. None: it is made
+            anew.
+        ids_below: The ids, and whatever else is made, are from 0 to below this number; None: of 32
+            bits.
 
     Returns:
         One example per text, mapped from the cache.
@@ -262,7 +287,11 @@ def encode(
     small = ids_below is not None and ids_below <= _FEW
     dtype = "uint16" if small else "int32"
     name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
-    folder = cached("tokens", name, lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters))
+    folder = cached(
+        "tokens",
+        name,
+        lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters),
+    )
     known = mapped_arrays(folder)
     arrays = {path.stem: mapped(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
     lost = None if longest is None else known["lost"]
@@ -275,10 +304,12 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     Args:
         examples: One document each, with `input_ids` alone, borders between documents included.
         length: Tokens of a block.
-        keep_rest: True: what is left at the end is a shorter block; False: it is dropped, unless it is all there is.
+        keep_rest: True: what is left at the end is a shorter block; False: it is dropped, unless it
+            is all there is.
 
     Returns:
-        Blocks over the same flat array; every token but the dropped rest stands in exactly one. A rest of one token is
+        Blocks over the same flat array; every token but the dropped rest stands in exactly one. A
+        rest of one token is
         always dropped: nothing can be predicted from it.
     """
     ids = examples.ragged["input_ids"]
@@ -288,4 +319,6 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     if rest > 1 and (keep_rest or blocks == 0):
         borders = np.append(borders, len(ids))
     origin = key_of(examples.origin, "packed", str(length), str(keep_rest))
-    return Examples(borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes, origin=origin)
+    return Examples(
+        borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes, origin=origin
+    )

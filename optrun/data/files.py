@@ -36,27 +36,45 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     notes: list[str] = []
     options = ReadOptions(config.format, config.delimiter, config.encoding, config.column_names)
     train_files = resolve("data.train", config.train)
-    held = {name: (eval_key(name), resolve(eval_key(name), paths)) for name, paths in config.eval_files()}
-    _refuse_idle(config, options, held if config.streaming else {"train": ("data.train", train_files), **held})
+    held = {
+        name: (eval_key(name), resolve(eval_key(name), paths))
+        for name, paths in config.eval_files()
+    }
+    _refuse_idle(
+        config,
+        options,
+        held if config.streaming else {"train": ("data.train", train_files), **held},
+    )
     if config.streaming:
         rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
     else:
         train = _split("data.train", train_files, options, notes, documents=documents)
-    sets = {name: _split(key, files, options, notes, documents=documents) for name, (key, files) in held.items()}
+    sets = {
+        name: _split(key, files, options, notes, documents=documents)
+        for name, (key, files) in held.items()
+    }
     whole = {path.resolve() for path in train_files}
     for key, files in held.values():
         both = [str(path) for path in files if path.resolve() in whole]
         if both:
-            notes.append(f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows")
+            notes.append(
+                f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows"
+            )
     return Source(train, sets, config, notes=notes)
 
 
-def _refuse_idle(config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]) -> None:
+def _refuse_idle(
+    config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
+) -> None:
     """Refuse what is said of files and means nothing to any of them."""
     if config.streaming and config.format is not None:
-        raise ConfigError(f"data.format={config.format}: a stream is read by its endings. Leave it out.")
-    kinds = {format_of(key, path, options.format).name for key, paths in files.values() for path in paths}
+        raise ConfigError(
+            f"data.format={config.format}: a stream is read by its endings. Leave it out."
+        )
+    kinds = {
+        format_of(key, path, options.format).name for key, paths in files.values() for path in paths
+    }
     for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
         formats = [row.name for row in FORMATS.values() if name in row.options]
@@ -67,7 +85,9 @@ def _refuse_idle(config: FilesConfig, options: ReadOptions, files: Mapping[str, 
             )
 
 
-def _split(key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool) -> Split:
+def _split(
+    key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool
+) -> Split:
     """Read rows of files, with a digest of what decides them, by which later findings are remembered."""
     kind = one_format(key, (format_of(key, path, options.format) for path in files))
     encodings = []
@@ -77,7 +97,9 @@ def _split(key: str, files: list[Path], options: ReadOptions, notes: list[str], 
         encoding, shown = check(key, path, kind, options.encoding)
         encodings.append(encoding)
         if encoding != UTF8 and options.encoding is None:
-            notes.append(f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)")
+            notes.append(
+                f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)"
+            )
     contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
@@ -103,8 +125,8 @@ def read_files(
 ) -> Dataset | TextRows:
     """Read one file, a list of files, a glob, or a folder that is data as it stands.
 
-    Every field of csv and tsv is text, the words NA, null and None included. A csv field may be quoted; a tsv field is
-    taken as it stands.
+    Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
+    quoted; a tsv field is taken as it stands.
 
     Args:
         key: The configuration key, for messages.
@@ -117,17 +139,20 @@ def read_files(
         Rows of all files, in order.
 
     Raises:
-        ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be read.
+        ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be
+            read.
     """
-    return _split(key, resolve(key, paths), options, [] if notes is None else notes, documents=documents).rows
+    return _split(
+        key, resolve(key, paths), options, [] if notes is None else notes, documents=documents
+    ).rows
 
 
 def resolve(key: str, paths: Paths) -> list[Path]:
     """List the files that paths and globs name, in order, without repeats.
 
     Raises:
-        ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a file that may not be
-            read.
+        ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a
+            file that may not be read.
     """
     found: dict[Path, None] = {}
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
@@ -135,7 +160,9 @@ def resolve(key: str, paths: Paths) -> list[Path]:
         if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
             matches = [name]
         else:
-            matches = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())  # noqa: PTH207
+            matches = sorted(
+                match for match in glob.glob(name, recursive=True) if Path(match).is_file()
+            )  # noqa: PTH207
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
         found.update(dict.fromkeys(Path(match) for match in matches))
@@ -157,10 +184,20 @@ def _why_nothing(name: str) -> str:
         return f"a link to {path.readlink()}, where there is nothing. Link to the file again, or give the file itself."
     if glob.has_magic(name):
         return "no file matches this glob."
-    beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
+    beside = (
+        {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
+    )
     # An ending is no likeness: among files of the same kind the rest of the name decides.
-    stems = {other.removesuffix(path.suffix): other for other in beside if Path(other).suffix == path.suffix}
+    stems = {
+        other.removesuffix(path.suffix): other
+        for other in beside
+        if Path(other).suffix == path.suffix
+    }
     alike = [stems[found] for found in difflib.get_close_matches(path.stem, stems, n=1)]
-    alike += difflib.get_close_matches(path.name, [other for other in beside if Path(other).suffix != path.suffix], n=1)
+    alike += difflib.get_close_matches(
+        path.name, [other for other in beside if Path(other).suffix != path.suffix], n=1
+    )
     close = [beside[found] for found in alike[:1]]
-    return f"no such file (looked from {Path.cwd()})." + (f" Did you mean {close[0]}?" if close else "")
+    return f"no such file (looked from {Path.cwd()})." + (
+        f" Did you mean {close[0]}?" if close else ""
+    )

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 IMAGES = frozenset(ending for ending, what in ELSEWHERE.items() if what == ELSEWHERE[".png"])
 TEXTS = frozenset({".txt", ".text", ".md"})
-_SPLITS = frozenset({"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"})
+_SPLITS = frozenset(
+    {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
+)
 _LARGEST = 1 << 24
 """Bytes of one text."""
 
@@ -29,7 +31,9 @@ def files_of(folder: Path) -> list[Path]:
     """List the files of a folder and of those in it, hidden ones left out."""
     there = folder.rglob("*")
     return sorted(
-        path for path in there if path.is_file() and not any(p[0] == "." for p in path.relative_to(folder).parts)
+        path
+        for path in there
+        if path.is_file() and not any(p[0] == "." for p in path.relative_to(folder).parts)
     )
 
 
@@ -61,10 +65,11 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
     if splits:
         train = next((path for path in splits if path.name.lower().startswith("train")), splits[0])
         held = [path for path in splits if path != train]
-        keys = [f"data.train={shlex.quote(str(train))}", *(f"data.eval={shlex.quote(str(held[0]))}" for _ in held[:1])]
-        return (
-            f"this is a folder, and its folders {', '.join(p.name for p in splits)} are splits. Take {' '.join(keys)}"
-        )
+        keys = [
+            f"data.train={shlex.quote(str(train))}",
+            *(f"data.eval={shlex.quote(str(held[0]))}" for _ in held[:1]),
+        ]
+        return f"this is a folder, and its folders {', '.join(p.name for p in splits)} are splits. Take {' '.join(keys)}"
     files = [path for path in files_of(folder)[:1000] if path.suffix.lower() in endings]
     if not files:
         return f"this is a folder, and no file in it ends with one of {', '.join(endings)}."
@@ -108,11 +113,14 @@ def read_classes(asked: Reading) -> Dataset:
     asked.notes.append(f"{asked.key}={', '.join(map(str, asked.files))}: {found}")
     if files[0].suffix.lower() in IMAGES:
         features = Features({"image": Image(), "label": Value("string")})
-        return Dataset.from_dict({"image": [str(path.resolve()) for path in files], "label": labels}, features=features)
+        return Dataset.from_dict(
+            {"image": [str(path.resolve()) for path in files], "label": labels}, features=features
+        )
     others: dict[str, str] = {}
     texts = [_text(asked, path, others) for path in files]
     asked.notes += [
-        f"{asked.key}: some files are no UTF-8, and read as {name}: {told}" for name, told in others.items()
+        f"{asked.key}: some files are no UTF-8, and read as {name}: {told}"
+        for name, told in others.items()
     ]
     return Dataset.from_dict({"text": texts, "label": labels})
 

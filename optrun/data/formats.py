@@ -50,12 +50,16 @@ class Format:
     Attributes:
         name: As `data.format` says it.
         endings: Of the files; none for folders.
-        check: From a file, this name and the encoding that was said, to its encoding and a sample; raises an
+        check: From a file, this name and the encoding that was said, to its encoding and a sample;
+            raises an
             `UnreadableFileError` that says what the file is instead.
         read: Reads all rows.
-        options: What may be said of such files: the keys of `ReadOptions` that mean something to them.
-        magic: First bytes of every such file, by which one that is called otherwise is known; empty: it has none.
-        stream: Opens a file whose rows are read in the middle (`data.streaming=true`); None: nothing does.
+        options: What may be said of such files: the keys of `ReadOptions` that mean something to
+            them.
+        magic: First bytes of every such file, by which one that is called otherwise is known;
+            empty: it has none.
+        stream: Opens a file whose rows are read in the middle (`data.streaming=true`); None:
+            nothing does.
         whole: Endings of files that can only be read as a whole all the same.
     """
 
@@ -81,7 +85,9 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
         plain[:] = asked.in_utf8(Path(cache_dir) / "utf8")
         names = [glob.escape(str(path.resolve())) for path in plain]
         try:
-            return datasets.load_dataset(kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options)
+            return datasets.load_dataset(
+                kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options
+            )
         except Exception:
             for path, text in zip(asked.files, plain, strict=True) if kind == "json" else ():
                 refuse_broken_row(f"{asked.key}={path}", text)
@@ -91,7 +97,9 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
         none = "corresponds to no data" in str(error)
         return "no rows in it." if none else f"cannot be read as {kind}: {reason(error)}"
 
-    named = ", ".join(str(path) for path in asked.files[:3]) + (", ..." if len(asked.files) > 3 else "")
+    named = ", ".join(str(path) for path in asked.files[:3]) + (
+        ", ..." if len(asked.files) > 3 else ""
+    )
     with understood(f"{asked.key}={named}", why):
         return kept_rows("files", asked.address(kind, str(options)), read)["train"]
 
@@ -106,7 +114,9 @@ def _json(asked: Reading) -> Dataset:
 def _text(asked: Reading) -> Dataset | TextRows:
     plain = asked.is_utf8 and not any(compression_of(path) for path in asked.files)
     if asked.documents and plain and any(path.stat().st_size >= LONG for path in asked.files):
-        return TextRows([long_text(path, one) for path, one in zip(asked.files, asked.contents, strict=True)])
+        return TextRows(
+            [long_text(path, one) for path, one in zip(asked.files, asked.contents, strict=True)]
+        )
     return _by_library("text", asked)
 
 
@@ -117,9 +127,31 @@ FORMATS: dict[str, Format] = {
     for row in (
         Format("csv", (".csv",), check_text, partial(read_delimited, kind="csv"), _TABLE),
         Format("tsv", (".tsv", ".tab"), check_text, partial(read_delimited, kind="tsv"), _TABLE),
-        Format("json", (".json", ".jsonl", ".ndjson"), check_text, _json, _TEXT, stream=Lines.open, whole=(".json",)),
-        Format("parquet", (".parquet",), check_parquet, partial(_by_library, "parquet"), (), b"PAR1", Groups.open),
-        Format("arrow", (".arrow", ".feather"), _any_content, partial(_by_library, "arrow"), magic=b"ARROW1"),
+        Format(
+            "json",
+            (".json", ".jsonl", ".ndjson"),
+            check_text,
+            _json,
+            _TEXT,
+            stream=Lines.open,
+            whole=(".json",),
+        ),
+        Format(
+            "parquet",
+            (".parquet",),
+            check_parquet,
+            partial(_by_library, "parquet"),
+            (),
+            b"PAR1",
+            Groups.open,
+        ),
+        Format(
+            "arrow",
+            (".arrow", ".feather"),
+            _any_content,
+            partial(_by_library, "arrow"),
+            magic=b"ARROW1",
+        ),
         Format("xlsx", (".xlsx",), check_workbook, read_spreadsheet, ("column_names",)),
         Format("text", (".txt", ".text", ".py", ".md", ".rst"), check_text, _text, _TEXT),
         Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
@@ -170,7 +202,9 @@ def one_format(key: str, found: Iterable[Format]) -> Format:
     """
     kinds = {row.name: row for row in found}
     if len(kinds) > 1:
-        raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
+        raise ConfigError(
+            f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format."
+        )
     return next(iter(kinds.values()))
 
 
@@ -186,7 +220,9 @@ def streamed_format(key: str, file: Path | File) -> Format:
             f"{key}={file}: data.streaming=true cannot begin in the middle of a compressed file. Unpack it, or write "
             "it as parquet, which is compressed inside."
         )
-    streamed = {ending: row for ending, row in by_ending().items() if row.stream and ending not in row.whole}
+    streamed = {
+        ending: row for ending, row in by_ending().items() if row.stream and ending not in row.whole
+    }
     if ending not in streamed:
         raise ConfigError(
             f"{key}={file}: data.streaming=true reads {', '.join(streamed)}. Write its rows as one of these, or take "
@@ -208,8 +244,8 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
         The encoding, and what a person can judge it by; empty for one that is certain.
 
     Raises:
-        ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web page, nothing but
-            white space.
+        ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web
+            page, nothing but white space.
     """
     if path.is_dir():
         return UTF8, ""
@@ -222,7 +258,9 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
                 raise UnreadableFileError(
                     "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
                 )
-            found = next((row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind)
+            found = next(
+                (row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind
+            )
             if found.name != kind.name:
                 instead = called(path, found.endings[0])
                 raise UnreadableFileError(

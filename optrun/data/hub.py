@@ -54,7 +54,9 @@ def _held(config: HubConfig, splits: list[str]) -> str | None:
     """
     for key, name in (("train_split", config.train_split), ("eval_split", config.eval_split)):
         if name is not None and name not in splits:
-            raise ConfigError(f"data.{key}={name}: no such split in {config.path}. {did_you_mean(name, splits)}")
+            raise ConfigError(
+                f"data.{key}={name}: no such split in {config.path}. {did_you_mean(name, splits)}"
+            )
     usual = (name for name in USUAL_EVAL_SPLITS if name in splits and name != config.train_split)
     return config.eval_split or next(usual, None)
 
@@ -69,7 +71,9 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
     local = Path(config.path).expanduser()
     missing = hub.missing(config.path)
     if missing is not None:
-        datasets.config.HF_HUB_OFFLINE = True  # it took this over from the hub's client when it was imported
+        datasets.config.HF_HUB_OFFLINE = (
+            True  # it took this over from the hub's client when it was imported
+        )
     if local.is_file():
         raise ConfigError(
             f"data.path={config.path}: this is a file. Give its folder, or use data=files data.train={config.path}."
@@ -77,7 +81,11 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
 
     def why(error: Exception) -> str:
         there = local.exists()
-        return f"cannot be loaded: {reason(error)}" if there else hub.why_not(config.path, missing, error)
+        return (
+            f"cannot be loaded: {reason(error)}"
+            if there
+            else hub.why_not(config.path, missing, error)
+        )
 
     found: Mapping[str, Dataset]
     with understood(_named(config), why), quiet():
@@ -87,7 +95,9 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
                     f"data.subset={config.subset}: a folder written by save_to_disk has no subsets; leave it null."
                 )
             loaded = datasets.load_from_disk(str(local))
-            found = loaded if isinstance(loaded, datasets.DatasetDict) else {config.train_split: loaded}
+            found = (
+                loaded if isinstance(loaded, datasets.DatasetDict) else {config.train_split: loaded}
+            )
             return found
         load = partial(datasets.load_dataset, name=config.subset, revision=config.revision)
         if not local.is_dir():
@@ -95,14 +105,18 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
             return found
 
         # A folder's files are part of the address: `datasets` alone would trust their times.
-        key = digest(str(local.resolve()), str(config.subset), str(config.revision), _listing(local))
+        key = digest(
+            str(local.resolve()), str(config.subset), str(config.revision), _listing(local)
+        )
 
         def read(cache_dir: str) -> DatasetDict:
             # Rows may name images that were taken out of an archive: these stay.
             extracted = datasets.DownloadConfig(cache_dir=str(folder_for("extracted", key)))
             # resolved: `datasets` makes a name of the folder's, and "." has none
             address = str(local.resolve())
-            return load(address, cache_dir=cache_dir, download_config=extracted, keep_in_memory=False)
+            return load(
+                address, cache_dir=cache_dir, download_config=extracted, keep_in_memory=False
+            )
 
         return kept_rows("folders", key, read)
 
@@ -110,7 +124,10 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
 def _listing(folder: Path) -> str:
     """Digest the names, sizes and times of a folder's files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return digest_of(f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+    return digest_of(
+        f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        for path in files
+    )
 
 
 def commit_of(config: HubConfig) -> str:
@@ -121,7 +138,9 @@ def commit_of(config: HubConfig) -> str:
     """
     from huggingface_hub import HfApi
 
-    named = f"{_KEY}={config.path}" + (f" data.revision={config.revision}" if config.revision else "")
+    named = f"{_KEY}={config.path}" + (
+        f" data.revision={config.revision}" if config.revision else ""
+    )
     if Path(config.path).expanduser().exists():
         raise ConfigError(
             f"{named}: data.streaming=true reads a dataset of the hub, and this lies here. Its files are read as a "
@@ -165,20 +184,34 @@ def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
     address = f"hf://datasets/{config.path}@{commit}/"
     with understood(_named(config), partial(hub.why_not, config.path, None)):
         with quiet():
-            builder = datasets.load_dataset_builder(config.path, name=config.subset, revision=commit)
-        splits = {str(split): [str(url) for url in urls] for split, urls in (builder.config.data_files or {}).items()}
-        elsewhere = next((url for urls in splits.values() for url in urls if not url.startswith(address)), None)
+            builder = datasets.load_dataset_builder(
+                config.path, name=config.subset, revision=commit
+            )
+        splits = {
+            str(split): [str(url) for url in urls]
+            for split, urls in (builder.config.data_files or {}).items()
+        }
+        elsewhere = next(
+            (url for urls in splits.values() for url in urls if not url.startswith(address)), None
+        )
         if elsewhere is not None:
-            raise ConfigError(f"{_KEY}={config.path}: {elsewhere} is not in its repository, so it has no revision.")
+            raise ConfigError(
+                f"{_KEY}={config.path}: {elsewhere} is not in its repository, so it has no revision."
+            )
         paths = sorted({url.removeprefix(address) for urls in splits.values() for url in urls})
         found: dict[str, HubFile] = {}
         for begin in range(0, len(paths), 500):
             some = paths[begin : begin + 500]
-            for each in HfApi().get_paths_info(config.path, some, revision=commit, repo_type="dataset"):
+            for each in HfApi().get_paths_info(
+                config.path, some, revision=commit, repo_type="dataset"
+            ):
                 assert isinstance(each, RepoFile)
                 sha = f"sha1:{each.blob_id}" if each.lfs is None else f"sha256:{each.lfs.sha256}"
                 found[each.path] = HubFile(config.path, commit, each.path, each.size, sha)
-        return {split: [found[url.removeprefix(address)] for url in urls] for split, urls in splits.items()}
+        return {
+            split: [found[url.removeprefix(address)] for url in urls]
+            for split, urls in splits.items()
+        }
 
 
 def _whole(split: str, files: list[HubFile]) -> Dataset:
@@ -189,7 +222,9 @@ def _whole(split: str, files: list[HubFile]) -> Dataset:
     urls = {split: [str(file) for file in files]}
 
     def read(cache_dir: str) -> DatasetDict:
-        return datasets.load_dataset(kind, data_files=urls, cache_dir=cache_dir, keep_in_memory=False)
+        return datasets.load_dataset(
+            kind, data_files=urls, cache_dir=cache_dir, keep_in_memory=False
+        )
 
     with understood(f"split {split} of {files[0].repo}: cannot be read"):
         return kept_rows("hub", digest(kind, split, *(file.content for file in files)), read)[split]

@@ -71,9 +71,7 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
         return "no such local folder, and the hub has nothing of this name for you. If it is private: `hf auth login`."
     message = " ".join(str(seen[-1]).split())
-    return (
-        f"{nowhere(missing)}: {type(seen[-1]).__name__}: {message if len(message) <= 300 else message[:300] + ' ...'}"
-    )
+    return f"{nowhere(missing)}: {type(seen[-1]).__name__}: {message if len(message) <= 300 else message[:300] + ' ...'}"
 
 
 def from_cache(names: Iterable[str | None]) -> list[str]:
@@ -83,19 +81,24 @@ def from_cache(names: Iterable[str | None]) -> list[str]:
         names: Hub names and local paths.
     """
     found = {name: missing(name) for name in names if name is not None}
-    return [f"{name} comes from the cache, as it was when it was fetched: {why}." for name, why in found.items() if why]
+    return [
+        f"{name} comes from the cache, as it was when it was fetched: {why}."
+        for name, why in found.items()
+        if why
+    ]
 
 
 @functools.cache
 def silence() -> str | None:
     """Tell what came in the place of the hub's answer; None: it answered.
 
-    Left alone its client asks again and again, half a minute for every file. Where it gets no answer it is told to look
-    into its cache alone, as HF_HUB_OFFLINE=1 does.
+    Left alone its client asks again and again, half a minute for every file. Where it gets no
+    answer it is told to look into its cache alone, as HF_HUB_OFFLINE=1 does.
     """
     from huggingface_hub import constants, get_session, is_offline_mode, logging
 
-    logging.set_verbosity_error()  # its warnings are in our message already, or nothing the user can act on
+    # its warnings are in our message already, or nothing the user can act on
+    logging.set_verbosity_error()
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     try:

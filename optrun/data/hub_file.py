@@ -34,7 +34,8 @@ class HubFile:
         revision: The commit, by its whole sha: what it holds never changes.
         path: Inside the repository.
         size: In bytes.
-        digest: The hub's own: `sha256:...` of a file in large storage, else git's `sha1:...` of the blob.
+        digest: The hub's own: `sha256:...` of a file in large storage, else git's `sha1:...` of the
+            blob.
     """
 
     repo: str
@@ -80,7 +81,9 @@ class HubFile:
         if end - begin >= BLOCK:
             return self._fetched(begin, end)
         ends = range(BLOCK, self.size + BLOCK, BLOCK)
-        return b"".join(self._block(number)[first:last] for number, first, last in spans(ends, begin, end))
+        return b"".join(
+            self._block(number)[first:last] for number, first, last in spans(ends, begin, end)
+        )
 
     def _block(self, number: int) -> bytes:
         fetch = partial(self._fetched, number * BLOCK, min((number + 1) * BLOCK, self.size))
@@ -110,7 +113,9 @@ class HubFile:
             OptrunError: The hub does not give it, or gives other bytes.
         """
         kind, _, expected = self.digest.partition(":")
-        total = hashlib.new(kind, b"" if kind == "sha256" else b"blob %d\0" % self.size, usedforsecurity=False)
+        total = hashlib.new(
+            kind, b"" if kind == "sha256" else b"blob %d\0" % self.size, usedforsecurity=False
+        )
         for begin in range(0, self.size, 2 * BLOCK):
             chunk = self._fetched(begin, min(begin + 2 * BLOCK, self.size))
             total.update(chunk)

@@ -69,7 +69,12 @@ def decoded(content: bytes) -> Image:
         with library.open(io.BytesIO(content)) as image:
             image.load()
             return ImageOps.exif_transpose(image)
-    except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:  # what Pillow raises
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        library.DecompressionBombError,
+    ) as error:  # what Pillow raises
         raise ConfigError(f"this image cannot be decoded: {error}") from error
 
 
@@ -97,11 +102,20 @@ class Images:
         need_pillow()
         feature = split.rows.features[column]
         if isinstance(feature, datasets.Image):
-            self.rows = split.rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-        elif getattr(feature, "dtype", None) in ("string", "binary", "large_string", "large_binary"):
+            self.rows = split.rows.select_columns([column]).cast_column(
+                column, datasets.Image(decode=False)
+            )
+        elif getattr(feature, "dtype", None) in (
+            "string",
+            "binary",
+            "large_string",
+            "large_binary",
+        ):
             self.rows = split.rows.select_columns([column])
         else:
-            raise ConfigError(f"data.image_column={column}: {split.key} holds {feature} there, no images and no paths.")
+            raise ConfigError(
+                f"data.image_column={column}: {split.key} holds {feature} there, no images and no paths."
+            )
         self.split = split
         self.column = column
 
@@ -121,12 +135,18 @@ class Images:
         if not value:
             raise ConfigError(f"{where} has no image in column {self.column}.")
         path = Path(value).expanduser()
-        if self.split.folder is not None and not path.exists() and (self.split.folder / path).exists():
+        if (
+            self.split.folder is not None
+            and not path.exists()
+            and (self.split.folder / path).exists()
+        ):
             path = self.split.folder / path
         try:
             return Encoded(read_bytes(path, _LARGEST, follow=True), f"{where} ({path})")
         except OSError as error:
-            raise ConfigError(f"{where}: {path}: cannot be read: {error.strerror or error}.") from error
+            raise ConfigError(
+                f"{where}: {path}: cannot be read: {error.strerror or error}."
+            ) from error
         except UnreadableFileError as error:
             raise ConfigError(f"{where}: {error}") from error
 
@@ -139,7 +159,9 @@ class Images:
         Raises:
             ConfigError: The first row that is no image.
         """
-        return digest(digest_of(self._checked(index) for index in range(len(self))), labels.tobytes())
+        return digest(
+            digest_of(self._checked(index) for index in range(len(self))), labels.tobytes()
+        )
 
     def _checked(self, index: int) -> bytes:
         image = self[index]

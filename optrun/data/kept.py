@@ -17,16 +17,20 @@ _PIECE = 1 << 20
 def mapped_arrays(folder: Path) -> dict[str, np.ndarray]:
     """Map each array of a folder of the cache, by its name."""
     return {
-        path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in sorted(folder.glob("*.npy"))
+        path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        for path in sorted(folder.glob("*.npy"))
     }
 
 
-def kept(kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def kept(
+    kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """Find once what `find` finds, and keep it.
 
     Args:
         kind: Subfolder of the cache.
-        key: Digest of everything the arrays depend on; None: nobody knows it, and they are found out anew.
+        key: Digest of everything the arrays depend on; None: nobody knows it, and they are found
+            out anew.
         find: Finds them at some cost. What it raises is raised, and nothing is kept.
 
     Returns:

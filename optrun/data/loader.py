@@ -1,7 +1,7 @@
 """Seeded batches that can be taken up at any step.
 
-The order of an epoch is a function of seed and epoch, the position inside it a function of the step: nothing that a
-loader keeps in memory is needed to go on.
+The order of an epoch is a function of seed and epoch, the position inside it a function of the
+step: nothing that a loader keeps in memory is needed to go on.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ class EpochPlan:
     def order(self, epoch: int) -> Order:
         """Return the permutation of one epoch: shape (examples,), int64, or what gives slices of one.
 
-        With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an
-        order by seed and epoch alone, as without. Of more than `LARGE` examples it is computed where it is read.
+        With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are
+        shuffled again: an order by seed and epoch alone, as without. Of more than `LARGE` examples
+        it is computed where it is read.
         """
         if self.arrangement is not None:
             return self.arrangement(self.seed, epoch)
@@ -116,7 +117,9 @@ class EpochPlan:
         size = self.batch_size * self.accumulation
         for begin in range(0, self.examples, 50 * size):
             stretch = order[begin : begin + 50 * size]
-            order[begin : begin + 50 * size] = stretch[np.argsort(-self.lengths[stretch], kind="stable")]
+            order[begin : begin + 50 * size] = stretch[
+                np.argsort(-self.lengths[stretch], kind="stable")
+            ]
         whole = self.examples // size
         steps = order[: whole * size].reshape(whole, size)[randomness.permutation(whole)]
         return np.concatenate([steps.reshape(-1), order[whole * size :]])
@@ -144,8 +147,8 @@ class EpochPlan:
 def share_of(count: int, rank: int, ranks: int) -> list[int]:
     """Divide the micro-batches of a step, or the batches of an evaluation, among ranks.
 
-    Every rank has as many, since a forward pass under FSDP takes all of them. Numbers from `count` on stand for no
-    micro-batch: what is run there counts nothing.
+    Every rank has as many, since a forward pass under FSDP takes all of them. Numbers from `count`
+    on stand for no micro-batch: what is run there counts nothing.
 
     Args:
         count: How many there are.
@@ -160,7 +163,8 @@ def share_of(count: int, rank: int, ranks: int) -> list[int]:
 
 
 SOURCE = "source_number"
-"""Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model."""
+"""Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model.
+"""
 TEXTS = "text_hashes"
 """Of a batch of texts that are compared: a number of each text, equal for equal ones, shape (batch, texts), int64."""
 SCORES = "scores"
@@ -218,7 +222,9 @@ class _Keyed(Dataset[Example]):
             if self.transform is None:
                 return example
             changed = self.transform(example, generator(self.seed, self.stream, epoch, index))
-        except OptrunError as error:  # a worker process would send its traceback in place of the message
+        except (
+            OptrunError
+        ) as error:  # a worker process would send its traceback in place of the message
             return {_REFUSED: error}
         return {**changed, SOURCE: example[SOURCE]} if SOURCE in example else changed
 
@@ -243,28 +249,36 @@ class BatchLoader:
             collate_fn=partial(_collated, self.collate),
             pin_memory=self.pin_memory,
             worker_init_fn=_begin_worker,
-            # By inheritance, for a stream's rows are made by closures; Python 3.14 no longer forks unasked.
+            # By inheritance, for a stream's rows are made by closures; Python 3.14 no longer forks
+            # unasked.
             multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
             # Without its own generator the loader would draw from the model's.
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    def training(self, plan: EpochPlan, start: int, rank: int = 0, ranks: int = 1) -> Generator[list[Batch]]:
+    def training(
+        self, plan: EpochPlan, start: int, rank: int = 0, ranks: int = 1
+    ) -> Generator[list[Batch]]:
         """Yield micro-batches of each optimizer step, without end; closing it ends the workers.
 
         Args:
             plan: Which examples each step sees.
             start: Number of the first step.
-            rank: Whose share of each step, as `share_of` divides it; where it has none, another micro-batch stands in.
+            rank: Whose share of each step, as `share_of` divides it; where it has none, another
+                micro-batch stands in.
             ranks: How many ranks there are.
         """
         micro_batches = (
-            keys[number % len(keys)] for keys in plan.steps(start) for number in share_of(len(keys), rank, ranks)
+            keys[number % len(keys)]
+            for keys in plan.steps(start)
+            for number in share_of(len(keys), rank, ranks)
         )
         batches = iter(self._loader(micro_batches, "example"))
         try:
             for step in count(start):
-                yield [_good(next(batches)) for _ in share_of(plan.micro_batches(step), rank, ranks)]
+                yield [
+                    _good(next(batches)) for _ in share_of(plan.micro_batches(step), rank, ranks)
+                ]
         finally:
             del batches
 
@@ -273,11 +287,14 @@ class BatchLoader:
 
         Args:
             batch_size: Examples of a batch.
-            rank: Whose share of the batches, as `share_of` divides it; where it has none, another one stands in.
+            rank: Whose share of the batches, as `share_of` divides it; where it has none, another
+                one stands in.
             ranks: How many ranks there are.
         """
         indices = range(len(self.examples))
-        keys = [[(0, index) for index in indices[at : at + batch_size]] for at in indices[::batch_size]]
+        keys = [
+            [(0, index) for index in indices[at : at + batch_size]] for at in indices[::batch_size]
+        ]
         own = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
         yield from map(_good, self._loader(own, "evaluation"))
 
@@ -285,7 +302,8 @@ class BatchLoader:
 def _begin_worker(_: int) -> None:
     """Set up a worker process, which is forked, for what it does otherwise than the main one.
 
-    A signal to the whole process group is the main process's to answer; it still wants its batches. And the threads of
+    A signal to the whole process group is the main process's to answer; it still wants its batches.
+    And the threads of
     a tokenizer that was in use are not there after a fork: who tells them to work waits for ever.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

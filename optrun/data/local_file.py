@@ -60,7 +60,9 @@ class LocalFile:
     @cached_property
     def _descriptor(self) -> int:
         self.refuse_changed()
-        return os.open(self.path, os.O_RDONLY)  # read by place alone: processes that share it do not disturb each other
+        return os.open(
+            self.path, os.O_RDONLY
+        )  # read by place alone: processes that share it do not disturb each other
 
     def read(self, begin: int, size: int) -> bytes:
         """Read some of its bytes.
@@ -69,9 +71,12 @@ class LocalFile:
             OptrunError: The file is not the one that was opened.
         """
         raw = b""
-        while len(raw) < size and (piece := os.pread(self._descriptor, size - len(raw), begin + len(raw))):
+        while len(raw) < size and (
+            piece := os.pread(self._descriptor, size - len(raw), begin + len(raw))
+        ):
             raw += piece
-        self.refuse_changed()  # at each read, and behind it: rows written over in place parse as well as before
+        # at each read, and behind it: rows written over in place parse as well as before
+        self.refuse_changed()
         return raw
 
     def chunks(self) -> Iterator[bytes]:

@@ -57,7 +57,8 @@ class LongText:
         begin, end, _ = part.indices(len(self))
         wanted = spans(self._ends, self.begin + begin, self.begin + end)
         return "".join(
-            self._recent.read(number, partial(self._chunk, number))[first:last] for number, first, last in wanted
+            self._recent.read(number, partial(self._chunk, number))[first:last]
+            for number, first, last in wanted
         )
 
     def _chunk(self, number: int) -> str:

@@ -1,8 +1,10 @@
 """Examples of several sources in one order, drawn by counter with given probabilities, or by turns.
 
-What is drawn, and when an epoch ends, are those of `datasets.interleave_datasets`; the numbers it is drawn by are our
-own: how many of a block of draws fall to each source is one multinomial draw, and in which order a shuffle of the
-block. That is the same distribution as one draw after another, and any place of it can be looked up at once.
+What is drawn, and when an epoch ends, are those of `datasets.interleave_datasets`; the numbers it
+is drawn by are our
+own: how many of a block of draws fall to each source is one multinomial draw, and in which order a
+shuffle of the block. That is the same distribution as one draw after another, and any place of it
+can be looked up at once.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ class Draws:
     Args:
         sizes: Examples of each source.
         probabilities: Of each source; None: by turns.
-        strategy: `first_exhausted`: an epoch ends with the draw that takes the last example of a source.
-            `all_exhausted`: with the one that has taken the last example of every source; one that is exhausted before
-            begins anew. `all_exhausted_without_replacement`: each example is drawn once, and no longer from a source
-            that is exhausted.
+        strategy: `first_exhausted`: an epoch ends with the draw that takes the last example of a
+            source.
+            `all_exhausted`: with the one that has taken the last example of every source; one that
+            is exhausted before begins anew. `all_exhausted_without_replacement`: each example is
+            drawn once, and no longer from a source that is exhausted.
         seed: The run's seed.
 
     Example:
@@ -52,7 +55,12 @@ class Draws:
     """
 
     def __init__(
-        self, sizes: Sequence[int], probabilities: Sequence[float] | None, strategy: str, *, seed: int
+        self,
+        sizes: Sequence[int],
+        probabilities: Sequence[float] | None,
+        strategy: str,
+        *,
+        seed: int,
     ) -> None:
         self.sizes = np.array(sizes, dtype=np.int64)
         self._probabilities = None if probabilities is None else np.array(probabilities)
@@ -87,7 +95,10 @@ class Draws:
         block = len(self._before) - 2
         sources, numbers = self._block(block)
         taken = numbers == self.sizes[sources] - 1
-        earlier = [int(self._before[block, source]) >= self.sizes[source] for source in range(len(self.sizes))]
+        earlier = [
+            int(self._before[block, source]) >= self.sizes[source]
+            for source in range(len(self.sizes))
+        ]
         places = [
             0 if earlier[source] else int(np.flatnonzero(taken & (sources == source))[0]) + 1
             for source in np.flatnonzero(drawn)
@@ -105,7 +116,9 @@ class Draws:
         else:
             counts = self._before[block + 1] - self._before[block]
             sources = np.repeat(np.arange(len(self.sizes)), counts)
-            sources = sources[generator(self._seed, "mixture block", block).permutation(len(sources))]
+            sources = sources[
+                generator(self._seed, "mixture block", block).permutation(len(sources))
+            ]
         numbers = np.empty(len(sources), dtype=np.int64)
         for source in range(len(self.sizes)):
             own = np.flatnonzero(sources == source)
@@ -143,11 +156,18 @@ class MixedExamples:
     """
 
     def __init__(
-        self, parts: Mapping[str, ExampleSource], probabilities: Sequence[float] | None, strategy: str, *, seed: int
+        self,
+        parts: Mapping[str, ExampleSource],
+        probabilities: Sequence[float] | None,
+        strategy: str,
+        *,
+        seed: int,
     ) -> None:
         self.sources = dict(parts)
         self.begins = np.concatenate([[0], np.cumsum([len(part) for part in parts.values()])])
-        self.draws = Draws([len(part) for part in parts.values()], probabilities, strategy, seed=seed)
+        self.draws = Draws(
+            [len(part) for part in parts.values()], probabilities, strategy, seed=seed
+        )
         self._how = f"{probabilities} {strategy}"
         self._parts = list(parts.values())
         self.arrangement = Mixing(self._parts, self.draws, self.begins)
@@ -159,21 +179,26 @@ class MixedExamples:
         """An example with the number of its source.
 
         Args:
-            index: Over the examples of all sources, one source after another, as the arrangement gives it.
+            index: Over the examples of all sources, one source after another, as the arrangement
+                gives it.
         """
         source = int(np.searchsorted(self.begins, index, side="right")) - 1
         return {**self._parts[source][index - int(self.begins[source])], SOURCE: source}
 
     def fingerprint(self) -> str:
         """Digest of all sources with their names, and of how they are mixed."""
-        parts = (piece for name, part in self.sources.items() for piece in (name, part.fingerprint()))
+        parts = (
+            piece for name, part in self.sources.items() for piece in (name, part.fingerprint())
+        )
         return digest("mixture", self._how, *parts)
 
     def parts(self) -> dict[str, str]:
         """Map each source to the digest of its examples; of a stream, each file to that of its bytes."""
         found: dict[str, str] = {}
         for name, part in self.sources.items():
-            files: dict[str, str] = part.parts() if hasattr(part, "parts") else {name: part.fingerprint()[:32]}
+            files: dict[str, str] = (
+                part.parts() if hasattr(part, "parts") else {name: part.fingerprint()[:32]}
+            )
             found.update(files)
         return found
 
@@ -196,7 +221,10 @@ class Mixing:
 
     def plans(self, seed: int) -> list[EpochPlan]:
         """Plan the examples of each source."""
-        return [EpochPlan(len(part), 1, 1, seed, arrangement=getattr(part, "arrangement", None)) for part in self.parts]
+        return [
+            EpochPlan(len(part), 1, 1, seed, arrangement=getattr(part, "arrangement", None))
+            for part in self.parts
+        ]
 
     def __call__(self, seed: int, epoch: int) -> Order:
         """The order of an epoch."""
@@ -229,14 +257,24 @@ class MixedOrder:
         found = np.empty(len(sources), dtype=np.int64)
         for source in np.unique(sources).tolist():
             own = np.flatnonzero(sources == source)
-            size, begin, end = int(self.draws.sizes[source]), int(numbers[own[0]]), int(numbers[own[-1]]) + 1
-            passes = spans(range(size, end + size, size), begin, end)  # numbers of a source follow one another
+            size, begin, end = (
+                int(self.draws.sizes[source]),
+                int(numbers[own[0]]),
+                int(numbers[own[-1]]) + 1,
+            )
+            passes = spans(
+                range(size, end + size, size), begin, end
+            )  # numbers of a source follow one another
             taken = [self._order(source, turn)[first:last] for turn, first, last in passes]
             found[own] = self.begins[source] + np.concatenate(taken)
         return found
 
     def _order(self, source: int, turn: int) -> Order:
         if (source, turn) not in self._orders:
-            self._orders = {place: order for place, order in self._orders.items() if place[0] != source}
-            self._orders[source, turn] = self.plans[source].order(int(self._first_pass[source]) + turn)
+            self._orders = {
+                place: order for place, order in self._orders.items() if place[0] != source
+            }
+            self._orders[source, turn] = self.plans[source].order(
+                int(self._first_pass[source]) + turn
+            )
         return self._orders[source, turn]

@@ -25,8 +25,9 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
         room: Of a block.
 
     Returns:
-        The documents in the order in which they stand in the blocks, shape (n,), and where in it each block begins and
-        the last one ends, shape (blocks + 1,), int64. A pure function of the lengths.
+        The documents in the order in which they stand in the blocks, shape (n,), and where in it
+        each block begins and the last one ends, shape (blocks + 1,), int64. A pure function of the
+        lengths.
 
     Example:
         >>> order, borders = best_fit(np.array([5, 3, 8, 2]), 8)
@@ -52,7 +53,9 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
             by_space[space - length].append(block)
             spaces |= 1 << (space - length)
     order = by_length[np.argsort(block_of, kind="stable")]
-    return order, np.concatenate([[0], np.cumsum(np.bincount(block_of, minlength=blocks))]).astype(np.int64)
+    return order, np.concatenate([[0], np.cumsum(np.bincount(block_of, minlength=blocks))]).astype(
+        np.int64
+    )
 
 
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
@@ -98,7 +101,9 @@ class Packed:
     def __getitem__(self, index: int) -> Example:
         inside = self._order[self._borders[index] : self._borders[index + 1]]
         parts = [self.documents[int(number)] for number in inside]
-        example: Example = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        example: Example = {
+            name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+        }
         sizes = [len(next(iter(part.values()))) for part in parts]
         return {**example, SIZES: np.array(sizes, dtype=np.int64)}
 

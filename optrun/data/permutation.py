@@ -9,7 +9,10 @@ import numpy as np
 from optrun.data.randomness import generator
 
 LARGE = 1 << 22
-"""Indices up to which a permutation is drawn and kept: it takes a second and 32 MB. Checkpoints rely on the number."""
+"""Indices up to which a permutation is drawn and kept: it takes a second and 32 MB.
+
+Checkpoints rely on the number.
+"""
 _ROUNDS = 8
 _MIX = tuple(np.uint64(number) for number in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -17,13 +20,13 @@ _MIX = tuple(np.uint64(number) for number in (0xBF58476D1CE4E5B9, 0x94D049BB1331
 class KeyedPermutation:
     """A permutation of `range(size)` by seed and purpose, in no memory.
 
-    A Feistel network over pairs (left, right) of residues modulo a and b with ab >= size: in turn left += f(right)
-    modulo a and right += g(left) modulo b, eight times, every f and g the finalizer of SplitMix64 under its own key.
-    Every round can be undone, so the whole is a permutation of the pairs; one that lands beyond `size` goes on until it
-    is below.
+    A Feistel network over pairs (left, right) of residues modulo a and b with ab >= size: in turn
+    left += f(right) modulo a and right += g(left) modulo b, eight times, every f and g the
+    finalizer of SplitMix64 under its own key. Every round can be undone, so the whole is a
+    permutation of the pairs; one that lands beyond `size` goes on until it is below.
 
-    Source: Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains", the generalized Feistel construction and
-    cycle walking; Steele, Lea & Flood 2014, SplitMix64.
+    Source: Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains", the generalized Feistel
+    construction and cycle walking; Steele, Lea & Flood 2014, SplitMix64.
 
     Args:
         size: How many indices; up to 2**62.
@@ -41,16 +44,24 @@ class KeyedPermutation:
         self._size = size
         self._left = max(1, math.isqrt(max(size - 1, 0)) + 1)
         self._right = max(1, -(-size // self._left))
-        self._keys = generator(seed, stream, *counters).integers(0, 2**63, size=_ROUNDS, dtype=np.uint64)
+        self._keys = generator(seed, stream, *counters).integers(
+            0, 2**63, size=_ROUNDS, dtype=np.uint64
+        )
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
         """Which index stands at each place; shape (places,), int64."""
-        wanted = np.arange(*places.indices(self._size)) if isinstance(places, slice) else np.asarray(places)
+        wanted = (
+            np.arange(*places.indices(self._size))
+            if isinstance(places, slice)
+            else np.asarray(places)
+        )
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= self._size):
-            raise IndexError(f"places from 0 to {self._size - 1} are there, not {wanted.min()} to {wanted.max()}.")
+            raise IndexError(
+                f"places from 0 to {self._size - 1} are there, not {wanted.min()} to {wanted.max()}."
+            )
         found = self._once(wanted.astype(np.uint64))
         while (beyond := found >= self._size).any():
             found[beyond] = self._once(found[beyond])
@@ -62,7 +73,9 @@ class KeyedPermutation:
             if turn % 2 == 0:
                 left = (left + _mixed(right ^ key) % np.uint64(self._left)) % np.uint64(self._left)
             else:
-                right = (right + _mixed(left ^ key) % np.uint64(self._right)) % np.uint64(self._right)
+                right = (right + _mixed(left ^ key) % np.uint64(self._right)) % np.uint64(
+                    self._right
+                )
         out: np.ndarray = right * np.uint64(self._left) + left
         return out
 

@@ -1,13 +1,15 @@
 """Token ids of a long text, made of pieces of it: the same ids, in the memory of a few pieces, on all cores.
 
-A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes over 3 GB. So a
-text is cut where one of its words ends for certain: behind a letter and before a space, say. Each piece is encoded
-behind the letter that stands before it, whose tokens are dropped. What a tokenizer does at the beginning of a text,
-such as to add a space, it does to that letter.
+A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB
+takes over 3 GB. So a
+text is cut where one of its words ends for certain: behind a letter and before a space, say. Each
+piece is encoded behind the letter that stands before it, whose tokens are dropped. What a tokenizer
+does at the beginning of a text, such as to add a space, it does to that letter.
 
-A cut is certain if every part of the tokenizer is one that is listed here. The normalizers and pre-tokenizers of the
-list look at neighbouring characters alone, and no token that was added reaches across a cut. A tokenizer with any other
-part may pair quotes or brackets that are far apart, and encodes the text as a whole.
+A cut is certain if every part of the tokenizer is one that is listed here. The normalizers and
+pre-tokenizers of the list look at neighbouring characters alone, and no token that was added
+reaches across a cut. A tokenizer with any other part may pair quotes or brackets that are far
+apart, and encodes the text as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +59,18 @@ _PATTERNS = {
 }
 """Of which no match goes on from a letter to one of the marks."""
 _DROP_SPACE = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Prepend", "Strip"}
+_NORMALIZERS = {
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Lowercase",
+    "StripAccents",
+    "BertNormalizer",
+    "Nmt",
+    "Prepend",
+    "Strip",
+}
 
 
 def is_long(text: str | LongText) -> bool:
@@ -75,9 +88,17 @@ def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
         return ""
     backend: Tokenizer = tokenizer.backend_tokenizer
     normalizers, splitters = (_parts(part) for part in (backend.normalizer, backend.pre_tokenizer))
-    model = json.loads(backend.model.__getstate__()) if type(backend.model).__name__ != "Unigram" else {}
+    model = (
+        json.loads(backend.model.__getstate__())
+        if type(backend.model).__name__ != "Unigram"
+        else {}
+    )
     drops = bool(splitters) and splitters[0]["type"] in _DROP_SPACE
-    if model.get("dropout") or not _normalized_alone(backend, normalizers, drops) or _added_across(backend):
+    if (
+        model.get("dropout")
+        or not _normalized_alone(backend, normalizers, drops)
+        or _added_across(backend)
+    ):
         return ""
     marks: set[str] = set()
     changed = False  # spaces are something else from here on
@@ -87,9 +108,13 @@ def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
             return ""
         marks |= set() if changed else set(ends)
         changed = changed or part["type"] in ("ByteLevel", "Metaspace")
-    spaces = any(part["type"] == "Replace" and part["pattern"] == {"String": " "} for part in normalizers)
+    spaces = any(
+        part["type"] == "Replace" and part["pattern"] == {"String": " "} for part in normalizers
+    )
     if marks and not spaces:
-        kept = set(" ") if any(part["type"] == "Precompiled" for part in normalizers) else set(_MARKS)
+        kept = (
+            set(" ") if any(part["type"] == "Precompiled" for part in normalizers) else set(_MARKS)
+        )
         return "".join(sorted(marks & kept))
     spaces = spaces or any(part["type"] == "Metaspace" for part in splitters)
     return " " if not marks and _merges_apart(model, splitters, "▁" if spaces else " ") else ""
@@ -115,14 +140,18 @@ def _normalized_alone(backend: Tokenizer, normalizers: Sequence[State], drops_sp
         known = part["type"] in {*_NORMALIZERS, "Precompiled"}
         if part["type"] == "Replace":
             replaces, text = True, part["pattern"].get("String")
-            known = part["pattern"] == {"Regex": " {2,}"} or (text == " " and part["content"] == "▁")
+            known = part["pattern"] == {"Regex": " {2,}"} or (
+                text == " " and part["content"] == "▁"
+            )
             known = known or (text is not None and not re.search(f"[{_LETTERS}{_MARKS}]", text))
         if not known:
             return False
     if not normalizers:
         return True
     normalize = backend.normalizer.normalize_str
-    letters = normalize("".join(re.findall(f"[{_LETTERS}]", "".join(map(chr, range(0xD800)))))).removeprefix("▁")
+    letters = normalize(
+        "".join(re.findall(f"[{_LETTERS}]", "".join(map(chr, range(0xD800)))))
+    ).removeprefix("▁")
     if drops_space and not replaces:  # BERT's, which puts spaces around each Chinese character
         letters = "".join(letters.split())
     between = (normalize(f"a{mark}b").removeprefix("▁") for mark in _MARKS)
@@ -144,7 +173,10 @@ def _ends_of(part: State) -> str | None:
     """Return the marks before which a pre-tokenizer always ends a word of letters; None: it may not be local."""
     kind = part["type"]
     if kind == "Split":
-        known = part["pattern"].get("Regex") in _PATTERNS and part["behavior"] in ("Isolated", "Removed")
+        known = part["pattern"].get("Regex") in _PATTERNS and part["behavior"] in (
+            "Isolated",
+            "Removed",
+        )
         return _MARKS if known else "" if part["pattern"] == {"String": " "} else None
     if kind == "ByteLevel":
         return _MARKS if part["use_regex"] else ""
@@ -159,12 +191,16 @@ def _merges_apart(model: State, splitters: Sequence[State], space: str) -> bool:
 
     Merges before and behind a border do not touch each other if no token reaches across it.
     """
-    if model.get("type") != "BPE" or any(part["type"] not in ("Metaspace", "Split") for part in splitters):
+    if model.get("type") != "BPE" or any(
+        part["type"] not in ("Metaspace", "Split") for part in splitters
+    ):
         return False
     if model["continuing_subword_prefix"] or model["end_of_word_suffix"] or model["ignore_merges"]:
         return False
     vocabulary = model["vocab"]
-    return space in vocabulary and not any(re.search(f"[^{space}]{space}", token) for token in vocabulary)
+    return space in vocabulary and not any(
+        re.search(f"[^{space}]{space}", token) for token in vocabulary
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +254,18 @@ class Pieces:
         yield len(self.text)
 
 
-def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
+def fast_ids(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool
+) -> list[list[int]]:
     """Encode texts of any length, none of them cut: the tokenizer's ids, at the speed of its library."""
     if not tokenizer.is_fast:
-        found = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+        found = tokenizer(
+            texts, add_special_tokens=special, return_attention_mask=False, verbose=False
+        )["input_ids"]
         return list(found)
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()  # transformers sets both anew at each of its calls
     backend.no_padding()
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]
+    return [
+        encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)
+    ]

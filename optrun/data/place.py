@@ -34,7 +34,9 @@ def keys_of_place(name: str) -> dict[str, str]:
     if path.exists() or path.is_symlink() or not may_be_name(name):
         resolve("data.train", str(path))
         kind = "tokens" if path.suffix == ".bin" else "files"
-        held = next((other for other in _siblings(path) if other.exists()), None) or _in_other_format(path)
+        held = next(
+            (other for other in _siblings(path) if other.exists()), None
+        ) or _in_other_format(path)
         return {"data": kind, "data.train": str(path)} | ({"data.eval": str(held)} if held else {})
     if name in registry.choices("data"):
         return {"data": name}
@@ -47,7 +49,11 @@ def keys_of_place(name: str) -> dict[str, str]:
 def _siblings(path: Path) -> list[Path]:
     """List the names that the rows to evaluate on may have beside those to train on."""
     found = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
-    return [path.with_name(path.name[: found.start()] + held + path.name[found.end() :]) for held in _HELD if found]
+    return [
+        path.with_name(path.name[: found.start()] + held + path.name[found.end() :])
+        for held in _HELD
+        if found
+    ]
 
 
 def _in_other_format(path: Path) -> Path | None:
@@ -70,19 +76,39 @@ def _in_other_format(path: Path) -> Path | None:
 
 def _folder(folder: Path) -> dict[str, str]:
     if is_read(folder):
-        held = next((other for other in _siblings(folder) if other.is_dir() and is_read(other)), None)
-        return {"data": "files", "data.train": str(folder)} | ({"data.eval": str(held)} if held else {})
+        held = next(
+            (other for other in _siblings(folder) if other.is_dir() and is_read(other)), None
+        )
+        return {"data": "files", "data.train": str(folder)} | (
+            {"data.eval": str(held)} if held else {}
+        )
     parts = {part.name.lower(): part for part in sorted(folder.iterdir()) if part.name[0] != "."}
-    trained = next((part for name, part in parts.items() if part.is_dir() and name == "train" and is_read(part)), None)
-    trained = trained or next((part for part in parts.values() if part.is_file() and _siblings(part)), None)
+    trained = next(
+        (
+            part
+            for name, part in parts.items()
+            if part.is_dir() and name == "train" and is_read(part)
+        ),
+        None,
+    )
+    trained = trained or next(
+        (part for part in parts.values() if part.is_file() and _siblings(part)), None
+    )
     if trained is not None:
         return keys_of_place(str(trained))
     files = files_of(folder)
     known = by_ending()
-    read = {path: known[ending] for path in files if (ending := Path(name_inside(path)).suffix.lower()) in known}
+    read = {
+        path: known[ending]
+        for path in files
+        if (ending := Path(name_inside(path)).suffix.lower()) in known
+    }
     if len({row.name for row in read.values()}) == 1:
         endings = {path.suffix for path in read}
         deep = any(path.parent != folder for path in read)
         if len(endings) == 1:
-            return {"data": "files", "data.train": f"{folder}/{'**/' if deep else ''}*{endings.pop()}"}
+            return {
+                "data": "files",
+                "data.train": f"{folder}/{'**/' if deep else ''}*{endings.pop()}",
+            }
     raise ConfigError(f"data.train={folder}: {why_not(folder, known)}")

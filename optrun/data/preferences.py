@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.chat_tasks import ChatLayout
-from optrun.data.chat import ROLES, Cells, Chat, ChatColumns, Plain, Unreadable, cells_of, chat_of, leaves, read_rows
+from optrun.data.chat import (
+    ROLES,
+    Cells,
+    Chat,
+    ChatColumns,
+    Plain,
+    Unreadable,
+    cells_of,
+    chat_of,
+    leaves,
+    read_rows,
+)
 from optrun.data.columns import named
 from optrun.data.shapes import columns_in_words
 from optrun.data.source import Source, Split
@@ -34,7 +45,12 @@ class PairColumns:
     @property
     def names(self) -> list[str]:
         """All of them."""
-        return [*([self.prompt] if self.prompt else []), CHOSEN, REJECTED, *([TOOLS] if self.tools else [])]
+        return [
+            *([self.prompt] if self.prompt else []),
+            CHOSEN,
+            REJECTED,
+            *([TOOLS] if self.tools else []),
+        ]
 
 
 def pair_columns(source: Source, split: Split) -> PairColumns:
@@ -58,7 +74,9 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
     return PairColumns(prompt, TOOLS in there)
 
 
-def preferences(split: Split, columns: PairColumns, roles: frozenset[str] = ROLES) -> Iterator[Pair]:
+def preferences(
+    split: Split, columns: PairColumns, roles: frozenset[str] = ROLES
+) -> Iterator[Pair]:
     """Yield each row as two conversations, or as two prompts with completions.
 
     Raises:
@@ -70,17 +88,21 @@ def preferences(split: Split, columns: PairColumns, roles: frozenset[str] = ROLE
 def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
     """Read one row.
 
-    Where there is no prompt, or it is a text beside answers in turns, it is what both begin with alike: the turns, or
-    of texts the characters, as TRL's `extract_prompt` finds it.
+    Where there is no prompt, or it is a text beside answers in turns, it is what both begin with
+    alike: the turns, or of texts the characters, as TRL's `extract_prompt` finds it.
 
     Raises:
         Unreadable: It is no pair.
     """
     prompt = None if columns.prompt is None else cells[columns.prompt]
-    answers = [answer for answer in (cells[CHOSEN], cells[REJECTED]) if isinstance(answer, str | list)]
+    answers = [
+        answer for answer in (cells[CHOSEN], cells[REJECTED]) if isinstance(answer, str | list)
+    ]
     if len({type(answer) for answer in answers}) != 1 or len(answers) != 2:
         kinds = " and ".join(type(cells[name]).__name__ for name in (CHOSEN, REJECTED))
-        raise Unreadable(f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are expected.")
+        raise Unreadable(
+            f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are expected."
+        )
     if columns.prompt is None or (isinstance(prompt, str) and isinstance(answers[0], list)):
         at = _shared(*answers)
         prompt, answers = answers[0][:at], [answer[at:] for answer in answers]

@@ -69,7 +69,12 @@ def progress(what: str, total: int) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield Progress(what, total, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[tokens]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[tokens]}"),
+    )
     bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     try:
         yield Progress(what, total, bar)

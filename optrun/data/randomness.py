@@ -1,7 +1,8 @@
 """Randomness of the data, by counter.
 
-Every draw is a function of the seed and of what is drawn, never of what was drawn before. So a resumed run, another
-number of workers, or an evaluation in between changes nothing; the global torch generator belongs to the model alone.
+Every draw is a function of the seed and of what is drawn, never of what was drawn before. So a
+resumed run, another number of workers, or an evaluation in between changes nothing; the global
+torch generator belongs to the model alone.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]) -> dict[str, Dataset]:
+def kept_rows(
+    kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]
+) -> dict[str, Dataset]:
     """Read with a reader of `datasets`, and keep the Arrow files in our own cache, which notices damage.
 
     Args:
@@ -42,7 +44,9 @@ def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]])
     folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
     found: dict[str, list[Dataset]] = {}
     for path in sorted(folder.glob("*.arrow")):
-        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(datasets.Dataset.from_file(str(path)))
+        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(
+            datasets.Dataset.from_file(str(path))
+        )
     return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
 
 
@@ -78,7 +82,9 @@ def understood(where: str, why: Callable[[Exception], str] | None = None) -> Ite
         yield
     except OptrunError:
         raise
-    except Exception as error:  # of the reader, the disk and the network, each with errors of their own
+    except (
+        Exception
+    ) as error:  # of the reader, the disk and the network, each with errors of their own
         raise ConfigError(f"{where}: {(why or reason)(error)}") from error
 
 

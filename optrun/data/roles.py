@@ -17,17 +17,60 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LOOKED_AT = 1000
-_LABELS = ("label", "labels", "class", "category", "sentiment", "verdict", "intent", "topic", "rating", "stars",
-           "score", "similarity", "polarity", "gold_label", "y", "target")  # fmt: skip
-_TEXTS = (*USUAL_TEXTS, "review", "body", "comment", "message", "document", "article", "question", "description",
-          "title")  # fmt: skip
+_LABELS = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "sentiment",
+    "verdict",
+    "intent",
+    "topic",
+    "rating",
+    "stars",
+    "score",
+    "similarity",
+    "polarity",
+    "gold_label",
+    "y",
+    "target",
+)
+_TEXTS = (
+    *USUAL_TEXTS,
+    "review",
+    "body",
+    "comment",
+    "message",
+    "document",
+    "article",
+    "question",
+    "description",
+    "title",
+)
 _TAGS = ("tags", "ner_tags", "labels", "pos_tags")
-_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
-          ("text1", "text2"), ("question", "sentence"), ("query", "passage"))  # fmt: skip
-_TARGETS = (("source", "target"), ("src", "tgt"), ("input", "target"), ("input", "output"), ("text", "target"),
-            ("text", "summary"), ("article", "highlights"), ("document", "summary"),
-            ("question", "answer"), ("prompt", "response"), ("instruction", "response"),
-            ("question", "response"))  # fmt: skip
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("question", "sentence"),
+    ("query", "passage"),
+)
+_TARGETS = (
+    ("source", "target"),
+    ("src", "tgt"),
+    ("input", "target"),
+    ("input", "output"),
+    ("text", "target"),
+    ("text", "summary"),
+    ("article", "highlights"),
+    ("document", "summary"),
+    ("question", "answer"),
+    ("prompt", "response"),
+    ("instruction", "response"),
+    ("question", "response"),
+)
 _CHATS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
 _MOST_CLASSES = 100
 
@@ -38,7 +81,8 @@ class Roles:
 
     Attributes:
         task: The name of the task.
-        columns: Key of the data, such as `text_column`, to column; those that the task finds by itself have no key.
+        columns: Key of the data, such as `text_column`, to column; those that the task finds by
+            itself have no key.
         overrides: What else the task needs to be told.
         unread: Columns that it does not read.
         doubts: What else it may be, for a person.
@@ -61,7 +105,9 @@ def roles_of(rows: Dataset) -> Roles:
         ConfigError: They make no task.
     """
     head = undecoded(rows.select(range(min(LOOKED_AT, len(rows)))))
-    columns = {name: [value for value in head[name] if value is not None] for name in rows.column_names}
+    columns = {
+        name: [value for value in head[name] if value is not None] for name in rows.column_names
+    }
     found = (
         _by_names(columns)
         or _tagged(columns)
@@ -72,8 +118,14 @@ def roles_of(rows: Dataset) -> Roles:
         or _texts(columns)
     )
     if found is None:
-        bare = "" if any(map(_is_text, columns.values())) else " None of them holds texts, which optrun trains on."
-        raise ConfigError(f"its columns make no task that optrun knows. {columns_in_words(rows)}{bare}")
+        bare = (
+            ""
+            if any(map(_is_text, columns.values()))
+            else " None of them holds texts, which optrun trains on."
+        )
+        raise ConfigError(
+            f"its columns make no task that optrun knows. {columns_in_words(rows)}{bare}"
+        )
     return replace(found, unread=[name for name in columns if name not in found.columns.values()])
 
 
@@ -92,11 +144,14 @@ def _by_names(columns: Columns) -> Roles | None:
     """Recognise tables whose task finds its columns by their names alone."""
     there = list(columns)
     if {"chosen", "rejected"} <= set(there):
-        return Roles("preference", {name: name for name in ("prompt", "chosen", "rejected") if name in there})
+        return Roles(
+            "preference", {name: name for name in ("prompt", "chosen", "rejected") if name in there}
+        )
     for first in ("query", "anchor"):
         if {first, "positive"} <= set(there):
             return Roles(
-                "embedding", {name: name for name in there if name in (first, "positive", "negative", "score")}
+                "embedding",
+                {name: name for name in there if name in (first, "positive", "negative", "score")},
             )
     for names in _CHATS:
         chats = [value for value in columns.get(names[0], []) if isinstance(value, list)]
@@ -112,7 +167,11 @@ def _tagged(columns: Columns) -> Roles | None:
         for name, values in columns.items()
         if _is_list(values)
     }
-    texts = [name for name, values in lists.items() if all(isinstance(each, str) for value in values for each in value)]
+    texts = [
+        name
+        for name, values in lists.items()
+        if all(isinstance(each, str) for value in values for each in value)
+    ]
     words = next((name for name in [*USUAL_WORDS, *texts] if name in lists), "")
     lengths = {name: [len(value) for value in values] for name, values in lists.items()}
     same = [name for name in lists if name != words and lengths[name] == lengths.get(words)]
@@ -120,7 +179,9 @@ def _tagged(columns: Columns) -> Roles | None:
     if tags is None:
         return None
     doubts = [f"data.label_column={name} may be its tags as well" for name in same if name != tags]
-    return Roles("token_classification", {"text_column": words, "label_column": tags}, doubts=doubts)
+    return Roles(
+        "token_classification", {"text_column": words, "label_column": tags}, doubts=doubts
+    )
 
 
 def _images(rows: Dataset, columns: Columns) -> Roles | None:
@@ -128,10 +189,15 @@ def _images(rows: Dataset, columns: Columns) -> Roles | None:
     images += [
         name
         for name, values in columns.items()
-        if values and all(isinstance(value, str) and Path(value).suffix.lower() in IMAGES for value in values)
+        if values
+        and all(isinstance(value, str) and Path(value).suffix.lower() in IMAGES for value in values)
     ]
     label = None if not images else _label(rows, columns, images)
-    return None if label is None else Roles("image_classification", {"image_column": images[0], "label_column": label})
+    return (
+        None
+        if label is None
+        else Roles("image_classification", {"image_column": images[0], "label_column": label})
+    )
 
 
 def _choices(columns: Columns) -> Roles | None:
@@ -140,18 +206,32 @@ def _choices(columns: Columns) -> Roles | None:
     labels = usual_columns(("label", "labels", "answer"), list(columns))
     if not choices or not texts or not labels:
         return None
-    roles = {"text_column": _first_of(_TEXTS, texts, columns), "choices_column": choices[0], "label_column": labels[0]}
+    roles = {
+        "text_column": _first_of(_TEXTS, texts, columns),
+        "choices_column": choices[0],
+        "label_column": labels[0],
+    }
     pair = [name for name in texts if name not in roles.values()]
-    return Roles("multiple_choice", {**roles, **({"text_pair_column": pair[0]} if len(pair) == 1 else {})})
+    return Roles(
+        "multiple_choice", {**roles, **({"text_pair_column": pair[0]} if len(pair) == 1 else {})}
+    )
 
 
 def _seq2seq(columns: Columns) -> Roles | None:
     for source, target in _TARGETS:
         found = usual_columns((source, target), list(columns))
-        if len(found) == 2 and all(_is_text(columns[name]) for name in found) and not _is_few(columns[found[1]]):
+        if (
+            len(found) == 2
+            and all(_is_text(columns[name]) for name in found)
+            and not _is_few(columns[found[1]])
+        ):
             named = "called prompt and completion they are a chat, which task=sft trains"
-            doubts = [f"{found[0]} and {found[1]}: {named}"] if target in ("answer", "response") else []
-            return Roles("seq2seq_lm", {"text_column": found[0], "target_column": found[1]}, doubts=doubts)
+            doubts = (
+                [f"{found[0]} and {found[1]}: {named}"] if target in ("answer", "response") else []
+            )
+            return Roles(
+                "seq2seq_lm", {"text_column": found[0], "target_column": found[1]}, doubts=doubts
+            )
     return None
 
 
@@ -170,7 +250,12 @@ def _classes(rows: Dataset, columns: Columns) -> Roles | None:
     doubts = [f"data.text_column={name} holds texts as well" for name in other[:2]]
     number = all(is_number(str(value)) for value in columns[label])
     graded = number and any(float(str(value)) % 1 for value in columns[label])
-    return Roles("sequence_classification", roles, ["task.problem_type=regression"] if graded else [], doubts=doubts)
+    return Roles(
+        "sequence_classification",
+        roles,
+        ["task.problem_type=regression"] if graded else [],
+        doubts=doubts,
+    )
 
 
 def _texts(columns: Columns) -> Roles | None:
@@ -185,7 +270,11 @@ def _texts(columns: Columns) -> Roles | None:
     doubts = [f"data.text_column={name}" for name in texts if name != text][:2]
     for name in usual_columns((*_LABELS, "chosen"), [name for name in columns if name != text]):
         held = {str(value) for value in columns[name]}
-        why = f"{len(held):,} different values" if len(held) > 1 else f"the one value {', '.join(held)!r}"
+        why = (
+            f"{len(held):,} different values"
+            if len(held) > 1
+            else f"the one value {', '.join(held)!r}"
+        )
         doubts.append(f"{name} is no label: it holds {why}")
     return Roles("causal_lm", {"text_column": text}, doubts=doubts)
 
@@ -207,7 +296,9 @@ def _several_labels(columns: Columns) -> tuple[Mapping[str, str], list[str]] | N
 def _label(rows: Dataset, columns: Columns, others: Sequence[str]) -> str | None:
     """Find the column of labels: by its name, else the only one with few values that repeat."""
     usual = usual_columns(_LABELS, [name for name in columns if name not in others])
-    declared: list[str] = [name for name, feature in rows.features.items() if type(feature).__name__ == "ClassLabel"]
+    declared: list[str] = [
+        name for name, feature in rows.features.items() if type(feature).__name__ == "ClassLabel"
+    ]
     for name in [*declared, *usual]:
         if not _is_list(columns[name]) and (_is_few(columns[name]) or _are_numbers(columns[name])):
             return name
@@ -218,7 +309,11 @@ def _label(rows: Dataset, columns: Columns, others: Sequence[str]) -> str | None
 def _first_of(usual: Sequence[str], names: Sequence[str], columns: Columns) -> str:
     """Pick the column with a usual name, else that of the longest values."""
     found = usual_columns(usual, names)
-    return found[0] if found else max(names, key=lambda name: sum(len(str(value)) for value in columns[name]))
+    return (
+        found[0]
+        if found
+        else max(names, key=lambda name: sum(len(str(value)) for value in columns[name]))
+    )
 
 
 def _is_list(values: Sequence[object]) -> bool:
@@ -227,13 +322,16 @@ def _is_list(values: Sequence[object]) -> bool:
 
 def _is_text(values: Sequence[object]) -> bool:
     texts = [value for value in values if isinstance(value, str)]
-    letters = any(letter.isalpha() for text in texts for letter in text)  # which numbers and dates lack
+    letters = any(
+        letter.isalpha() for text in texts for letter in text
+    )  # which numbers and dates lack
     return letters and len(texts) == len(values) and not _are_numbers(values)
 
 
 def _are_numbers(values: Sequence[object]) -> bool:
     return bool(values) and all(
-        isinstance(value, int | float) or (isinstance(value, str) and is_number(value)) for value in values
+        isinstance(value, int | float) or (isinstance(value, str) and is_number(value))
+        for value in values
     )
 
 

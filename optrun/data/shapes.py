@@ -32,7 +32,11 @@ _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
 def is_nested(feature: object) -> bool:
     """Tell whether a column's cells are objects or lists."""
-    return isinstance(feature, dict | list) or hasattr(feature, "feature") or type(feature).__name__ == "Json"
+    return (
+        isinstance(feature, dict | list)
+        or hasattr(feature, "feature")
+        or type(feature).__name__ == "Json"
+    )
 
 
 def short(value: object) -> str:
@@ -58,11 +62,19 @@ def columns_in_words(rows: Dataset) -> str:
             described.append(f"{name} (bytes; write them as texts)" if binary else name)
             continue
         cell = next(
-            (value for value in rows.select_columns([name])[:100][name] if value and isinstance(value, dict | list)),
+            (
+                value
+                for value in rows.select_columns([name])[:100][name]
+                if value and isinstance(value, dict | list)
+            ),
             None,
         )
         described.append(f"{name} ({_cell(cell)})")
-        if rows.column_names == ["text"] and isinstance(cell, list) and not isinstance(cell[0], dict):
+        if (
+            rows.column_names == ["text"]
+            and isinstance(cell, list)
+            and not isinstance(cell[0], dict)
+        ):
             advice = 'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one object a line.'
         advice = advice or _advice(name, cell)
     return f"Columns: {', '.join(described)}." + (f" {advice}" if advice else "")
@@ -89,7 +101,10 @@ def _advice(name: str, value: object) -> str:
             )
         return f"Write what is to be read from {name} as a text, in a column of its own."
     if isinstance(value, dict):
-        leaf = next((key for key, inner in value.items() if isinstance(inner, str)), next(iter(value), "KEY"))
+        leaf = next(
+            (key for key, inner in value.items() if isinstance(inner, str)),
+            next(iter(value), "KEY"),
+        )
         return f"Write the text itself, in a column of its own: row[{name!r}][{leaf!r}]."
     if isinstance(value, list) and value and isinstance(value[0], str) and name in USUAL_TEXTS:
         return f"Write one text there: ' '.join(row[{name!r}])."
@@ -107,8 +122,13 @@ def labelled_lines(rows: Dataset) -> str:
         found = [match[1] for line in lines if (match := pattern.match(line))]
         if len(found) == len(lines) and len(set(found)) < len(found):
             table = f"sed '{command}' FILE" if command else "cat FILE"
-            # TREC's `DESC:manner How ...` and a text glued to its label look alike: a person has to say which it is.
-            other = f" Where the label ends at the colon: sed '{_AT_COLON}'." if form == _WITH_DETAIL else ""
+            # TREC's `DESC:manner How ...` and a text glued to its label look alike: a person has to
+            # say which it is.
+            other = (
+                f" Where the label ends at the colon: sed '{_AT_COLON}'."
+                if form == _WITH_DETAIL
+                else ""
+            )
             return (
                 f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with the label "
                 rf"{found[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
@@ -118,7 +138,10 @@ def labelled_lines(rows: Dataset) -> str:
 
 def looks_tagged(rows: Dataset) -> bool:
     """Tell whether lines of text, or the rows of a table and its line of names, are a word and its tag each."""
-    if any(getattr(feature, "dtype", "") not in ("string", "large_string") for feature in rows.features.values()):
+    if any(
+        getattr(feature, "dtype", "") not in ("string", "large_string")
+        for feature in rows.features.values()
+    ):
         return False
     cells = zip(*rows[:100].values(), strict=True)
     lines = ["\t".join(map(str, row)) for row in cells if any(row) and str(row[-1]).strip()]
@@ -140,7 +163,11 @@ def looks_like(rows: Dataset) -> str | None:
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"
     widths = [{line.count(mark) for line in lines} for mark in ",;\t|"]
-    return "csv" if len(lines) > _FEW and any(len(width) == 1 and width != {0} for width in widths) else None
+    return (
+        "csv"
+        if len(lines) > _FEW and any(len(width) == 1 and width != {0} for width in widths)
+        else None
+    )
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
@@ -171,11 +198,13 @@ def _rows_inside(row: Json, path: Path) -> str | None:
         f"are read: python -c \"import pandas; pandas.read_json({str(path)!r}).to_json({new!r}, orient='records', "
         'lines=True)"'
     )
-    if all(isinstance(value, list) and len(value) == len(values[0]) > 1 for value in values) and not any(
-        isinstance(cell, dict) for value in values for cell in value
-    ):
+    if all(
+        isinstance(value, list) and len(value) == len(values[0]) > 1 for value in values
+    ) and not any(isinstance(cell, dict) for value in values for cell in value):
         return by_column
-    if len(values) > 1 and all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):
+    if len(values) > 1 and all(
+        isinstance(value, dict) and value.keys() == values[0].keys() for value in values
+    ):
         if all(inner.isdigit() for inner in values[0]):
             return by_column
         return f"It has one object for each row ({_some(values[0])}). Take them out: jq -c '.[]' {name} > {new}"

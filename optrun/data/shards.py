@@ -38,13 +38,16 @@ class Opening:
     """What the files of a stream share.
 
     Attributes:
-        window: Rows that are read near each other: four windows together, each across the border of two groups.
+        window: Rows that are read near each other: four windows together, each across the border of
+            two groups.
         groups: Row groups that stay in memory, by file, number and columns.
         read: Bytes that were read to find rows.
     """
 
     window: int
-    groups: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(default_factory=lambda: Recent(_GROUPS))
+    groups: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
+        default_factory=lambda: Recent(_GROUPS)
+    )
     read: int = 0
 
 
@@ -70,7 +73,11 @@ class Shard(ABC):
 
     @abstractmethod
     def read(
-        self, begin: int, end: int, columns: Sequence[str] | None, unread: frozenset[str] = frozenset()
+        self,
+        begin: int,
+        end: int,
+        columns: Sequence[str] | None,
+        unread: frozenset[str] = frozenset(),
     ) -> list[Row]:
         """Read rows `begin` to `end`.
 
@@ -87,7 +94,10 @@ class Shard(ABC):
 
     @abstractmethod
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the part of the file in which each row begins; a part is read as a whole. Shape (rows,), int64."""
+        """Number the part of the file in which each row begins; a part is read as a whole.
+
+        Shape (rows,), int64.
+        """
 
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
@@ -108,7 +118,9 @@ class Shard(ABC):
             raise
         except NO_TABLE as error:
             why = " ".join(str(error).split())
-            raise ConfigError(f"{self.key}={self.file}: its first rows are no table: {why}.") from error
+            raise ConfigError(
+                f"{self.key}={self.file}: its first rows are no table: {why}."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,9 @@ class Lines(Shard):
         return Lines._mapped(key, file, file.identified(read), find)
 
     @staticmethod
-    def _mapped(key: str, file: File, content: str, find: Callable[[], dict[str, np.ndarray]]) -> Lines:
+    def _mapped(
+        key: str, file: File, content: str, find: Callable[[], dict[str, np.ndarray]]
+    ) -> Lines:
         begins = kept("stream", digest("lines-1", content), find)["begins"]
         return Lines(key, file, len(begins) - 1, content, begins)
 
@@ -148,12 +162,20 @@ class Lines(Shard):
         """List the keys of its first rows: to parse them all would take much longer than to find where they are."""
 
         def find() -> list[str]:
-            return list(dict.fromkeys(name for row in self.read(0, min(HEAD, self.rows), None) for name in row))
+            return list(
+                dict.fromkeys(
+                    name for row in self.read(0, min(HEAD, self.rows), None) for name in row
+                )
+            )
 
         return self.file.known(f"columns-1 {HEAD}", find)
 
     def read(
-        self, begin: int, end: int, columns: Sequence[str] | None, unread: frozenset[str] = frozenset()
+        self,
+        begin: int,
+        end: int,
+        columns: Sequence[str] | None,
+        unread: frozenset[str] = frozenset(),
     ) -> list[Row]:
         """Read rows by the place of their bytes."""
         borders = self.begins[begin : end + 1]
@@ -204,7 +226,9 @@ class Groups(Shard):
     ends: tuple[int, ...]
     columns: tuple[str, ...]
     window: int
-    kept: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(compare=False, repr=False)
+    kept: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
+        compare=False, repr=False
+    )
 
     @staticmethod
     def open(key: str, file: File, opening: Opening) -> Groups:
@@ -222,16 +246,23 @@ class Groups(Shard):
 
         def footer() -> tuple[list[int], list[str]]:
             with reader.ParquetFile(file.opened()) as opened:
-                counts = [opened.metadata.row_group(at).num_rows for at in range(opened.metadata.num_row_groups)]
+                counts = [
+                    opened.metadata.row_group(at).num_rows
+                    for at in range(opened.metadata.num_row_groups)
+                ]
                 return counts, opened.schema_arrow.names
 
         try:
             content = file.identified(read)
             counts, names = file.known("groups-2", footer)
         except (pa.ArrowException, OSError) as error:
-            raise ConfigError(f"{key}={file}: cannot be read as parquet: {' '.join(str(error).split())}") from error
+            raise ConfigError(
+                f"{key}={file}: cannot be read as parquet: {' '.join(str(error).split())}"
+            ) from error
         ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())
-        return Groups(key, file, sum(counts), content, ends, tuple(names), opening.window, opening.groups)
+        return Groups(
+            key, file, sum(counts), content, ends, tuple(names), opening.window, opening.groups
+        )
 
     def names(self) -> Sequence[str]:
         """List the columns as its footer has them."""
@@ -245,12 +276,15 @@ class Groups(Shard):
             with reader.ParquetFile(self.file.opened()) as file:
                 group = file.read_row_group(number, columns=columns, use_threads=False)
             self.file.refuse_changed()
-            # Of the groups in memory: a tiny file beside large ones must not raise the bound for all of them.
+            # Of the groups in memory: a tiny file beside large ones must not raise the bound for
+            # all of them.
             rows = max(group.num_rows, *(table.num_rows for table in self.kept.values()), 1)
             self.kept.most = _GROUPS + _WINDOWS * self.window // rows
             return group
 
-        return self.kept.read((self.file, number, None if columns is None else tuple(columns)), read)
+        return self.kept.read(
+            (self.file, number, None if columns is None else tuple(columns)), read
+        )
 
     def read(
         self,
@@ -329,5 +363,7 @@ def _starts(lines: bytes) -> np.ndarray:
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
     doubtful = np.flatnonzero(_SPACE[raw[starts]])
-    blank = [number for number in doubtful.tolist() if not lines[starts[number] : ends[number]].strip()]
+    blank = [
+        number for number in doubtful.tolist() if not lines[starts[number] : ends[number]].strip()
+    ]
     return np.delete(starts, blank).astype(np.int64)

@@ -16,7 +16,8 @@ def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:
     Raises:
         ConfigError: scikit-learn or Pillow is not installed.
 
-    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (test set), UCI, doi:10.24432/C50P49.
+    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (test set), UCI,
+        doi:10.24432/C50P49.
     """
     import datasets
 

@@ -36,7 +36,10 @@ class Split:
     key: str
     """The configuration key the rows came by, for messages: `data.train`, `data.eval`, `data.eval.dev`."""
     positions: np.ndarray | None = None
-    """Where each row stood in what was read, from 0; None: where it stands here. Shape (rows,), int64."""
+    """Where each row stood in what was read, from 0; None: where it stands here.
+
+    Shape (rows,), int64.
+    """
     content: str | None = None
     """Digest of everything that decides the rows, by which what was found out of all of them is remembered; None: it is
     found out anew."""
@@ -74,7 +77,9 @@ class Source:
 
     train: Split
     eval_sets: Mapping[str, Split]
-    """Evaluation rows by the name of the set; that of a single one is empty. From a reader `{}` means: cut them from
+    """Evaluation rows by the name of the set; that of a single one is empty.
+
+    From a reader `{}` means: cut them from
     the training rows. Without a row where none are wanted: `data.eval_fraction=0`."""
     columns: ColumnsConfig | None
     """Names of the columns, as configured; None: one column, `text`."""
@@ -102,9 +107,10 @@ def cut(
         split: All rows.
         fraction: Share to hold back, in (0, 1).
         seed: Picks the rows.
-        documents: True where rows are documents to be joined: with fewer than 20 of them the end of each document is
-            held back instead, at a line break or a space near it.
-        inputs: Columns by which rows are equal: equal ones stay on one side. Empty: they are not compared.
+        documents: True where rows are documents to be joined: with fewer than 20 of them the end of
+            each document is held back instead, at a line break or a space near it.
+        inputs: Columns by which rows are equal: equal ones stay on one side. Empty: they are not
+            compared.
 
     Returns:
         Training rows, evaluation rows, and a sentence that says what was done.
@@ -121,7 +127,9 @@ def cut(
     ):
         return _cut_ends(split, fraction)
     if len(rows) < 2:
-        raise ConfigError(f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval.")
+        raise ConfigError(
+            f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval."
+        )
     held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))
     is_held = np.zeros(len(rows), dtype=bool)
@@ -137,7 +145,9 @@ def cut(
         )
     train, evaluation = split.take(np.flatnonzero(~is_held)), split.take(np.flatnonzero(is_held))
     evaluation.key = f"{split.key} (held back)"
-    which = f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
+    which = (
+        f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
+    )
     return train, evaluation, f"no evaluation split given: {which}{together}"
 
 
@@ -152,7 +162,9 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
 
     def find() -> dict[str, np.ndarray]:
         raw = (repr(row).encode("utf-8", "surrogatepass") for row in split.cells(columns))
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(split.rows))
+        hashes = np.fromiter(
+            map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(split.rows)
+        )
         _, index, group = np.unique(hashes, return_index=True, return_inverse=True)
         first = index[group]
         repeating = np.flatnonzero(first != np.arange(len(first)))
@@ -162,7 +174,9 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     return found["repeating"], found["first"]
 
 
-def _held_together(order: np.ndarray, wanted: int, repeating: np.ndarray, first: np.ndarray) -> np.ndarray:
+def _held_together(
+    order: np.ndarray, wanted: int, repeating: np.ndarray, first: np.ndarray
+) -> np.ndarray:
     """Choose groups of equal rows in the order of their first ones, as long as they fit.
 
     Args:
@@ -172,7 +186,8 @@ def _held_together(order: np.ndarray, wanted: int, repeating: np.ndarray, first:
         first: The first row that each is equal to.
 
     Returns:
-        Whether a row is held back; shape (rows,). Without repeating rows these are the first `wanted` of the order.
+        Whether a row is held back; shape (rows,). Without repeating rows these are the first
+        `wanted` of the order.
     """
     group = np.arange(len(order))
     group[repeating] = first
@@ -200,7 +215,9 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         head, tail = text.cut(end) if isinstance(text, LongText) else (text[:end], text[end:])
         heads.append(head)
         tails.append(tail)
-    note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
+    note = (
+        f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
+    )
     return (
         Split(TextRows(heads), split.key, content=known and f"{known} head"),
         Split(TextRows(tails), f"{split.key} (held back)", content=known and f"{known} tail"),
@@ -211,8 +228,8 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 def _end_of_head(text: str | LongText, fraction: float) -> int:
     """Find where the end that is held back begins: behind a line break, else a space, else at just that share.
 
-    Neither may be further away than the end is long: behind a title and one endless line nothing would be left to train
-    on.
+    Neither may be further away than the end is long: behind a title and one endless line nothing
+    would be left to train on.
     """
     end = int(len(text) * (1 - fraction))
     near = end - min(len(text) - end, end // 2)

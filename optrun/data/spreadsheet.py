@@ -28,7 +28,9 @@ def check_workbook(path: Path, kind: str, encoding: str | None) -> tuple[str, st
     with open_file(path, follow=True) as file:
         raw = file.read(64)
     if not raw.startswith(b"PK\x03\x04"):
-        raise UnreadableFileError(f"cannot be read as xlsx: it begins with {begin_of(raw)}, and is no workbook.")
+        raise UnreadableFileError(
+            f"cannot be read as xlsx: it begins with {begin_of(raw)}, and is no workbook."
+        )
     return UTF8, ""
 
 
@@ -39,7 +41,8 @@ def read_spreadsheet(asked: Reading) -> Dataset:
         Every column as text; an empty cell is missing.
 
     Raises:
-        ConfigError: openpyxl is missing; no workbook; no names; a formula without a value; other columns than before.
+        ConfigError: openpyxl is missing; no workbook; no names; a formula without a value; other
+            columns than before.
     """
     from datasets import Dataset, Features, Value
 
@@ -58,11 +61,15 @@ def read_spreadsheet(asked: Reading) -> Dataset:
                 "data.column_names=[NAME, ...] says them where no row does."
             )
         if names and here != names:
-            raise ConfigError(f"{asked.key}={path}: its columns are {', '.join(here)}; before, {', '.join(names)}.")
+            raise ConfigError(
+                f"{asked.key}={path}: its columns are {', '.join(here)}; before, {', '.join(names)}."
+            )
         names = here
         for number, row in enumerate(table, 1):
             if any(cell is not None for cell in row[len(names) :]):
-                raise ConfigError(f"{asked.key}={path}: {_too_wide(names, number, named=said is None)}")
+                raise ConfigError(
+                    f"{asked.key}={path}: {_too_wide(names, number, named=said is None)}"
+                )
             rows.append([*row, *[None] * len(names)][: len(names)])
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return Dataset.from_dict(columns, features=Features({name: Value("string") for name in names}))
@@ -89,12 +96,16 @@ def _sheet(asked: Reading, path: Path) -> Iterator[list[str | None]]:
     sheets: list[list[tuple[object, ...]]] = []
     with understood(f"{asked.key}={path}: cannot be read as xlsx"):
         for values in (True, False):
-            with contextlib.closing(openpyxl.load_workbook(path, read_only=True, data_only=values)) as book:
+            with contextlib.closing(
+                openpyxl.load_workbook(path, read_only=True, data_only=values)
+            ) as book:
                 sheets.append(list(book.worksheets[0].iter_rows(values_only=True)))
                 titles = [sheet.title for sheet in book.worksheets]
     if len(titles) > 1:
         rest = ", ".join(map(repr, titles[1:]))
-        asked.notes.append(f"{asked.key}={path}: its first sheet, {titles[0]!r}, is read; {rest} are not")
+        asked.notes.append(
+            f"{asked.key}={path}: its first sheet, {titles[0]!r}, is read; {rest} are not"
+        )
     for number, (row, written) in enumerate(zip(*sheets, strict=True), 1):
         for cell, source in zip(row, written, strict=True):
             if cell is None and source is not None:

@@ -18,8 +18,20 @@ from optrun.data.text_rows import TextRows
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
-_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "config"}
-_TABLES = {"encodings", "pydoc_data"}  # thousands of lines of the same shape: a low loss, and nothing learnt
+_NOT_LIBRARY = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "__pycache__",
+    "lib2to3",
+    "config",
+}
+_TABLES = {
+    "encodings",
+    "pydoc_data",
+}  # thousands of lines of the same shape: a low loss, and nothing learnt
 _LEFT_OUT = _NOT_LIBRARY | _TABLES
 
 
@@ -28,7 +40,9 @@ def stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - _LEFT_OUT  # not entered: site-packages may hold a hundred times as many files
+        folders[:] = (
+            set(folders) - _LEFT_OUT
+        )  # not entered: site-packages may hold a hundred times as many files
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise ConfigError(
@@ -51,20 +65,27 @@ def stdlib_source(
         config: The data choice.
         rows: Makes the rows of some files.
         what: What they are, for people, such as `lines of `.
-        most: Files that are read; all of them would take seconds at the begin of every run. None: all.
+        most: Files that are read; all of them would take seconds at the begin of every run. None:
+            all.
         columns: Names of the columns.
 
     Raises:
         ConfigError: This Python has no source files.
     """
     files = stdlib_files()
-    # Shuffled files: the first blocks of the packed stream are not all from modules that begin with "a".
+    # Shuffled files: the first blocks of the packed stream are not all from modules that begin with
+    # "a".
     picked = [files[index] for index in generator(0, "split").permutation(len(files))[:most]]
     held = max(1, round(config.eval_fraction * len(picked))) if config.eval_fraction else 0
     note = f"{what}{len(picked) - held} files of the standard library to train on, {'of ' if what else ''}{held} others"
     key = f"data={config.name}"
-    train, evaluation = Split(rows(picked[held:]), key), Split(rows(picked[:held]), f"{key} (held back)")
-    return Source(train, {"": evaluation}, columns, cut_from_train=True, notes=[f"{note} to evaluate on"])
+    train, evaluation = (
+        Split(rows(picked[held:]), key),
+        Split(rows(picked[:held]), f"{key} (held back)"),
+    )
+    return Source(
+        train, {"": evaluation}, columns, cut_from_train=True, notes=[f"{note} to evaluate on"]
+    )
 
 
 def stdlib_table(
@@ -85,15 +106,17 @@ def stdlib_table(
         what: As `stdlib_source`.
         most: As `stdlib_source`.
         columns: As `stdlib_source`.
-        key: What is alike in equal rows, each of which is there once: one that stands a hundred times would be learnt
-            by heart.
+        key: What is alike in equal rows, each of which is there once: one that stands a hundred
+            times would be learnt by heart.
     """
 
     def rows(paths: list[Path]) -> Dataset:
         from datasets import Dataset
 
         found = {key(row): row for path in paths for row in read(path)}.values()
-        return Dataset.from_dict({name: [row[name] for row in found] for name in features}, features)
+        return Dataset.from_dict(
+            {name: [row[name] for row in found] for name in features}, features
+        )
 
     return stdlib_source(config, rows, what, most, columns)
 

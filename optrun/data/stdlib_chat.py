@@ -1,6 +1,7 @@
 """Questions about functions of the standard library, answered by a rule from signature and docstring: no download.
 
-What a function does has to be known; the other answers stand in the question, where a small model learns to find them.
+What a function does has to be known; the other answers stand in the question, where a small model
+learns to find them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Turns = list[dict[str, str]]
 
 def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Read chats; as `stdlib_source`."""
-    return _load(config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)), "messages")
+    return _load(
+        config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)), "messages"
+    )
 
 
 def load_stdlib_preferences(config: StdlibPreferencesConfig, *, documents: bool) -> Source:  # noqa: ARG001
@@ -32,7 +35,10 @@ def load_stdlib_preferences(config: StdlibPreferencesConfig, *, documents: bool)
 
 
 def _load(
-    config: DataConfig, what: str, read: Callable[[Path], Iterable[Mapping[str, Turns]]], *columns: str
+    config: DataConfig,
+    what: str,
+    read: Callable[[Path], Iterable[Mapping[str, Turns]]],
+    *columns: str,
 ) -> Source:
     from datasets import Features, List, Value
 
@@ -44,7 +50,8 @@ def _load(
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
     """Yield pairs of answers to the last question of each chat: its own, and that of another chat of the file.
 
-    The other one answers the same question about another function, so that it is wrong, and sounds alike.
+    The other one answers the same question about another function, so that it is wrong, and sounds
+    alike.
     """
     chats = list(chats_of(path))
     kinds = [chat[-2]["content"].split()[:2] for chat in chats]
@@ -60,7 +67,8 @@ def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
 def chats_of(path: Path) -> Iterator[Turns]:
     """Yield a chat about each function of a file that has parameters.
 
-    What is asked depends on the place of the function in its file, and what it does only where a docstring says it.
+    What is asked depends on the place of the function in its file, and what it does only where a
+    docstring says it.
     """
     for number, (node, summary) in enumerate(functions_of(path)):
         names = [name for name in _parameters(node) if name not in _NOT_PARAMETERS]

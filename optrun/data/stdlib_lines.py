@@ -1,6 +1,7 @@
 """Labels that come from a rule, over logical lines of the standard library's source: no download.
 
-`data=stdlib_tokens` names the kind of each token, `data=stdlib_statements` the keyword that a statement began with.
+`data=stdlib_tokens` names the kind of each token, `data=stdlib_statements` the keyword that a
+statement began with.
 """
 
 from __future__ import annotations
@@ -20,9 +21,28 @@ _LONGEST = 32
 """Characters of a token; a docstring would fill the example by itself."""
 _SHORTEST = 4
 """Tokens of a line."""
-_PLAIN = {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment", tokenize.OP: "operator"}
+_PLAIN = {
+    tokenize.NUMBER: "number",
+    tokenize.STRING: "string",
+    tokenize.COMMENT: "comment",
+    tokenize.OP: "operator",
+}
 _STATEMENTS = frozenset(
-    ("assert", "class", "def", "elif", "except", "for", "from", "if", "import", "raise", "return", "while", "with")
+    (
+        "assert",
+        "class",
+        "def",
+        "elif",
+        "except",
+        "for",
+        "from",
+        "if",
+        "import",
+        "raise",
+        "return",
+        "while",
+        "with",
+    )
 )
 
 Line = list[tokenize.TokenInfo]
@@ -35,7 +55,9 @@ def load_stdlib_tokens(config: StdlibTokensConfig, *, documents: bool) -> Source
 
     columns = ColumnsConfig(name=config.name, text_column="tokens", label_column="labels")
     texts = Sequence(Value("string"))
-    return stdlib_table(config, _tokens_of, Features(tokens=texts, labels=texts), "lines of ", _FILES, columns)
+    return stdlib_table(
+        config, _tokens_of, Features(tokens=texts, labels=texts), "lines of ", _FILES, columns
+    )
 
 
 def _tokens_of(path: Path) -> Iterator[dict[str, list[str]]]:
@@ -79,8 +101,10 @@ def logical_lines(path: Path) -> Iterator[Line]:
 def kinds(line: Line) -> list[str]:
     """Name the kind of each token of a line.
 
-    Numbers, strings, comments, operators and keywords are known by what they are. Of the other names one after `def` or
-    `class` is a definition, one before `(` a call, one after `.` an attribute: a model has to look around it.
+    Numbers, strings, comments, operators and keywords are known by what they are. Of the other
+    names one after `def` or
+    `class` is a definition, one before `(` a call, one after `.` an attribute: a model has to look
+    around it.
     """
     before = ["", *(token.string for token in line)]
     after = [*(token.string for token in line[1:]), ""]

@@ -22,7 +22,9 @@ def load_stdlib_pairs(config: StdlibPairsConfig, *, documents: bool) -> Source: 
 
     columns = ColumnsConfig(name=config.name, text_column="summary", text_pair_column="code")
     features = Features(summary=Value("string"), code=Value("string"))
-    return stdlib_table(config, pairs_of, features, "functions of ", _FILES, columns, itemgetter("summary"))
+    return stdlib_table(
+        config, pairs_of, features, "functions of ", _FILES, columns, itemgetter("summary")
+    )
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, str]]:

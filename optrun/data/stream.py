@@ -1,8 +1,9 @@
 """A stream: the rows of any number of files, read where they lie, a few windows that are far apart at a time.
 
-What an example is, and where it stands in an epoch, are functions of its number: a run goes on at any step at once,
-with any number of workers and ranks. A task with `READS_STREAMS` in its schema finds a `StreamRows` as the rows of the
-training split, and returns one of two things from `read`: `StreamedRows`, an example for each row, or
+What an example is, and where it stands in an epoch, are functions of its number: a run goes on at
+any step at once, with any number of workers and ranks. A task with `READS_STREAMS` in its schema
+finds a `StreamRows` as the rows of the training split, and returns one of two things from `read`:
+`StreamedRows`, an example for each row, or
 `StreamedBlocks`, the rows of each window joined and cut.
 """
 
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _SAMPLED = 8
-"""Windows that are tokenised before the first step, to plan how many blocks each of the others has."""
+"""Windows that are tokenised before the first step, to plan how many blocks each of the others has.
+"""
 _MARGIN = 1.02
 """More tokens for a byte than in the densest of these are planned for."""
 _TOGETHER = 4
-"""Windows whose examples are shuffled together, and whose tokens stay in the memory of a process."""
+"""Windows whose examples are shuffled together, and whose tokens stay in the memory of a process.
+"""
 _PARTS = 2
 """Parts of files, each read as a whole, whose windows are shuffled together."""
 
@@ -76,7 +79,9 @@ class StreamRows:
             for name, number in self._first_with.items()
             if number and (self.columns is None or name in self.columns)
         }
-        count = len(first) or min(HEAD, self.shards[0].rows)  # without columns it has no length either
+        count = len(first) or min(
+            HEAD, self.shards[0].rows
+        )  # without columns it has no length either
         return widened(first, count, types) if types else first
 
     @cached_property
@@ -93,7 +98,9 @@ class StreamRows:
     @cached_property
     def _unread(self) -> frozenset[str]:
         """Columns that belong to those that are read, and that no file is known to have."""
-        if self.columns is None or isinstance(self.shards[0], Groups):  # a footer names every column there is
+        if self.columns is None or isinstance(
+            self.shards[0], Groups
+        ):  # a footer names every column there is
             return frozenset()
         return unread(self.columns, self.shards[0].read(0, 1, self.columns)[0], self._first_with)
 
@@ -117,7 +124,11 @@ class StreamRows:
         if not rows:
             return self.head.select([])
         found = table(rows)
-        lacking = {name: self.features[name] for name in self.column_names if name not in found.column_names}
+        lacking = {
+            name: self.features[name]
+            for name in self.column_names
+            if name not in found.column_names
+        }
         return widened(found, len(rows), lacking) if lacking else found
 
     def __getitem__(self, key: Any) -> Any:
@@ -134,10 +145,14 @@ class StreamRows:
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
         """Yield rows in batches."""
         for rows in self._batches(batch_size):
-            yield {name: [row.get(name) for row in rows] for name in self.columns or self.column_names}
+            yield {
+                name: [row.get(name) for row in rows] for name in self.columns or self.column_names
+            }
 
     def _batches(self, size: int) -> Iterator[list[Row]]:
-        return (self.read(begin, min(begin + size, len(self))) for begin in range(0, len(self), size))
+        return (
+            self.read(begin, min(begin + size, len(self))) for begin in range(0, len(self), size)
+        )
 
     def row(self, index: int) -> Row:
         """Return one row."""
@@ -163,13 +178,18 @@ class StreamRows:
     def borders(self) -> np.ndarray:
         """Where each window begins, and where the last one ends; shape (windows + 1,), int64."""
         begins = pairwise([0, *self._ends])
-        return np.concatenate([*(np.arange(begin, end, self.window) for begin, end in begins), self._ends[-1:]])
+        return np.concatenate(
+            [*(np.arange(begin, end, self.window) for begin, end in begins), self._ends[-1:]]
+        )
 
     def _windows(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
         """Yield each file with its windows: the first one, one past the last, and their borders inside of it."""
         begins = [0, *self._ends]
         for shard, begin, (first, last) in zip(
-            self.shards, begins[:-1], pairwise(np.searchsorted(self.borders, begins).tolist()), strict=True
+            self.shards,
+            begins[:-1],
+            pairwise(np.searchsorted(self.borders, begins).tolist()),
+            strict=True,
         ):
             yield shard, first, last, self.borders[first : last + 1] - begin
 
@@ -184,7 +204,9 @@ class StreamRows:
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of each window without reading; shape (windows,), int64."""
-        return np.concatenate([shard.sizes(borders, columns) for shard, _, _, borders in self._windows()])
+        return np.concatenate(
+            [shard.sizes(borders, columns) for shard, _, _, borders in self._windows()]
+        )
 
     def fingerprint(self) -> str:
         """Digest of every byte of the files, by the digest of each, and of the windows."""
@@ -195,7 +217,9 @@ class StreamRows:
         return {str(shard.file): shard.content for shard in self.shards}
 
 
-def open_stream(key: str, files: Sequence[Path | HubFile], window: int, notes: list[str]) -> StreamRows:
+def open_stream(
+    key: str, files: Sequence[Path | HubFile], window: int, notes: list[str]
+) -> StreamRows:
     """Open files as a stream; what was found once of a file is known as long as it is the same file.
 
     Args:
@@ -205,7 +229,8 @@ def open_stream(key: str, files: Sequence[Path | HubFile], window: int, notes: l
         notes: Takes what it cost.
 
     Raises:
-        ConfigError: A format that cannot be read in the middle; files of several formats; one without rows.
+        ConfigError: A format that cannot be read in the middle; files of several formats; one
+            without rows.
     """
     kind = one_format(key, (streamed_format(key, path) for path in files))
     assert kind.stream is not None
@@ -232,8 +257,9 @@ def open_stream(key: str, files: Sequence[Path | HubFile], window: int, notes: l
 class WindowOrder:
     """The order of one epoch: windows permuted, and the examples of every four that follow one another shuffled.
 
-    The windows of a part of a file that is read as a whole stay near each other: parts are permuted, and the windows
-    of every two that follow one another. A window that is a part of its own has its place by chance alone.
+    The windows of a part of a file that is read as a whole stay near each other: parts are
+    permuted, and the windows of every two that follow one another. A window that is a part of its
+    own has its place by chance alone.
 
     Args:
         borders: Where each window begins, and where the last one ends; shape (windows + 1,), int64.
@@ -276,7 +302,9 @@ class WindowOrder:
     def _inside(self, number: int) -> np.ndarray:
         """Return the examples of some windows that follow one another."""
         windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
-        found = np.concatenate([np.arange(*self._borders[window : window + 2]) for window in windows])
+        found = np.concatenate(
+            [np.arange(*self._borders[window : window + 2]) for window in windows]
+        )
         return generator(self._seed, "window", self._epoch, number).permutation(found)
 
 
@@ -329,7 +357,9 @@ class StreamedRows:
 
     def fingerprint(self) -> str:
         """Digest of the files and of how rows become examples."""
-        return digest("streamed rows", self.rows.fingerprint(), self.key, *scalar_pieces(self.scalars))
+        return digest(
+            "streamed rows", self.rows.fingerprint(), self.key, *scalar_pieces(self.scalars)
+        )
 
 
 Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
@@ -339,10 +369,11 @@ Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
 class StreamedBlocks:
     """The rows of each window joined and cut into blocks.
 
-    How many blocks a window has is planned by its bytes: the tokens of some windows are counted, and of the others as
-    many are expected for a byte as in the densest of them, and a few more. The tokens of a window are spread evenly
-    over its blocks, so that blocks are a little shorter than they may be; should a window hold more than was planned
-    for, the rest of it is left out. Where there are few windows all are counted, and nothing is left out.
+    How many blocks a window has is planned by its bytes: the tokens of some windows are counted,
+    and of the others as many are expected for a byte as in the densest of them, and a few more. The
+    tokens of a window are spread evenly over its blocks, so that blocks are a little shorter than
+    they may be; should a window hold more than was planned for, the rest of it is left out. Where
+    there are few windows all are counted, and nothing is left out.
 
     Args:
         rows: The stream.
@@ -355,7 +386,9 @@ class StreamedBlocks:
         notes: How blocks were planned.
     """
 
-    def __init__(self, rows: StreamRows, encode: Encode, length: int, key: str, empty: Mapping[str, int]) -> None:
+    def __init__(
+        self, rows: StreamRows, encode: Encode, length: int, key: str, empty: Mapping[str, int]
+    ) -> None:
         self.rows = rows
         self.encode = encode
         self.length = length
@@ -371,7 +404,9 @@ class StreamedBlocks:
         """Count the blocks of each window; shape (windows,), int64."""
         sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
         count = len(sizes)
-        sampled = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64))
+        sampled = np.unique(
+            np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64)
+        )
         key = digest("sample-2", self.key, versions(*MAKERS))
         tokens = np.array(known_by(key, lambda: [self._tokens(int(at)) for at in sampled]))
         dense = tokens / np.maximum(sizes[sampled], 1)
@@ -411,10 +446,14 @@ class StreamedBlocks:
             try:
                 found = self.encode(rows)
             except ConfigError as error:
-                raise ConfigError(f"{self.rows.where(begin)} to {end - begin - 1:,} after it: {error}") from error
+                raise ConfigError(
+                    f"{self.rows.where(begin)} to {end - begin - 1:,} after it: {error}"
+                ) from error
             none = np.zeros(0, dtype=np.int32)
             return {
-                name: np.concatenate([none, *(np.asarray(ids, dtype=np.int32) for ids in found.get(name, ()))])
+                name: np.concatenate(
+                    [none, *(np.asarray(ids, dtype=np.int32) for ids in found.get(name, ()))]
+                )
                 for name in self.empty
             }
 

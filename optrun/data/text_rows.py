@@ -1,6 +1,7 @@
 """Rows of one column of texts in memory: what text tasks ask of a `datasets.Dataset`.
 
-To import datasets, with pandas and pyarrow, takes a second. Texts that optrun has read by itself need none of it.
+To import datasets, with pandas and pyarrow, takes a second. Texts that optrun has read by itself
+need none of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _COLUMN = "text"
 class TextRows:
     """Texts as rows with a column `text`.
 
-    Reads as a Dataset does; anything else that one can do, such as `map`, is done by one that is made of the texts.
+    Reads as a Dataset does; anything else that one can do, such as `map`, is done by one that is
+    made of the texts.
 
     Args:
         texts: One a row; those of long files are no strings, but read as such.
@@ -35,7 +37,9 @@ class TextRows:
     def __init__(self, texts: Iterable[str | LongText]) -> None:
         self._texts: list[Any] = list(texts)
         self.column_names = [_COLUMN]
-        self.features = {_COLUMN: SimpleNamespace(dtype="string")}  # as far as that of a Dataset is asked
+        self.features = {
+            _COLUMN: SimpleNamespace(dtype="string")
+        }  # as far as that of a Dataset is asked
 
     def __len__(self) -> int:
         return len(self._texts)

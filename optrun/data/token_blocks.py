@@ -65,7 +65,10 @@ class TokenBlocks:
         if not 0 <= index < self._count:
             raise IndexError(f"block {index} of {self._count}")
         at = self.begin + index * self.length
-        parts = [self.files[number].ids[first:last] for number, first, last in spans(self._ends, at, at + self.length)]
+        parts = [
+            self.files[number].ids[first:last]
+            for number, first, last in spans(self._ends, at, at + self.length)
+        ]
         return {"input_ids": np.concatenate(parts, dtype=np.int64, casting="unsafe")}
 
     @property
@@ -75,7 +78,11 @@ class TokenBlocks:
 
     def fingerprint(self) -> str:
         """Digest of every token and of how they are cut; the same wherever the files lie."""
-        return digest("token blocks", *(file.content for file in self.files), f"{self.begin} {self.length} {len(self)}")
+        return digest(
+            "token blocks",
+            *(file.content for file in self.files),
+            f"{self.begin} {self.length} {len(self)}",
+        )
 
     def expect_ids_below(self, size: int, key: str) -> None:
         """Refuse tokens that a vocabulary does not have.

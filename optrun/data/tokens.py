@@ -4,9 +4,10 @@
     llm.c     NAME.bin           256 numbers of 32 bits, the first of them 20240520, then the ids
     Megatron  NAME.bin NAME.idx  the ids; their type, and the length of each document
 
-The documents of all files, in their order, are one stream, which is cut into blocks. Nothing of it is in memory but the
-block that is read. Sources: karpathy/nanoGPT, data/openwebtext/prepare.py; karpathy/llm.c, dev/data/data_common.py;
-NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+The documents of all files, in their order, are one stream, which is cut into blocks. Nothing of it
+is in memory but the block that is read. Sources: karpathy/nanoGPT, data/openwebtext/prepare.py;
+karpathy/llm.c, dev/data/data_common.py; NVIDIA/Megatron-LM,
+megatron/core/datasets/indexed_dataset.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
     """Map the files that `data.train` and `data.eval` name; without the latter the end of the stream is held back.
 
     Raises:
-        ConfigError: No such file, one that is cut short or of another format, too few tokens for a block.
+        ConfigError: No such file, one that is cut short or of another format, too few tokens for a
+            block.
     """
     train = [_open("data.train", path, config) for path in resolve("data.train", config.train)]
     total = sum(len(file.ids) for file in train)
@@ -55,21 +57,33 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         border -= round(config.eval_fraction * total / config.max_length) * config.max_length
         if config.eval_fraction and total - border < config.max_length:
             border = max(0, total - config.max_length)
-        sets[""] = _split(train, config, "data.train (held back)", border, total, empty=not config.eval_fraction)
+        sets[""] = _split(
+            train, config, "data.train (held back)", border, total, empty=not config.eval_fraction
+        )
         if config.eval_fraction:
-            notes.append(f"no evaluation split given: the last {total - border:,} tokens of data.train held back")
+            notes.append(
+                f"no evaluation split given: the last {total - border:,} tokens of data.train held back"
+            )
         else:
             notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
     split = _split(train, config, "data.train", 0, border)
     for each in (split, *sets.values()):
         rows: Any = each.rows
         if rows.left_out and len(rows):
-            notes.append(f"{each.key}: its last {rows.left_out:,} tokens fill no block, and are left out")
+            notes.append(
+                f"{each.key}: its last {rows.left_out:,} tokens fill no block, and are left out"
+            )
     return Source(split, sets, columns=None, cut_from_train=config.eval is None, notes=notes)
 
 
 def _split(
-    files: Sequence[TokenFile], config: TokensConfig, key: str, begin: int, end: int, *, empty: bool = False
+    files: Sequence[TokenFile],
+    config: TokensConfig,
+    key: str,
+    begin: int,
+    end: int,
+    *,
+    empty: bool = False,
 ) -> Split:
     blocks: Any = TokenBlocks(files, config.max_length, begin, end)
     if not len(blocks) and not empty:
@@ -83,7 +97,9 @@ def _split(
 def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     where = f"{key}={path}"
     if path.suffix == ".idx":
-        raise ConfigError(f"{where}: this is Megatron's index. Give the ids beside it: {path.with_suffix('.bin')}.")
+        raise ConfigError(
+            f"{where}: this is Megatron's index. Give the ids beside it: {path.with_suffix('.bin')}."
+        )
     size = path.stat().st_size
     if not size:
         raise ConfigError(f"{where}: the file is empty.")
@@ -96,7 +112,9 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     elif len(head) == _LLM_C_HEADER and struct.unpack("<i", head[:4])[0] == _LLM_C:
         (version, count), begin = struct.unpack("<ii", head[4:12]), _LLM_C_HEADER
         if version not in _LLM_C_IDS:
-            raise ConfigError(f"{where}: version {version} of llm.c's format. Known are {_listed(_LLM_C_IDS)}.")
+            raise ConfigError(
+                f"{where}: version {version} of llm.c's format. Known are {_listed(_LLM_C_IDS)}."
+            )
         dtype = _LLM_C_IDS[version]
     else:
         dtype, begin, count = _typed(config.dtype or "uint16"), 0, None
@@ -106,10 +124,22 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
             f"data.dtype={config.dtype}: {path} says itself that its ids are {np.dtype(dtype).name}. Leave it null."
         )
     if (size - begin) % item or (count is not None and size - begin != count * item):
-        said = f"{count:,} tokens, {count * item + begin:,} bytes" if count is not None else f"tokens of {item} bytes"
-        raise ConfigError(f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to.")
-    ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin)) if size > begin else np.zeros(0, dtype)
-    found = known_by(f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin), path)
+        said = (
+            f"{count:,} tokens, {count * item + begin:,} bytes"
+            if count is not None
+            else f"tokens of {item} bytes"
+        )
+        raise ConfigError(
+            f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to."
+        )
+    ids = (
+        np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin))
+        if size > begin
+        else np.zeros(0, dtype)
+    )
+    found = known_by(
+        f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin), path
+    )
     return TokenFile(path, ids, *found)
 
 
@@ -149,6 +179,8 @@ def _megatron(where: str, path: Path) -> tuple[str, int]:
             f"{where}: version {version}, type {code}. Known are version 1 and the types {_listed(_MEGATRON_IDS)}."
         )
     if len(raw) != fixed.size + 12 * sequences + 8 * documents:
-        raise ConfigError(f"{where}: {len(raw):,} bytes do not hold {sequences:,} lengths: it was cut short.")
+        raise ConfigError(
+            f"{where}: {len(raw):,} bytes do not hold {sequences:,} lengths: it was cut short."
+        )
     lengths = np.frombuffer(raw, dtype="<i4", count=sequences, offset=fixed.size)
     return _MEGATRON_IDS[code], int(lengths.sum(dtype=np.int64))

@@ -1,8 +1,9 @@
 """Starts the ranks of this machine through torch's elastic agent, watches them, and says how they ended.
 
-`torch.distributed.elastic` starts the processes, lets several machines find each other, and ends the ranks that are
-left when one has failed. What it does not do is done here: a signal is a request to all ranks and not their end, a rank
-that hangs is found by its heartbeats, and exit codes are kept.
+`torch.distributed.elastic` starts the processes, lets several machines find each other, and ends
+the ranks that are left when one has failed. What it does not do is done here: a signal is a request
+to all ranks and not their end, a rank that hangs is found by its heartbeats, and exit codes are
+kept.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class Ended:
 
 
 def run_ranks(
-    ranks: Ranks, folder: Path, begin: Callable[[list[RankEnd] | None], None], is_over: Callable[[], bool]
+    ranks: Ranks,
+    folder: Path,
+    begin: Callable[[list[RankEnd] | None], None],
+    is_over: Callable[[], bool],
 ) -> Ended:
     """Start the ranks of this machine, again where that is allowed, and wait for their end.
 
@@ -75,7 +79,8 @@ def run_ranks(
         ranks: Which, and how.
         folder: Of this run alone; heartbeats and the ends of the ranks lie in it.
         begin: Called before each start, told how the ranks before ended; None: they are the first.
-        is_over: Whether the other machines have come to the good end of the run; asked before they are met.
+        is_over: Whether the other machines have come to the good end of the run; asked before they
+            are met.
 
     Raises:
         ConfigError: The other machines do not come.
@@ -107,7 +112,8 @@ def run_ranks(
     def ends(codes: Mapping[int, int]) -> list[RankEnd]:
         silent = 0 if codes else -signal.SIGTERM  # of those that say nothing
         return [
-            hung.get(local_rank) or end_of(folder, local_rank, codes.get(local_rank, silent), heartbeats[local_rank])
+            hung.get(local_rank)
+            or end_of(folder, local_rank, codes.get(local_rank, silent), heartbeats[local_rank])
             for local_rank in range(ranks.nproc)
         ]
 
@@ -137,7 +143,8 @@ def run_ranks(
                 agent.run()
                 ended = agent.ended or []
                 if error_of(ended) is None:
-                    handler.shutdown()  # whoever comes later need not wait; after another end this agent may come again
+                    # whoever comes later need not wait; after another end this agent may come again
+                    handler.shutdown()
                 elif all(end.lost_rank or not end.code for end in ended) and is_over():
                     ended = []  # the machine of rank 0 was gone before its good end was heard
                 return Ended(ended, stops=len(stops))
@@ -151,7 +158,9 @@ def run_ranks(
                 if agent is None or not agent.has_begun:
                     if time.monotonic() < deadline or is_over():
                         time.sleep(_LOOK_SECONDS)
-                        continue  # a machine has died, and is not back yet, or came to the end of the run alone
+                        # a machine has died, and is not back yet, or came to the end of the run
+                        # alone
+                        continue
                     raise _unmet(ranks) if before is None else _left_alone(ranks, before) from error
                 before, left = agent.ended or ends({}), agent.restarts_left - (not is_late(error))
                 deadline = time.monotonic() + ranks.limits.meeting
@@ -189,7 +198,10 @@ def _environment(ranks: Ranks) -> Iterator[None]:
     propagate, before = logger.propagate, dict(os.environ)
     logger.propagate = False  # loggers below have levels of their own
     logger.addHandler(silent)
-    own = {**ranks.environment, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}  # other signals are requests
+    own = {
+        **ranks.environment,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
+    }  # other signals are requests
     os.environ.update(own)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks.nproc)))
     try:
@@ -207,11 +219,14 @@ class _AskedToStop(BaseException):
     """A request to stop while there are no ranks."""
 
 
-# Signals ----------------------------------------------------------------------------------------------------------
+# Signals
+# ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _forwarded(heartbeats: Heartbeats, is_meeting: Callable[[], bool]) -> Iterator[list[signal.Signals]]:
+def _forwarded(
+    heartbeats: Heartbeats, is_meeting: Callable[[], bool]
+) -> Iterator[list[signal.Signals]]:
     """Make of signals to this process requests to its ranks, and list them; there are none outside the main thread.
 
     Raises:

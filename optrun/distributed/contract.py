@@ -36,7 +36,8 @@ class Ranks(Protocol):
 def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "contract") -> None:
     """Refuse ranks that would not run the same thing; every rank comes to the same message.
 
-    Each tells one digest. The facts themselves are told where digests differ, by rank 0 and the first that differs.
+    Each tells one digest. The facts themselves are told where digests differ, by rank 0 and the
+    first that differs.
 
     Args:
         ranks: All of them take part.
@@ -53,7 +54,9 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "cont
     others = ranks.settle(key, digest, _different)
     if others:
         told = [socket.gethostname(), own] if ranks.rank in (0, others[0]) else None
-        raise ConfigError(ranks.settle(f"{key}/facts", told, lambda every: _difference(every, others)))
+        raise ConfigError(
+            ranks.settle(f"{key}/facts", told, lambda every: _difference(every, others))
+        )
 
 
 def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
@@ -75,7 +78,9 @@ def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
         result.append(act())
     except OptrunError as error:
         own = error
-    refusal = ranks.settle(key, None if own is None else [own.exit_code, socket.gethostname(), str(own)], _first)
+    refusal = ranks.settle(
+        key, None if own is None else [own.exit_code, socket.gethostname(), str(own)], _first
+    )
     if own is not None:
         raise own
     if refusal is not None:
@@ -85,7 +90,9 @@ def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
 
 
 def _first(every: Sequence[Any]) -> list[Any] | None:
-    return next(([rank, *refusal] for rank, refusal in enumerate(every) if refusal is not None), None)
+    return next(
+        ([rank, *refusal] for rank, refusal in enumerate(every) if refusal is not None), None
+    )
 
 
 def _different(every: Sequence[object]) -> list[int]:

@@ -12,7 +12,13 @@ from typing import cast
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import (
@@ -31,7 +37,9 @@ Ends = list[RankEnd]
 _HEARSAY_SECONDS = 16.0
 """For the agent of another machine to say how its ranks ended, where those of this one only lost them.
 
-One that died has left the next meeting by then: torch counts it in for 15 s, and would wait for it there."""
+One that died has left the next meeting by then: torch counts it in for 15 s, and would wait for it
+there.
+"""
 _ANSWER_SECONDS = 15
 """For an agent that has come to a meeting to say what the others wait for: one that died there never does."""
 _PARTING_SECONDS = 10.0
@@ -42,12 +50,14 @@ _LOOK_SECONDS = 0.1
 class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
     """Runs the ranks of this machine, and starts them again with those of the others.
 
-    An end is worth another start if the code of all ends together says that the run failed; a refusal, a stop or a full
-    disk would only come again. Agents tell each other how their ranks ended, so that they come to one judgement.
+    An end is worth another start if the code of all ends together says that the run failed; a
+    refusal, a stop or a full disk would only come again. Agents tell each other how their ranks
+    ended, so that they come to one judgement.
 
     Args:
         spec: What torch's agent starts.
-        begin: Called before the ranks are started, told how those before them ended; None: they are the first.
+        begin: Called before the ranks are started, told how those before them ended; None: they are
+            the first.
         ends: Says how the ranks ended, by the exit codes that are not 0.
         stopped: Called when no rank of this machine runs any more.
         asked_to_stop: Whether the run is to end.
@@ -63,7 +73,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         asked_to_stop: Callable[[], bool],
     ) -> None:
         super().__init__(
-            spec, DefaultLogsSpecs(log_dir=os.devnull), exit_barrier_timeout=_PARTING_SECONDS, shutdown_timeout=30
+            spec,
+            DefaultLogsSpecs(log_dir=os.devnull),
+            exit_barrier_timeout=_PARTING_SECONDS,
+            shutdown_timeout=30,
         )
         self._begin = begin
         self._ends = ends
@@ -88,7 +101,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         """Run the ranks to their end.
 
         Raises:
-            RendezvousClosedError: The other machines have come to theirs without this one; torch's agent says nothing.
+            RendezvousClosedError: The other machines have come to theirs without this one; torch's
+                agent says nothing.
         """
         result: RunResult | None = super().run(role)
         if result is None:
@@ -96,8 +110,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         return result
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        # The next store is a new one, at an address that a machine which comes later can read, too: torch's handler
-        # would keep the first.
+        # The next store is a new one, at an address that a machine which comes later can read, too:
+        # torch's handler would keep the first.
         worker_group.spec.rdzv_handler._bootstrap_store_info = None  # type: ignore[attr-defined]
         self.is_meeting = True
         try:
@@ -113,14 +127,18 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
-        if self.ended is None:  # torch stops ranks that are well, since those of another machine start again
+        if (
+            self.ended is None
+        ):  # torch stops ranks that are well, since those of another machine start again
             self.ended = self._heard(0.0)[0]
         self._stopped()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            own = self._ends({failure.local_rank: failure.exitcode for failure in result.failures.values()})
+            own = self._ends(
+                {failure.local_rank: failure.exitcode for failure in result.failures.values()}
+            )
             if not self._is_worth_another(own):
                 self._part(own)
         return result
@@ -151,11 +169,14 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
             self.ended = [*own, *self._heard(0.0)[0]]
         super()._exit_barrier()
 
-    # What agents tell each other, in the store of this meeting ---------------------------------------------------
+    # What agents tell each other, in the store of this meeting
+    # ---------------------------------------------------
 
     @property
     def _shared(self) -> Store:
-        return cast("Store", self._worker_group.store)  # there is one as soon as the agents have met
+        return cast(
+            "Store", self._worker_group.store
+        )  # there is one as soon as the agents have met
 
     def _tell(self, own: Ends, *, final: bool) -> None:
         told = {"ends": [asdict(end) for end in own], "final": final}
@@ -171,17 +192,27 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
             seconds: To wait for one that knows the cause.
         """
         group, deadline = self._worker_group, time.monotonic() + seconds
-        keys = [f"optrun/ends/{at}" for at in range(group.group_world_size or 0) if at != group.group_rank]
+        keys = [
+            f"optrun/ends/{at}"
+            for at in range(group.group_world_size or 0)
+            if at != group.group_rank
+        ]
         try:
             while True:
-                told = [json.loads(self._shared.get(key)) for key in keys if self._shared.check([key])]
-                known = any(one["final"] or not all(end["lost_rank"] for end in one["ends"]) for one in told)
+                told = [
+                    json.loads(self._shared.get(key)) for key in keys if self._shared.check([key])
+                ]
+                known = any(
+                    one["final"] or not all(end["lost_rank"] for end in one["ends"]) for one in told
+                )
                 if known or len(told) == len(keys) or time.monotonic() > deadline:
                     break
                 time.sleep(_LOOK_SECONDS)
         except RuntimeError:
             return [], False
-        return [RankEnd(**end) for one in told for end in one["ends"]], any(one["final"] for one in told)
+        return [RankEnd(**end) for one in told for end in one["ends"]], any(
+            one["final"] for one in told
+        )
 
 
 def handler_of(endpoint: str | None, fewest: int, nnodes: int, seconds: int) -> RendezvousHandler:
@@ -208,7 +239,9 @@ def handler_of(endpoint: str | None, fewest: int, nnodes: int, seconds: int) -> 
     )
 
 
-def spec_of(command: Sequence[str], nproc: int, handler: RendezvousHandler, max_restarts: int) -> WorkerSpec:
+def spec_of(
+    command: Sequence[str], nproc: int, handler: RendezvousHandler, max_restarts: int
+) -> WorkerSpec:
     """Say what torch's agent starts: so many interpreters with this command."""
     return WorkerSpec(
         role="default_role",

@@ -1,7 +1,8 @@
 """Heartbeats: what each rank of this machine is doing, in memory that its agent reads.
 
-A rank writes a line at every phase of a step, without a system call; the agent sees from it who is silent, and leaves
-its requests in the same memory. A run in one process keeps such a line for itself.
+A rank writes a line at every phase of a step, without a system call; the agent sees from it who is
+silent, and leaves its requests in the same memory. A run in one process keeps such a line for
+itself.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ class Heartbeat:
 
     def __str__(self) -> str:
         """Name the phase and the step, for messages."""
-        return f"{self.phase.name} after step {self.step}" if self.phase > Phase.preparing else self.phase.name
+        return (
+            f"{self.phase.name} after step {self.step}"
+            if self.phase > Phase.preparing
+            else self.phase.name
+        )
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,16 @@ class Heartbeats:
 
     def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
         """Write the line of a rank."""
-        line = (heartbeat.pid, heartbeat.rank, heartbeat.phase, heartbeat.step, heartbeat.time, heartbeat.done)
-        # By one copy: `pack_into` clears the place first, and another process could read a silence since 1970.
+        line = (
+            heartbeat.pid,
+            heartbeat.rank,
+            heartbeat.phase,
+            heartbeat.step,
+            heartbeat.time,
+            heartbeat.done,
+        )
+        # By one copy: `pack_into` clears the place first, and another process could read a silence
+        # since 1970.
         at = self._HEAD.size + local_rank * self._LINE.size
         self._memory[at : at + self._LINE.size] = self._LINE.pack(*line)
 
@@ -129,7 +142,9 @@ class Heartbeats:
 
     @requests.setter
     def requests(self, requests: Requests) -> None:
-        self._memory[: self._HEAD.size] = self._HEAD.pack(requests.stops, requests.stop_signal, requests.saves)
+        self._memory[: self._HEAD.size] = self._HEAD.pack(
+            requests.stops, requests.stop_signal, requests.saves
+        )
 
 
 @dataclass(frozen=True)

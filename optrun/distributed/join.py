@@ -47,7 +47,13 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     _Names("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    _Names("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    _Names(
+        "srun",
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "SLURM_LOCALID",
+        "SLURM_NTASKS_PER_NODE",
+    ),
 )
 
 
@@ -65,11 +71,15 @@ def launched(env: Mapping[str, str]) -> Launched | None:
         if size is None or (names.launcher == "srun" and not _in_step(env)):
             continue
         ranks = _number(env, size, names.launcher)
-        if ranks == 1 and (names.rank not in env or (names.launcher == "torchrun" and "MASTER_ADDR" not in env)):
+        if ranks == 1 and (
+            names.rank not in env or (names.launcher == "torchrun" and "MASTER_ADDR" not in env)
+        ):
             continue  # WORLD_SIZE=1 stands in many a profile
         rank = _number(env, names.rank, names.launcher, f"{size}={ranks}")
         if not 0 <= rank < ranks:
-            raise ConfigError(f"{names.rank}={rank}: expected 0 to {ranks - 1}, since {size}={ranks}.")
+            raise ConfigError(
+                f"{names.rank}={rank}: expected 0 to {ranks - 1}, since {size}={ranks}."
+            )
         local_rank, local_size = _local(env, names, rank, ranks)
         return Launched(names.launcher, rank, ranks, local_rank, local_size, f"{size}={ranks}")
     return None

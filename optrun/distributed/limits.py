@@ -57,7 +57,9 @@ class Limits:
             if given is not None:
                 return Limit(share * given, what, key, key)
             at_least = f", {least:g} s at least" if least > meeting else ""
-            return Limit(share * max(meeting, least), what, f"distributed.timeout_seconds{at_least}", key)
+            return Limit(
+                share * max(meeting, least), what, f"distributed.timeout_seconds{at_least}", key
+            )
 
         first = limit("init_timeout_seconds", "until the first step is done", _FIRST_SECONDS)
         step = limit("train_timeout_seconds", "of a step")
@@ -85,10 +87,16 @@ class Limits:
     def _of_others(self, heartbeat: Heartbeat) -> Limit:
         """Pick the limit of a rank that waits for others, which may be at anything.
 
-        The longest counts, so that it is not ended for the time that they may take. Who acts before the end takes the
+        The longest counts, so that it is not ended for the time that they may take. Who acts before
+        the end takes the
         shortest: the rank that is waited for may be ended by that, on another machine.
         """
-        # Others may still be in their first step when this one has done it, and no longer when it has done two.
-        found = [self.step, self.save] if heartbeat.done > 1 else [self.first_step, self.step, self.save]
+        # Others may still be in their first step when this one has done it, and no longer when it
+        # has done two.
+        found = (
+            [self.step, self.save]
+            if heartbeat.done > 1
+            else [self.first_step, self.step, self.save]
+        )
         pick = min if self.is_early else max
         return replace(pick(found, key=lambda limit: limit.seconds), what="of what other ranks do")

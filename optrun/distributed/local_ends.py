@@ -33,17 +33,28 @@ def stack_file(folder: Path, local_rank: int) -> Path:
     return folder / f"stack-{local_rank}"
 
 
-def find_hung(silent: dict[int, Heartbeat], folder: Path, limits: Limits, local_size: int) -> dict[int, RankEnd]:
+def find_hung(
+    silent: dict[int, Heartbeat], folder: Path, limits: Limits, local_size: int
+) -> dict[int, RankEnd]:
     """Find which of the silent ranks the others wait for, and say where it is.
 
-    While one of this machine is not silent yet, those that wait are not the cause: it may have been heard later.
+    While one of this machine is not silent yet, those that wait are not the cause: it may have been
+    heard later.
     """
-    frames = {local_rank: _frame_of(folder, local_rank, heartbeat.pid) for local_rank, heartbeat in silent.items()}
-    stopped = [local_rank for local_rank, heartbeat in silent.items() if _state(heartbeat.pid) in ("T", "t")]
+    frames = {
+        local_rank: _frame_of(folder, local_rank, heartbeat.pid)
+        for local_rank, heartbeat in silent.items()
+    }
+    stopped = [
+        local_rank
+        for local_rank, heartbeat in silent.items()
+        if _state(heartbeat.pid) in ("T", "t")
+    ]
     busy = [
         local_rank
         for local_rank, heartbeat in silent.items()
-        if heartbeat.phase is not Phase.waiting and not any(text in frames[local_rank] for text in _WAITING)
+        if heartbeat.phase is not Phase.waiting
+        and not any(text in frames[local_rank] for text in _WAITING)
     ]
     hung = stopped or busy or (list(silent) if len(silent) == local_size else [])
     ends = {}
@@ -96,7 +107,9 @@ def _frame_of(folder: Path, local_rank: int, pid: int) -> str:
     while time.monotonic() < deadline:
         time.sleep(0.1)
         found = re.findall(
-            r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)", path.read_text(), re.M
+            r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)",
+            path.read_text(),
+            re.M,
         )
         if found:
             file, line, name = found[-1]  # the main thread is the last

@@ -98,8 +98,8 @@ class Meeting:
     def _greet(self, where: str) -> str:
         """Wait for every rank.
 
-        A launcher's store may hold what an earlier start of the ranks has told. So each comes with a word of its own,
-        and goes on when rank 0 has heard it.
+        A launcher's store may hold what an earlier start of the ranks has told. So each comes with
+        a word of its own, and goes on when rank 0 has heard it.
 
         Returns:
             The name of this start, the same on every rank and at no other start.
@@ -195,7 +195,9 @@ class Meeting:
         with _open_store():
             if any(self.store.check([key]) for _ in self._looks()):
                 return self.store.get(key).decode()
-        raise OptrunError(f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?")
+        raise OptrunError(
+            f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?"
+        )
 
     def _missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
         """Wait for what ranks tell; those that did not, in time."""
@@ -243,7 +245,9 @@ class Meeting:
         with _open_store():
             told = judge([json.loads(value) for value in self.store.multi_get(self._keys(key))])
         self.send(f"{key}/settled", told)
-        self._missing(f"{key}/read", range(1, self.size), _READ_SECONDS)  # who holds the store may leave now
+        self._missing(
+            f"{key}/read", range(1, self.size), _READ_SECONDS
+        )  # who holds the store may leave now
         return told
 
     def heard(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
@@ -271,7 +275,9 @@ def _open_store() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # torch's errors of the store
-        raise LostRankError(f"rank 0, or whoever held the store of the ranks, has left: {error}") from error
+        raise LostRankError(
+            f"rank 0, or whoever held the store of the ranks, has left: {error}"
+        ) from error
 
 
 def ranks_shown(ranks: Sequence[int]) -> str:
@@ -281,5 +287,7 @@ def ranks_shown(ranks: Sequence[int]) -> str:
         >>> ranks_shown([1]), ranks_shown([0, 2, 3]), ranks_shown(range(20))
         ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
     """
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    shown = ", ".join(map(str, ranks[:8])) + (
+        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    )
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -19,8 +19,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class RankSignals:
     """Keeps requests until training hears them, and from its end on lets none of them do harm.
 
-    `torch.distributed.elastic` sends SIGTERM to all ranks as soon as one has ended with another code than 0, also where
-    all end alike, with 75, and rank 0 is still at its summary. So before and after training a signal is only noted.
+    `torch.distributed.elastic` sends SIGTERM to all ranks as soon as one has ended with another
+    code than 0, also where all end alike, with 75, and rank 0 is still at its summary. So before
+    and after training a signal is only noted.
 
     Args:
         heartbeats: Where an agent leaves its requests; None: there is none of optrun's.
@@ -69,20 +70,26 @@ class RankSignals:
     def _pass_on(self) -> None:
         """Send this process what was asked of it, as far as training has not heard it yet.
 
-        A launcher's kill may reach rank and agent at once, as that of SLURM does: it counts as one request.
+        A launcher's kill may reach rank and agent at once, as that of SLURM does: it counts as one
+        request.
         """
-        # `training.signals.SignalHandler`, while it holds the signals; this room lies below that one.
+        # `training.signals.SignalHandler`, while it holds the signals; this room lies below that
+        # one.
         handler: object = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         if handler is self or not hasattr(handler, "stop_signal"):
             return
         asked = self.heartbeats.requests if self.heartbeats is not None else None
-        stops, number = (asked.stops, asked.stop_signal) if asked is not None else (0, signal.SIGTERM)
+        stops, number = (
+            (asked.stops, asked.stop_signal) if asked is not None else (0, signal.SIGTERM)
+        )
         if self._noted:
             stops, number = max(stops, 1), self._noted[0]
         if self._orphaned:
             stops = max(stops, 1)
         heard = handler.stop_signal is not None
-        if stops and not heard and not self._sent:  # once: what is sent is heard only when the main thread comes to it
+        if (
+            stops and not heard and not self._sent
+        ):  # once: what is sent is heard only when the main thread comes to it
             self._sent = 1
             os.kill(os.getpid(), number)
         elif stops > 1 and heard and self._sent < 2:

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,13 +59,19 @@ def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:
 
 
 def distribute(
-    model: nn.Module, config: DistributedConfig, world: World, device: torch.device, blocks: Sequence[str]
+    model: nn.Module,
+    config: DistributedConfig,
+    world: World,
+    device: torch.device,
+    blocks: Sequence[str],
 ) -> tuple[nn.Module, GradientSync]:
     """Put a model on its ranks.
 
     Args:
-        model: On the CPU or on the device, equal on every rank; for FSDP, other ranks than 0 may have it on `meta`.
-            FSDP changes it in place: its parameters are DTensors afterwards, under the same names, on the device.
+        model: On the CPU or on the device, equal on every rank; for FSDP, other ranks than 0 may
+            have it on `meta`.
+            FSDP changes it in place: its parameters are DTensors afterwards, under the same names,
+            on the device.
         config: How.
         world: The ranks.
         device: Of this rank.
@@ -75,8 +87,9 @@ def distribute(
         return _fully_sharded(model, config, world, device, blocks)
     if isinstance(config, DdpConfig):
         ids = [device] if device.type == "cuda" else None
-        # What a model does not use keeps no gradient, as in one process. And without it torch lays out its buckets anew
-        # after the first step: on more than two ranks a run that goes on would sum in another order than before.
+        # What a model does not use keeps no gradient, as in one process. And without it torch lays
+        # out its buckets anew after the first step: on more than two ranks a run that goes on would
+        # sum in another order than before.
         replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
         return replicated, lambda last: nullcontext() if last else replicated.no_sync()
     return model, lambda last: nullcontext()  # noqa: ARG005
@@ -99,10 +112,14 @@ def _fully_sharded(
     whole = {name: param.detach() for name, param in model.named_parameters()}
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
-    fully_shard(model, **{**options, "reshard_after_forward": False})  # its backward pass begins at once
+    fully_shard(
+        model, **{**options, "reshard_after_forward": False}
+    )  # its backward pass begins at once
     model.register_forward_hook(_reshard_unless_trained)
     assert isinstance(model, FSDPModule)
-    _fill_from_main(model, whole, world, torch.device("cpu") if config.cpu_offload else device, device)
+    _fill_from_main(
+        model, whole, world, torch.device("cpu") if config.cpu_offload else device, device
+    )
 
     @contextmanager
     def gradient_sync(last: bool) -> Iterator[None]:
@@ -127,7 +144,11 @@ def _materialize(model: nn.Module, rest: torch.device, device: torch.device) -> 
 
 
 def _fill_from_main(
-    model: nn.Module, whole: dict[str, torch.Tensor], world: World, rest: torch.device, device: torch.device
+    model: nn.Module,
+    whole: dict[str, torch.Tensor],
+    world: World,
+    rest: torch.device,
+    device: torch.device,
 ) -> None:
     """Give the ranks that built a model without memory (on `meta`) their shards of rank 0's, one tensor at a time.
 
@@ -160,7 +181,9 @@ def _fill_from_main(
 
 def _mesh(groups: int, shards: int, device: torch.device) -> DeviceMesh:
     if groups > 1:
-        return init_device_mesh(device.type, (groups, shards), mesh_dim_names=("dp_replicate", "dp_shard"))
+        return init_device_mesh(
+            device.type, (groups, shards), mesh_dim_names=("dp_replicate", "dp_shard")
+        )
     return init_device_mesh(device.type, (shards,), mesh_dim_names=("dp_shard",))
 
 
@@ -181,11 +204,17 @@ def model_class(model: nn.Module) -> type[Any]:
 def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
     """Return the modules at these names that have a forward pass of their own, innermost first."""
     modules = dict(model.named_modules())
-    found = (modules[path] for path in sorted(paths, key=lambda path: -path.count(".")) if path in modules)
+    found = (
+        modules[path]
+        for path in sorted(paths, key=lambda path: -path.count("."))
+        if path in modules
+    )
     return [module for module in found if not isinstance(module, nn.ModuleList | nn.ModuleDict)]
 
 
-def whole_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def whole_tensors(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Gather shards one after the other; every rank takes part to the end, and has each tensor whole for a while."""
     for name, tensor in tensors:
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -24,8 +24,20 @@ from optrun.base.errors import (
 _KINDS = (ConfigError, NonFiniteError, CheckpointError, LockedError, StorageError, StoppedEarly)
 _BY_CODE: dict[int, type[OptrunError]] = {kind.exit_code: kind for kind in _KINDS}
 _LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "Socket closed"),
-    *("Timed out waiting", "Socket Timeout", "timeout caused pair closure", "connectFullMesh failed", "Read error"),
+    *(
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Connection refused",
+        "Broken pipe",
+        "Socket closed",
+    ),
+    *(
+        "Timed out waiting",
+        "Socket Timeout",
+        "timeout caused pair closure",
+        "connectFullMesh failed",
+        "Read error",
+    ),
 )
 """What torch's backends say where another rank does not answer; gloo's errors are bare RuntimeErrors."""
 
@@ -74,7 +86,9 @@ def is_lost_rank(error: BaseException | None) -> bool:
     return False
 
 
-def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = None) -> OptrunError | None:
+def error_of(
+    ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = None
+) -> OptrunError | None:
     """Say how the ranks ended, together.
 
     Args:
@@ -82,8 +96,9 @@ def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = Non
         log_of: Names the log of a rank.
 
     Returns:
-        None where all ended well; else an error with the exit code of the contract. Where ranks ended differently, that
-        of those which did not only lose another one counts; where these differ, it is 1.
+        None where all ended well; else an error with the exit code of the contract. Where ranks
+        ended differently, that of those which did not only lose another one counts; where these
+        differ, it is 1.
     """
     causes = _causes([end for end in ends if end.code != EXIT_DONE])
     if not causes:
@@ -92,7 +107,9 @@ def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = Non
     code = first.code if len(codes) == 1 and first.code > 0 else EXIT_FAILED
     kind = kind_of(code)
     for_all = first.rank == 0 or {end.message for end in ends} == {first.message}
-    if first.code > 0 and first.message and not first.where and for_all:  # said by itself, and not of it
+    if (
+        first.code > 0 and first.message and not first.where and for_all
+    ):  # said by itself, and not of it
         error = kind(first.message)
     else:
         error = kind(_blame(first, None if log_of is None else log_of(first.rank)))
@@ -104,13 +121,16 @@ def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = Non
 def _causes(bad: Sequence[RankEnd]) -> list[RankEnd]:
     """List the ends that are not the consequence of another one; the first is the one to tell.
 
-    A rank whose peers are gone loses them in a collective, or is ended by the launcher: by SIGTERM, which may also stop
-    it early, or at last by SIGKILL.
+    A rank whose peers are gone loses them in a collective, or is ended by the launcher: by SIGTERM,
+    which may also stop it early, or at last by SIGKILL.
     """
     own = [end for end in bad if not end.lost_rank]
     own = [end for end in own if end.code not in _BY_SECOND_SIGNAL] or own
     for found in (
-        sorted((end for end in own if end.code < 0 and end.code != -signal.SIGTERM), key=lambda end: end.seen)[:1],
+        sorted(
+            (end for end in own if end.code < 0 and end.code != -signal.SIGTERM),
+            key=lambda end: end.seen,
+        )[:1],
         [end for end in own if end.code > 0 and end.code != EXIT_STOPPED_EARLY],
         [end for end in own if end.code > 0],
         own,
@@ -127,8 +147,6 @@ def _blame(end: RankEnd, log: Path | None) -> str:
     if log is not None and any(log.parent.glob(COLLECTIVES)):
         log_shown += f" The last collectives of the ranks: {log.parent / COLLECTIVES}."
     if end.code < 0:
-        return (
-            f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were ended, too.{log_shown}"
-        )
+        return f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were ended, too.{log_shown}"
     said = f": {end.message}" if end.message else f" with exit code {end.code}"
     return f"rank {end.rank} failed{where}{said}{'' if said.endswith(('.', '!', '?')) else '.'}{log_shown}"

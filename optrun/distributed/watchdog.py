@@ -29,8 +29,14 @@ def watched(limits: Limits, note: Callable[[str], None]) -> Iterator[None]:
 
     def tell(silent: dict[int, Heartbeat]) -> None:
         frame = sys._current_frames().get(main)
-        where = "" if frame is None else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        note(f"warning: no progress for {limits.at(silent[0])}: {silent[0]}{where}. The run is not ended.")
+        where = (
+            ""
+            if frame is None
+            else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        )
+        note(
+            f"warning: no progress for {limits.at(silent[0])}: {silent[0]}{where}. The run is not ended."
+        )
 
     table = Heartbeats.create(1)
     heartbeat.begin(table)
@@ -51,7 +57,10 @@ class Watchdog:
     """
 
     def __init__(
-        self, heartbeats: Heartbeats, limits: Limits, on_silent: Callable[[dict[int, Heartbeat]], None]
+        self,
+        heartbeats: Heartbeats,
+        limits: Limits,
+        on_silent: Callable[[dict[int, Heartbeat]], None],
     ) -> None:
         self._heartbeats = heartbeats
         self._limits = limits

@@ -23,8 +23,9 @@ T = TypeVar("T")
 class World:
     """Ranks that train one model; a run in one process has one.
 
-    What the ranks tell each other of the run goes over groups on the CPU (gloo), apart from the group of the gradients:
-    a flag needs no synchronisation with a device, and the saver's thread shares none with training.
+    What the ranks tell each other of the run goes over groups on the CPU (gloo), apart from the
+    group of the gradients: a flag needs no synchronisation with a device, and the saver's thread
+    shares none with training.
     """
 
     rank: int = 0
@@ -120,7 +121,10 @@ class World:
     def merge_names(self, *lists: list[str]) -> list[list[str]]:
         """Merge lists of names over ranks: what any rank has, each once, in the order of the first that has it."""
         every = self.gather_objects(lists)
-        return [list(dict.fromkeys(name for own in every for name in own[at])) for at in range(len(lists))]
+        return [
+            list(dict.fromkeys(name for own in every for name in own[at]))
+            for at in range(len(lists))
+        ]
 
     def broadcast(self, value: T) -> T:
         """Send what rank 0 has to every rank."""
@@ -155,5 +159,7 @@ def _waiting() -> Iterator[None]:
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise
-        raise LostRankError(f"another rank does not answer: {str(error).splitlines()[0]}") from error
+        raise LostRankError(
+            f"another rank does not answer: {str(error).splitlines()[0]}"
+        ) from error
     beat(before)

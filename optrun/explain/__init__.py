@@ -31,7 +31,8 @@ def run(
         trunk: Of a branch.
 
     Raises:
-        ConfigError: Whatever training would refuse before its first step, as far as it does not depend on the data.
+        ConfigError: Whatever training would refuse before its first step, as far as it does not
+            depend on the data.
         StorageError: The picture cannot be written.
     """
     from optrun.explain.build import explain

@@ -42,7 +42,9 @@ class BranchFacts:
     """The highest lr of the first step."""
 
 
-def branch_facts(trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, steps: int) -> BranchFacts:
+def branch_facts(
+    trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, steps: int
+) -> BranchFacts:
     """Find out what a branch takes over.
 
     Args:
@@ -55,9 +57,13 @@ def branch_facts(trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, 
     lrs = [base * scheduler.multiplier(at, index) for index, base in enumerate(scheduler.base_lrs)]
     tensors = {
         # A count lies on the CPU, whatever the device.
-        name: torch.zeros(shape, dtype=getattr(torch, dtype, torch.float32), device="meta" if shape else "cpu")
+        name: torch.zeros(
+            shape, dtype=getattr(torch, dtype, torch.float32), device="meta" if shape else "cpu"
+        )
         for name, (dtype, shape) in trunk.tensors.items()
     }
     _, state = inherit_state(optimizer, tensors, trunk.optimizer)
-    words = schedule_in_words(scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps)
+    words = schedule_in_words(
+        scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
+    )
     return BranchFacts(trunk.folder, trunk.step, state, words, float(max(lrs)))

@@ -42,7 +42,9 @@ from optrun.scheduler.build import config_of_group
 from optrun.scheduler.builders import num_warmup_steps_of
 
 
-def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState | None = None) -> Facts:
+def explain(
+    config: RunConfig, model: nn.Module | None = None, trunk: TrunkState | None = None
+) -> Facts:
     """Build everything but the run.
 
     Args:
@@ -51,7 +53,8 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         trunk: Of a branch.
 
     Raises:
-        ConfigError: Whatever training would refuse before its first step, as far as it does not depend on the data.
+        ConfigError: Whatever training would refuse before its first step, as far as it does not
+            depend on the data.
     """
     notes: list[str] = []
     data_notes: list[str] = []
@@ -59,7 +62,9 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     if model is None:
         require_quantization(config.model)
         refuse_attention(config.model, config.training.device, config.training.precision.value)
-        refuse_unknown(config.model, config.task.AUTO_CLASS, getattr(config.parametrization, "base", {}))
+        refuse_unknown(
+            config.model, config.task.AUTO_CLASS, getattr(config.parametrization, "base", {})
+        )
     sampled = look_at(config, data_notes)
     if model is None:
         spec = None if sampled is None else sampled.spec
@@ -74,18 +79,32 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     notes += [*filter(None, said), *data_notes, *discarded()]
     micro, count = config.training.step_over(rank_count(config))
     if count > 1 or config.training.global_batch_size is not None:
-        notes.append(f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over all ranks")
+        notes.append(
+            f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over all ranks"
+        )
     known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
     ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
     groups = build_param_groups(
-        model, config.param_groups, lr=config.lr, weight_decay=decay, loraplus_lr_ratio=ratio, notes=notes
+        model,
+        config.param_groups,
+        lr=config.lr,
+        weight_decay=decay,
+        loraplus_lr_ratio=ratio,
+        notes=notes,
     )
-    groups = transferred(groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes)
+    groups = transferred(
+        groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
+    )
     schedules = [config_of_group(group, config.scheduler) for group in groups]
     steps = assumed_steps(schedules) if known is None else known
     if trunk is not None:
-        refuse_ended(trunk.folder, trunk.step, steps, f"training.num_train_epochs={config.training.num_train_epochs:g}")
+        refuse_ended(
+            trunk.folder,
+            trunk.step,
+            steps,
+            f"training.num_train_epochs={config.training.num_train_epochs:g}",
+        )
         steps -= trunk.schedule_from
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
@@ -132,7 +151,9 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         curves=curves,
         weight_dtype=weight_dtype(config),
         weight_bytes=sum(held.values()),
-        gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
+        gradient_bytes=sum(
+            param.numel() * param.itemsize for param in params.values() if param.requires_grad
+        ),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
         rank_memory=rank_memory(config, params, held, states),
         data=sampled,
@@ -155,14 +176,18 @@ def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
     for name, param in model.named_parameters(remove_duplicate=False):
         if name not in params:
             others[first[id(param)]].append(name)
-    return [f"{name} is also {listed(more, 2)}: tied, counted once." for name, more in others.items()]
+    return [
+        f"{name} is also {listed(more, 2)}: tied, counted once." for name, more in others.items()
+    ]
 
 
 def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """Collect what the task asks of the model, as far as it is known without data."""
     task = config.task
     if task.COUNTED_FROM_DATA:
-        notes.append(f"The number of {task.COUNTED_FROM_DATA} comes from the data; here it is the model's own.")
+        notes.append(
+            f"The number of {task.COUNTED_FROM_DATA} comes from the data; here it is the model's own."
+        )
     if task.PROCESSOR != "AutoTokenizer":
         return ModelSpec(task.AUTO_CLASS, task.model_values())
     own = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
@@ -208,7 +233,9 @@ def _tensors(
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_scale")
-            exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(param)  # by the optimizer itself
+            exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(
+                param
+            )  # by the optimizer itself
             out.append(
                 TensorFacts(
                     name=name,
@@ -220,7 +247,9 @@ def _tensors(
                     lr_peak=float(group["initial_lr"]) * curve.peak * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
                     weight_decay=0.0 if exempt else decay,
-                    adapted=bool(stepper.adapted(param, before)) if hasattr(stepper, "adapted") else None,
+                    adapted=bool(stepper.adapted(param, before))
+                    if hasattr(stepper, "adapted")
+                    else None,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
                     state_bytes=states.get(name),

@@ -39,9 +39,11 @@ class Sampled:
 
     Attributes:
         train_rows: Rows there are.
-        eval_rows: Likewise, of all evaluation sets; held back from the training rows where none are named.
+        eval_rows: Likewise, of all evaluation sets; held back from the training rows where none are
+            named.
         looked_at: How many of both were looked at.
-        examples: Training examples of an epoch, of which a row may give several or none; None where only the run knows.
+        examples: Training examples of an epoch, of which a row may give several or none; None where
+            only the run knows.
         facts: Of those; None where they are images, or single texts that are too long.
         example: One of the training rows as it is learnt; None where there is nothing to read.
         spec: What data and tokenizer ask of the model; None where they were not looked at.
@@ -85,11 +87,16 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     unread = Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     if config.task.PROCESSOR != "AutoTokenizer":
         need_pillow()
-        task = build_task(config.task, config.data, source, load_image_preparation(config.model), seed=config.seed)
+        task = build_task(
+            config.task, config.data, source, load_image_preparation(config.model), seed=config.seed
+        )
         return replace(unread, spec=_spec(config, task, None))
-    # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
+    # A label that the sample has in its evaluation rows alone is one that all of the training rows
+    # may have.
     eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
-    some = replace(source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[])
+    some = replace(
+        source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
+    )
     looked_at = _sizes(some)
     if 0 in looked_at:  # a single text of more characters than that
         return unread
@@ -108,11 +115,17 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         read, examples = len(task.train) / min(looked_at[0], most), rows
         if rows is not None and read != 1:
             examples = round(rows * read)
-            notes.append(f"The steps are those of about {examples:,} examples, as a sample of the rows gives them.")
+            notes.append(
+                f"The steps are those of about {examples:,} examples, as a sample of the rows gives them."
+            )
         if config.task.COUNTED_FROM_DATA:
-            notes.append(f"The number of {config.task.COUNTED_FROM_DATA} is that of a sample of the data.")
+            notes.append(
+                f"The number of {config.task.COUNTED_FROM_DATA} is that of a sample of the data."
+            )
         if isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None:
-            spec = replace(spec, vocab_size=config.model.vocab_size)  # of all rows it may have that many
+            spec = replace(
+                spec, vocab_size=config.model.vocab_size
+            )  # of all rows it may have that many
         unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
         facts = replace(facts, eval_sets=unknown)
     return Sampled(*sizes, looked_at, examples, facts, task.shown(tokenizer), spec)
@@ -175,7 +188,9 @@ def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         size = config.model.vocab_size
-        tokenizer = train_tokenizer(lambda: vocabulary(config.task, source), vocab_size=size, kind=kind.text_kind)
+        tokenizer = train_tokenizer(
+            lambda: vocabulary(config.task, source), vocab_size=size, kind=kind.text_kind
+        )
     return tokenizer, build_task(config.task, config.data, source, tokenizer, seed=config.seed)
 
 

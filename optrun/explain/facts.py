@@ -25,7 +25,8 @@ class TensorFacts:
         lr_scale: That over the run's `lr`; None where a rule gave an absolute one.
         weight_decay: What it is built with; a curve of its own multiplies that from step to step.
         adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
-        state_bytes: Of the optimizer's state once it has had a gradient; None where it is not known.
+        state_bytes: Of the optimizer's state once it has had a gradient; None where it is not
+            known.
         schedule: Name of its schedule.
         curve: Index of its curve in `Facts.curves`, which several of one name may have.
     """
@@ -93,8 +94,8 @@ class Facts:
         warmup_share: That over the run, where it was not given in steps.
         steps: Length of the run in optimizer steps.
         steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
-        in_steps: Whether schedules are read in steps: the length is known, or they name steps themselves. Otherwise
-            they are shares of a run of any length.
+        in_steps: Whether schedules are read in steps: the length is known, or they name steps
+            themselves. Otherwise they are shares of a run of any length.
         kernel: What steps the optimizer, and why it is nothing faster.
         frozen: Names of parameters that do not train.
         weight_dtype: Of the parameters, those apart that an adapter trains.
@@ -155,7 +156,11 @@ class Facts:
         plain = dataclasses.asdict(self)
         if self.data is not None:
             del plain["data"]["spec"]  # what it says of the model stands there
-        return {**plain, "parameters": self.parameters, "groups": [group.as_dict() for group in groups_of(self)]}
+        return {
+            **plain,
+            "parameters": self.parameters,
+            "groups": [group.as_dict() for group in groups_of(self)],
+        }
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,14 @@ def groups_of(facts: Facts) -> list[GroupFacts]:
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
     """Sort groups of a layer beside each other, layers in the order of the model, the head last."""
     order = list(dict.fromkeys(group.first.layer for group in groups))
-    return sorted(groups, key=lambda group: (group.first.layer == "head", order.index(group.first.layer), group.index))
+    return sorted(
+        groups,
+        key=lambda group: (
+            group.first.layer == "head",
+            order.index(group.first.layer),
+            group.index,
+        ),
+    )
 
 
 def peaks_by_layer(facts: Facts) -> dict[str, float]:

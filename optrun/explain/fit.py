@@ -30,10 +30,18 @@ def bytes_of_batch(facts: Facts, batch: int, length: int) -> int:
         batch: Examples.
         length: Tokens of each.
     """
-    fixed = facts.weight_bytes + facts.gradient_bytes + (facts.state_bytes or 2 * facts.weight_bytes)
-    matrices = [tensor.shape for tensor in facts.tensors if len(tensor.shape) == 2 and "embed" not in tensor.name]
+    fixed = (
+        facts.weight_bytes + facts.gradient_bytes + (facts.state_bytes or 2 * facts.weight_bytes)
+    )
+    matrices = [
+        tensor.shape
+        for tensor in facts.tensors
+        if len(tensor.shape) == 2 and "embed" not in tensor.name
+    ]
     widths = sum(rows + columns for rows, columns in matrices)
-    vocabulary = max((tensor.shape[0] for tensor in facts.tensors if "embed" in tensor.name), default=0)
+    vocabulary = max(
+        (tensor.shape[0] for tensor in facts.tensors if "embed" in tensor.name), default=0
+    )
     logits = vocabulary * ("lm" in facts.task or facts.task == "sft") * 2
     return fixed + int(4 * batch * length * (_KEPT * widths + logits))
 
@@ -41,4 +49,6 @@ def bytes_of_batch(facts: Facts, batch: int, length: int) -> int:
 def fitting_batch(facts: Facts, length: int, there: int) -> int | None:
     """Pick the largest batch up to the usual one that fits; None: not even one example does."""
     sizes = [USUAL_BATCH >> power for power in range(5)]
-    return next((size for size in sizes if bytes_of_batch(facts, size, length) <= _SHARE * there), None)
+    return next(
+        (size for size in sizes if bytes_of_batch(facts, size, length) <= _SHARE * there), None
+    )

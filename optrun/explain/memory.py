@@ -18,17 +18,22 @@ def rank_count(config: RunConfig) -> int:
     distributed, on_node = config.distributed, config.training.nproc_per_node
     if not isinstance(distributed, RanksConfig):
         return 1
-    return distributed.nnodes * (max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node))
+    return distributed.nnodes * (
+        max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node)
+    )
 
 
 def rank_memory(
-    config: RunConfig, params: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, int | None]
+    config: RunConfig,
+    params: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    states: Mapping[str, int | None],
 ) -> RankMemory | None:
     """Estimate the memory of the rank that holds most, from the configuration alone.
 
     Args:
-        config: Says how many ranks there are and how they share a model; `training.nproc_per_node=auto` counts the GPUs
-            of this machine.
+        config: Says how many ranks there are and how they share a model;
+            `training.nproc_per_node=auto` counts the GPUs of this machine.
         params: All of the model's, by name.
         sizes: Bytes of each of them.
         states: Bytes of optimizer state of those that train; None where it is not known.
@@ -56,8 +61,12 @@ def rank_memory(
         ranks=ranks,
         shards=shards,
         weight_bytes=held((param, sizes[name]) for name, param in params.items()),
-        gradient_bytes=held((param, sizes[name]) for name, param in params.items() if param.requires_grad),
-        state_bytes=held((params[name], size) for name, size in known.items()) if len(known) == len(states) else None,
+        gradient_bytes=held(
+            (param, sizes[name]) for name, param in params.items() if param.requires_grad
+        ),
+        state_bytes=held((params[name], size) for name, size in known.items())
+        if len(known) == len(states)
+        else None,
     )
 
 

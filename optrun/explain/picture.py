@@ -38,7 +38,9 @@ def draw(facts: Facts, path: Path) -> Path:
     for (layer, index), peak in lines.items():
         curve = facts.curves[index]
         top = curve.peak or 1.0
-        steps = curve.steps if facts.in_steps else [100 * step / facts.steps for step in curve.steps]
+        steps = (
+            curve.steps if facts.in_steps else [100 * step / facts.steps for step in curve.steps]
+        )
         main = peak == highest
         ax.plot(
             steps,
@@ -57,7 +59,9 @@ def draw(facts: Facts, path: Path) -> Path:
         beside = figure.add_subplot(grid[0, 1])
         style_axes(beside, theme, title="peak by layer")
         names = list(peaks)
-        beside.barh(range(len(names)), [peaks[name] for name in names], color=theme.series[0], height=0.7)
+        beside.barh(
+            range(len(names)), [peaks[name] for name in names], color=theme.series[0], height=0.7
+        )
         beside.set_yticks(range(len(names)), names if len(names) <= 30 else ["" for _ in names])
         beside.xaxis.set_major_locator(MaxNLocator(nbins=4))
         beside.xaxis.set_major_formatter(lambda value, _: rate(value))

@@ -38,7 +38,11 @@ def line_plot(
     Returns:
         `height` + 2 lines.
     """
-    ticks = {0: rate(top), height // 2: rate(top * (1 - (height // 2) / (height - 1))), height - 1: "0"}
+    ticks = {
+        0: rate(top),
+        height // 2: rate(top * (1 - (height // 2) / (height - 1))),
+        height - 1: "0",
+    }
     margin = max(len(label) for label in ticks.values()) + 1
     columns = max(width - margin - 1, 10)
     cells = [[0] * columns for _ in range(height)]
@@ -51,7 +55,9 @@ def line_plot(
             y = _at(xs, ys, start + (end - start) * dot / (2 * columns - 1))
             row = round((1 - min(max(y / top, 0.0), 1.0)) * (4 * height - 1))
             low, high = (row, row) if before is None else (min(row, before), max(row, before))
-            for at in range(low if low == row else low + 1, (high if high == row else high - 1) + 1):
+            for at in range(
+                low if low == row else low + 1, (high if high == row else high - 1) + 1
+            ):
                 cells[at // 4][dot // 2] |= _DOTS[at % 4][dot % 2]
                 if owner[at // 4][dot // 2] is None:
                     owner[at // 4][dot // 2] = index
@@ -62,12 +68,19 @@ def line_plot(
         text.append("┤" if number in ticks else "│", style="dim")
         for cell, whose in zip(row_cells, owner[number], strict=True):
             text.append(
-                chr(0x2800 + cell) if cell else " ", style="" if whose is None else COLOURS[whose % len(COLOURS)]
+                chr(0x2800 + cell) if cell else " ",
+                style="" if whose is None else COLOURS[whose % len(COLOURS)],
             )
         lines.append(text)
     lines.append(Text(f"{'':{margin}}└{'─' * columns}", style="dim", no_wrap=True))
     room = columns - len(left_label) - len(right_label)
-    lines.append(Text(f"{'':{margin + 1}}{left_label}{'':{max(room, 1)}}{right_label}", style="dim", no_wrap=True))
+    lines.append(
+        Text(
+            f"{'':{margin + 1}}{left_label}{'':{max(room, 1)}}{right_label}",
+            style="dim",
+            no_wrap=True,
+        )
+    )
     return lines
 
 

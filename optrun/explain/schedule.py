@@ -25,12 +25,18 @@ _LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
 
 def _listed(config: SchedulerConfig) -> list[int]:
     """List the steps that a schedule names in a list."""
-    return [step for key in ("milestones", "boundaries") for step in getattr(config, key, None) or []]
+    return [
+        step for key in ("milestones", "boundaries") for step in getattr(config, key, None) or []
+    ]
 
 
 def _values(config: SchedulerConfig) -> int:
     """Count the multipliers of a schedule that has one for each step; 0 for others."""
-    return len(config.values) if isinstance(config, PiecewiseConfig) and config.boundaries is None else 0
+    return (
+        len(config.values)
+        if isinstance(config, PiecewiseConfig) and config.boundaries is None
+        else 0
+    )
 
 
 def named_steps(config: SchedulerConfig) -> list[int]:
@@ -49,12 +55,15 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
     """Choose a length for a run of which only the data knows the real one.
 
-    Long enough for the steps that schedules name, and where some lengths would be refused, one that is not.
+    Long enough for the steps that schedules name, and where some lengths would be refused, one that
+    is not.
 
     Args:
         configs: Of all groups.
     """
-    steps = max([ASSUMED_STEPS, *(2 * named for config in configs for named in named_steps(config))])
+    steps = max(
+        [ASSUMED_STEPS, *(2 * named for config in configs for named in named_steps(config))]
+    )
     steps = min([steps, *filter(None, map(_values, configs))])
     for config in configs:
         listed = _listed(config)
@@ -102,7 +111,9 @@ def _sampled(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:
 def _spread(first: int, last: int) -> list[int]:
     """Spread at most `SAMPLES` steps from the first to the last, both among them."""
     count = min(SAMPLES, last - first + 1)
-    return sorted({first + round(index * (last - first) / max(count - 1, 1)) for index in range(count)})
+    return sorted(
+        {first + round(index * (last - first) / max(count - 1, 1)) for index in range(count)}
+    )
 
 
 def _peak(curve: Curve, points: list[int]) -> int:

@@ -85,26 +85,44 @@ def _headline(facts: Facts) -> RenderableType:
     frozen = f", {count(facts.frozen_parameters)} frozen" if facts.frozen else ""
     grid.add_row(
         "model",
-        Text.assemble((facts.model, "bold"), f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}"),
+        Text.assemble(
+            (facts.model, "bold"),
+            f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}",
+        ),
     )
-    grid.add_row("optimizer", Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"))
+    grid.add_row(
+        "optimizer",
+        Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"),
+    )
     grid.add_row("kernel", printable(facts.kernel))
     if facts.options.get("dialect"):
-        grid.add_row("dialect", Text.assemble((facts.options["dialect"], "bold"), f": {_resolved(facts.options)}"))
+        grid.add_row(
+            "dialect",
+            Text.assemble((facts.options["dialect"], "bold"), f": {_resolved(facts.options)}"),
+        )
     grid.add_row(
-        "groups", Text.assemble((facts.param_groups, "bold"), f": {groups} groups, {len(facts.tensors)} tensors")
+        "groups",
+        Text.assemble(
+            (facts.param_groups, "bold"), f": {groups} groups, {len(facts.tensors)} tensors"
+        ),
     )
     for index, rule in enumerate(facts.rules):
         grid.add_row("" if index else "rules", rule)
     held = facts.rank_memory
     if held is not None:
-        shared = f"a model in {held.shards} shards" if held.distributed == "fsdp" else "each with the whole model"
+        shared = (
+            f"a model in {held.shards} shards"
+            if held.distributed == "fsdp"
+            else "each with the whole model"
+        )
         ranks = "1 rank" if held.ranks == 1 else f"{held.ranks} ranks"
         grid.add_row("ranks", Text.assemble((held.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     if facts.branch is not None:
         left = facts.branch
-        grid.add_row("branch", Text.assemble(printable(left.folder), (f", step {left.step:,}", "bold")))
+        grid.add_row(
+            "branch", Text.assemble(printable(left.folder), (f", step {left.step:,}", "bold"))
+        )
         grid.add_row("", "its weights, generators and place in the data")
         grid.add_row("", printable(f"optimizer state: {left.optimizer_state}"))
         grid.add_row("", f"schedule: {left.schedule}; lr of the first step {rate(left.first_lr)}")
@@ -114,9 +132,13 @@ def _headline(facts: Facts) -> RenderableType:
 def _resolved(options: Mapping[str, object]) -> str:
     """Write the options that a dialect stands for, as they are in force; those that are off are left out."""
     shown = {
-        key: value for key, value in options.items() if key != "dialect" and value is not None and value is not False
+        key: value
+        for key, value in options.items()
+        if key != "dialect" and value is not None and value is not False
     }
-    return ", ".join(f"{key}={str(value).lower() if value is True else value}" for key, value in shown.items())
+    return ", ".join(
+        f"{key}={str(value).lower() if value is True else value}" for key, value in shown.items()
+    )
 
 
 def _length(facts: Facts) -> str:
@@ -130,7 +152,8 @@ def _length(facts: Facts) -> str:
     return f"over a run whose length follows from the data{warmup}{drawn}"
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- tables
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,7 +198,9 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
     def adapts(row: GroupFacts) -> Text:
         if not row.adapted:
             return Text("–", style="dim")
-        return Text("yes" if row.adapted == len(row.tensors) else f"{row.adapted}/{len(row.tensors)}")
+        return Text(
+            "yes" if row.adapted == len(row.tensors) else f"{row.adapted}/{len(row.tensors)}"
+        )
 
     def role(row: GroupFacts) -> Text:
         return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
@@ -187,18 +212,31 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
     number = ("shape", shape, "") if all_tensors else ("tensors", tensors, str(len(facts.tensors)))
     found: dict[str, _Column | bool] = {
         "layer": varies("layer") and _Column("layer", lambda row: Text(row.first.layer)),
-        "name": all_tensors and _Column("tensor", lambda row: Text(_folded(row.first.name, widest))),
+        "name": all_tensors
+        and _Column("tensor", lambda row: Text(_folded(row.first.name, widest))),
         "role": _Column("role", role),
-        "optimizer": varies("optimizer") and _Column("optimizer", lambda row: Text(row.first.optimizer)),
-        "lr": _Column("peak lr", lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"), right=True),
+        "optimizer": varies("optimizer")
+        and _Column("optimizer", lambda row: Text(row.first.optimizer)),
+        "lr": _Column(
+            "peak lr",
+            lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
+            right=True,
+        ),
         "bar": varies("lr_peak") and _Column("", share),
         "decay": _Column("decay", decay, right=True),
-        "adapts": any(tensor.adapted is not None for tensor in facts.tensors) and _Column("adapts", adapts, right=True),
+        "adapts": any(tensor.adapted is not None for tensor in facts.tensors)
+        and _Column("adapts", adapts, right=True),
         "middle": _Column(*number, right=True),
-        "params": _Column("params", lambda row: Text(count(row.parameters)), count(facts.parameters), right=True),
-        "state": _Column("state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True),
-        "schedule": varies("curve") and _Column("schedule", lambda row: Text(labels[row.first.curve])),
-        "rule": varies("rule") and _Column("rule", lambda row: Text(_folded(row.first.rule, widest), style="dim")),
+        "params": _Column(
+            "params", lambda row: Text(count(row.parameters)), count(facts.parameters), right=True
+        ),
+        "state": _Column(
+            "state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True
+        ),
+        "schedule": varies("curve")
+        and _Column("schedule", lambda row: Text(labels[row.first.curve])),
+        "rule": varies("rule")
+        and _Column("rule", lambda row: Text(_folded(row.first.rule, widest), style="dim")),
         "own rule": varies("rule") and _Column("rule", own_rule),
     }
     return {name: column for name, column in found.items() if isinstance(column, _Column)}
@@ -215,7 +253,9 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
     if all_tensors:
         choices.append(choices[-1] | {"layer"})
     unbounded = console.options.update(width=10_000)
-    whole = max((len(tensor.name) for tensor in facts.tensors), default=0) if all_tensors else FOLDED
+    whole = (
+        max((len(tensor.name) for tensor in facts.tensors), default=0) if all_tensors else FOLDED
+    )
     for widest in (max(whole, FOLDED), FOLDED):
         for without in choices:
             table = _table(facts, without, all_tensors=all_tensors, widest=widest)
@@ -228,18 +268,35 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
 def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -> Table:
     found = _columns(facts, all_tensors=all_tensors, widest=widest)
     columns = {name: column for name, column in found.items() if name not in without}
-    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_footer=True,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
     for name, column in columns.items():
         footer = column.footer if table.columns else "total"
         justify: JustifyMethod = "right" if column.right else "left"
         width = BAR_WIDTH if name == "bar" else None
-        table.add_column(column.title, footer, footer_style="bold", justify=justify, no_wrap=True, width=width)
+        table.add_column(
+            column.title, footer, footer_style="bold", justify=justify, no_wrap=True, width=width
+        )
     last: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
-        rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors] if all_tensors else [group]
+        rows = (
+            [GroupFacts(group.index, [tensor]) for tensor in group.tensors]
+            if all_tensors
+            else [group]
+        )
         for row in rows:
             new_layer = last is None or last.first.layer != row.first.layer
-            ends = all_tensors and "layer" not in columns and last is not None and last.index != row.index
+            ends = (
+                all_tensors
+                and "layer" not in columns
+                and last is not None
+                and last.index != row.index
+            )
             if last is not None and (new_layer or ends):
                 table.add_section()
             cells = {name: column.cell(row) for name, column in columns.items()}
@@ -267,15 +324,22 @@ def _folded(name: str, width: int) -> str:
     return "\n".join(line[at : at + width] for line in lines for at in range(0, len(line), width))
 
 
-# -- memory and schedule ----------------------------------------------------------------------------------------------
+# -- memory and schedule
+# ----------------------------------------------------------------------------------------------
 
 
 def _memory(facts: Facts) -> Table:
-    parts = [("weights", facts.weight_bytes), ("gradients", facts.gradient_bytes), ("optimizer", facts.state_bytes)]
+    parts = [
+        ("weights", facts.weight_bytes),
+        ("gradients", facts.gradient_bytes),
+        ("optimizer", facts.state_bytes),
+    ]
     known = [amount for _, amount in parts if amount is not None]
     total = sum(known)
     held = facts.rank_memory
-    of_rank = [None] * 3 if held is None else [held.weight_bytes, held.gradient_bytes, held.state_bytes]
+    of_rank = (
+        [None] * 3 if held is None else [held.weight_bytes, held.gradient_bytes, held.state_bytes]
+    )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)

@@ -43,7 +43,12 @@ class Leader:
         self._sent = False
 
     def lead(
-        self, request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None = None
+        self,
+        request: Request,
+        run: RunDir,
+        console: Console,
+        resume: ResumePoint | None,
+        stop_at: int | None = None,
     ) -> Outcome:
         """Train, with the others.
 
@@ -61,12 +66,18 @@ class Leader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Let the others go, where there is nothing to run."""
         if not self._sent:
             with contextlib.suppress(LostRankError):
-                self._meeting.send(_PAYLOAD, {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0})
+                self._meeting.send(
+                    _PAYLOAD,
+                    {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0},
+                )
                 self._meeting.heard(_LEFT, range(1, self._meeting.size), PARTING_SECONDS)
 
 
@@ -86,6 +97,8 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
         return int(told["exit_code"])
     payload = Payload(**told)
     if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
-        (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
+        (rank.folder / PAYLOAD).write_text(
+            json.dumps(told), encoding="utf-8"
+        )  # for ranks that are started once more
     take_part(rank, payload, meeting)
     return EXIT_DONE

@@ -57,7 +57,10 @@ class Payload:
         """Take down a request, where it was composed."""
         point = None
         if resume is not None:
-            paths = {key: None if getattr(resume, key) is None else str(getattr(resume, key)) for key in _PATHS}
+            paths = {
+                key: None if getattr(resume, key) is None else str(getattr(resume, key))
+                for key in _PATHS
+            }
             point = {**asdict(resume), **paths}
         return cls(
             command_line={key: getattr(request, key) for key in CommandLine.__dataclass_fields__},
@@ -72,10 +75,15 @@ class Payload:
 
     def facts(self) -> dict[str, object]:
         """List what every machine has to have composed alike, by dotted name."""
-        found = {key: value for key, value in saved.flat(self.values).items() if key not in _SETTLED}
+        found = {
+            key: value for key, value in saved.flat(self.values).items() if key not in _SETTLED
+        }
         for record in self.plugins:
             found[f"plugin {record.get('plugin')}"] = record.get("sha256")
-        return {**found, "hydra.run.dir": Path(self.run_dir).name}  # machines may have mounted it at other places
+        return {
+            **found,
+            "hydra.run.dir": Path(self.run_dir).name,
+        }  # machines may have mounted it at other places
 
     @property
     def run(self) -> RunDir:
@@ -86,7 +94,8 @@ class Payload:
         """Make the payload of ranks that are started once more: from the last checkpoint, if there is one.
 
         Args:
-            saved_since: Whether this start has saved; else a checkpoint that was asked for by name still counts.
+            saved_since: Whether this start has saved; else a checkpoint that was asked for by name
+                still counts.
         """
         point = self.resume or {"checkpoint": None, "started_from": None}
         checkpoint = None if saved_since else point["checkpoint"]
@@ -98,8 +107,8 @@ class Payload:
         """Type the request again.
 
         Raises:
-            ConfigError: A plugin cannot be loaded here, or is another one than where it was composed; a value does not
-                fit.
+            ConfigError: A plugin cannot be loaded here, or is another one than where it was
+                composed; a value does not fit.
         """
         plugins.load_again(self.plugins, changes_allowed=self.plugins_may_change, start="run")
         store.register_schemas()
@@ -113,5 +122,7 @@ class Payload:
 
         if self.resume is None:
             return None
-        paths = {key: None if self.resume[key] is None else Path(self.resume[key]) for key in _PATHS}
+        paths = {
+            key: None if self.resume[key] is None else Path(self.resume[key]) for key in _PATHS
+        }
         return ResumePoint(**{**self.resume, **paths})

@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from optrun.artifacts.provenance import code_digest, versions
-from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
+from optrun.base.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NONFINITE,
+    EXIT_STOPPED_EARLY,
+    OptrunError,
+    printable,
+)
 from optrun.base.plain import PlainDict
 from optrun.base.reading import read_json
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
@@ -34,7 +41,14 @@ from optrun.distributed.contract import agree
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.limits import Limits
-from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
+from optrun.distributed.local_ends import (
+    HEARTBEATS,
+    end_file,
+    find_hung,
+    is_alive,
+    kill,
+    stack_file,
+)
 from optrun.distributed.meeting import Meeting, UnmetError, is_held_by_agent
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import COLLECTIVES, LostRankError, RankEnd, error_of, is_lost_rank
@@ -95,7 +109,9 @@ class Rank:
         local_rank = self.launched.local_rank
         self.folder, self.heartbeats = folder, Heartbeats.open(folder / HEARTBEATS)
         heartbeat.begin(self.heartbeats, local_rank, self.launched.rank)
-        faulthandler.register(signal.SIGUSR2, stack_file(folder, local_rank).open("w"), all_threads=True)
+        faulthandler.register(
+            signal.SIGUSR2, stack_file(folder, local_rank).open("w"), all_threads=True
+        )
 
     def meet(self, timeout: float, asked: Mapping[str, object]) -> Meeting:
         """Meet the other ranks.
@@ -105,7 +121,8 @@ class Rank:
             asked: What they were asked to run, as far as it is known.
 
         Raises:
-            ConfigError: Not all of them come, or some run another program, or another configuration.
+            ConfigError: Not all of them come, or some run another program, or another
+                configuration.
         """
         meeting = Meeting.join(timeout, {**versions(), "code of optrun": code_digest(), **asked})
         if not self.is_watched:
@@ -120,8 +137,12 @@ class Rank:
 def begin(launched: Launched) -> Rank:
     """Make this process a rank: from here on signals are noted."""
     set_torch_environment(launched)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # collectives that torch's flight recorder keeps
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # DDP warns of what find_unused_parameters costs
+    os.environ.setdefault(
+        "TORCH_FR_BUFFER_SIZE", "200"
+    )  # collectives that torch's flight recorder keeps
     rank = Rank(launched, RankSignals())
     if rank.is_watched:
         rank.share(Path(os.environ[FOLDER]))
@@ -166,7 +187,11 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
 
 def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
     text = str(error) or type(error).__name__
-    message = text if isinstance(error, OptrunError) else f"{type(error).__name__}: {' '.join(text.split())}"
+    message = (
+        text
+        if isinstance(error, OptrunError)
+        else f"{type(error).__name__}: {' '.join(text.split())}"
+    )
     return RankEnd(rank.launched.rank, code, message, lost_rank=is_lost_rank(error))
 
 
@@ -182,7 +207,13 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
     with _printed_log():
-        train(request, payload.run, PlainDisplay(Console(quiet=True)), stop_at=payload.stop_at, world=world)
+        train(
+            request,
+            payload.run,
+            PlainDisplay(Console(quiet=True)),
+            stop_at=payload.stop_at,
+            world=world,
+        )
     return None
 
 
@@ -200,7 +231,9 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=Limits.of(vars(config)).longest + _GROUPS_SECONDS)
     store = PrefixStore("groups", meeting.store)
-    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
+    dist.init_process_group(
+        backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout
+    )
     return World.join(backend, timeout)
 
 
@@ -225,7 +258,10 @@ def _recorded(rank: Rank, run: RunDir, limits: Limits) -> Iterator[None]:
     if rank.heartbeats is None:
         yield
         return
-    paths = {kind: run.logs / COLLECTIVES.replace("*", f"{rank.launched.rank}{kind}") for kind in _RECORDERS}
+    paths = {
+        kind: run.logs / COLLECTIVES.replace("*", f"{rank.launched.rank}{kind}")
+        for kind in _RECORDERS
+    }
     for path in paths.values():
         path.unlink(missing_ok=True)
 
@@ -281,15 +317,19 @@ def _watching_others(rank: Rank, meeting: Meeting, limits: Limits) -> Iterator[N
 
 def _gone(rank: Rank) -> dict[int, str]:
     """Find ranks of this machine whose process is no more, and what each was at."""
-    known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    known = (
+        []
+        if rank.heartbeats is None
+        else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    )
     return {line.rank: str(line) for line in known if line.pid and not is_alive(line)}
 
 
 def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     """Tell how this rank ended, and let nobody leave before rank 0 where all end alike.
 
-    The first rank that leaves with another code than 0 makes the launcher end the others, and rank 0 has its summary
-    and curves to write.
+    The first rank that leaves with another code than 0 makes the launcher end the others, and rank
+    0 has its summary and curves to write.
 
     Returns:
         The ends that are known here.
@@ -323,7 +363,9 @@ def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Plai
     """
     deadline = time.monotonic() + seconds
     while True:
-        gone = {} if rank.is_watched else _gone(rank)  # looked for first: what one told before it went is heard
+        gone = (
+            {} if rank.is_watched else _gone(rank)
+        )  # looked for first: what one told before it went is heard
         found = meeting.heard("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
         for number in gone.keys() - found.keys():
             found[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
@@ -377,14 +419,17 @@ def main() -> int:
     payload = Payload(**read_json(rank.folder / PAYLOAD))
     try:
         meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
-    except UnmetError as error:  # the agents have met: a rank that does not come was lost on its way
+    except (
+        UnmetError
+    ) as error:  # the agents have met: a rank that does not come was lost on its way
         return leave(_tell(rank, RankEnd(found.rank, EXIT_FAILED, str(error), lost_rank=True)))
     except OptrunError as error:
         return leave(_tell(rank, _end(rank, error, error.exit_code)))
     try:
         take_part(rank, payload, meeting)
     except OptrunError as error:
-        # What another start would only repeat stands in the file, and is no failure to torch's agent.
+        # What another start would only repeat stands in the file, and is no failure to torch's
+        # agent.
         return leave(EXIT_FAILED if error.exit_code == EXIT_FAILED else EXIT_DONE)
     return leave(EXIT_DONE)
 
@@ -392,7 +437,9 @@ def main() -> int:
 def _tell(rank: Rank, end: RankEnd) -> int:
     """Leave how this rank ended where its agent reads it; returns the exit code that tells it of another start."""
     assert rank.folder is not None
-    end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(asdict(end)), encoding="utf-8")
+    end_file(rank.folder, rank.launched.local_rank).write_text(
+        json.dumps(asdict(end)), encoding="utf-8"
+    )
     return EXIT_FAILED if end.code == EXIT_FAILED else EXIT_DONE
 
 

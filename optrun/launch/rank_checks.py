@@ -40,7 +40,9 @@ def device_count(config: RunConfig) -> int | None:
 
 def idle_note(config: RunConfig) -> str | None:
     """Say that there are accelerators which a run in one process leaves idle; None where there are none."""
-    if isinstance(config.distributed, RanksConfig) or config.training.device.partition(":")[0] not in ("auto", "cuda"):
+    if isinstance(config.distributed, RanksConfig) or config.training.device.partition(":")[
+        0
+    ] not in ("auto", "cuda"):
         return None
     import torch
 
@@ -86,11 +88,17 @@ def refuse_unfit(
     for nodes in range(distributed.fewest, distributed.nnodes + 1):
         refuse_composed(config, launched.size if launched is not None else here * nodes)
     devices = device_count(config)
-    own_device = launched is not None and devices == 1  # such as srun --gpus-per-task=1: each rank sees its own
+    own_device = (
+        launched is not None and devices == 1
+    )  # such as srun --gpus-per-task=1: each rank sees its own
     if devices is not None and here > devices and not own_device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "CUDA devices" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
-        key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
+        key = (
+            f"training.nproc_per_node={given}"
+            if launched is None
+            else f"{launched.launcher}: {here} ranks"
+        )
         raise ConfigError(
             f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most "
             f"{devices}, or training.device=cpu."
@@ -129,7 +137,9 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
             f"Expected auto, cpu or cuda; CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
         )
     if kind == "mps":
-        raise ConfigError(f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu.")
+        raise ConfigError(
+            f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu."
+        )
     if ranks is not None:
         config.training.step_over(ranks)
     if ranks is not None and isinstance(distributed, FsdpConfig):
@@ -137,7 +147,11 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
 
         data_parallel_degrees(distributed, ranks)
     task = config.task
-    if isinstance(distributed, FsdpConfig) and isinstance(task, PreferenceConfig) and task.loss_type.has_reference:
+    if (
+        isinstance(distributed, FsdpConfig)
+        and isinstance(task, PreferenceConfig)
+        and task.loss_type.has_reference
+    ):
         raise ConfigError(
             "distributed=fsdp: task=preference needs the start model whole, for its reference. Take distributed=ddp, "
             "or a loss without a reference, task.loss_type=orpo or simpo."
@@ -181,7 +195,11 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
 
     if config.backend == "auto":
         return
-    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    there = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+    }
     usable = [name for name, is_there in there.items() if is_there and (name != "nccl" or on_cuda)]
     for part in config.backend.split(","):
         device, _, name = part.rpartition(":")

@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 
 def train_on_ranks(
-    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None = None
+    request: Request,
+    run: RunDir,
+    console: Console,
+    resume: ResumePoint | None,
+    stop_at: int | None = None,
 ) -> Outcome:
     """Start the ranks of a run on this machine, and wait for their end.
 
@@ -71,7 +75,9 @@ def train_on_ranks(
                 told = f"{why} Starting again, {starts} of {distributed.max_restarts} times."
                 console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
                 if run.metrics.exists() or run.summary.exists() or run.checkpoints.exists():
-                    saved_since = any(saved.stat().st_mtime >= began for saved in checkpoint_folders(run))
+                    saved_since = any(
+                        saved.stat().st_mtime >= began for saved in checkpoint_folders(run)
+                    )
                     payload = payload.again(saved_since=saved_since)
             (folder / PAYLOAD).write_text(json.dumps(asdict(payload)), encoding="utf-8")
 
@@ -92,7 +98,11 @@ def train_on_ranks(
                 raise
             raise OptrunError(str(unmet)) from unmet  # the same command has met the others before
     if not ended.ends:
-        console.print(f"{run.path}: the run is finished; there is nothing to train.", markup=False, soft_wrap=True)
+        console.print(
+            f"{run.path}: the run is finished; there is nothing to train.",
+            markup=False,
+            soft_wrap=True,
+        )
     error = error_of(ended.ends, run.rank_log)
     if error is None:
         return Outcome(run, read_summary(run.summary))
@@ -125,7 +135,9 @@ def _is_over(run: RunDir, payload: Payload) -> bool:
         values = read_summary(run.summary)
     except (OSError, ValueError):
         return False
-    return values.get("status") == "finished" and values.get("config_digest") == config_digest(payload.values)
+    return values.get("status") == "finished" and values.get("config_digest") == config_digest(
+        payload.values
+    )
 
 
 def _record(run: RunDir, error: OptrunError) -> None:

@@ -60,6 +60,14 @@ def run_here(
                 idle = idle_note(config)
                 if idle is not None:
                     display.note(idle)
-            outcome = train(request, run, display, resume, stop_at=stop_at, owns_process=owns_process, world=world)
+            outcome = train(
+                request,
+                run,
+                display,
+                resume,
+                stop_at=stop_at,
+                owns_process=owns_process,
+                world=world,
+            )
         show(console, outcome, config.data)
     return outcome

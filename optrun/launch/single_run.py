@@ -64,8 +64,12 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     Raises:
         OptrunError: As `execute`; where it is refused before it began, nothing is left behind.
     """
-    request = request_of(command_line, cfg, command_line.overrides)  # refused before a directory is made
-    resumes = cfg.resume is not None or any(map(overrides.is_resume, command_line.argv))  # auto has found nothing
+    request = request_of(
+        command_line, cfg, command_line.overrides
+    )  # refused before a directory is made
+    resumes = cfg.resume is not None or any(
+        map(overrides.is_resume, command_line.argv)
+    )  # auto has found nothing
     refuse_unfit(request.config, command_line.overrides, caller.launched, resumes=resumes)
     refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
@@ -95,7 +99,9 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     return end
 
 
-def execute(request: Request, run: RunDir, caller: Caller, resume: ResumePoint | None = None) -> Outcome:
+def execute(
+    request: Request, run: RunDir, caller: Caller, resume: ResumePoint | None = None
+) -> Outcome:
     """Train in a run directory and show the result: in this process, on ranks that it starts, or as the first of them.
 
     Raises:
@@ -133,10 +139,14 @@ def refuse_used(folder: Path) -> None:
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
                 f"{shlex.quote(f'resume={folder}')}. Or choose another directory."
             )
-        raise ConfigError(f"hydra.run.dir={folder}: this directory is not empty. Choose another one.")
+        raise ConfigError(
+            f"hydra.run.dir={folder}: this directory is not empty. Choose another one."
+        )
     parent = next(path for path in (folder, *folder.resolve().parents) if path.exists())
     if not os.access(parent, os.W_OK):
-        raise StorageError(f"hydra.run.dir={folder}: no permission to write in {parent}. Choose another directory.")
+        raise StorageError(
+            f"hydra.run.dir={folder}: no permission to write in {parent}. Choose another directory."
+        )
 
 
 def forget_unbegun(run: RunDir) -> None:

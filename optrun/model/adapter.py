@@ -1,8 +1,9 @@
 """Low-rank factors beside frozen weights: peft's layers, put into a transformers model in place.
 
-The model stays what it was: its class, its forward pass, the names of what was not touched. A matrix `query.weight` is
-`query.base_layer.weight` afterwards, and beside it train `query.lora_A.default.weight` and `query.lora_B...`: names of
-peft's, by which groups, state and checkpoints know them.
+The model stays what it was: its class, its forward pass, the names of what was not touched. A
+matrix `query.weight` is
+`query.base_layer.weight` afterwards, and beside it train `query.lora_A.default.weight` and
+`query.lora_B...`: names of peft's, by which groups, state and checkpoints know them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from torch import Tensor, nn
 from optrun.base.errors import ConfigError
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
-from optrun.model.adapter_places import Places, head_modules, linear_modules, matched, shared_modules
+from optrun.model.adapter_places import (
+    Places,
+    head_modules,
+    linear_modules,
+    matched,
+    shared_modules,
+)
 from optrun.model.quantization import Quantization, dequantize, quantize, tensor_sizes
 from optrun.model.tokenizer import in_one_line
 
@@ -32,7 +39,12 @@ ADAPTER = "default"
 _MARK = "_optrun_adapter"
 _LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
 """The number of a layer in the name of a module, as peft finds it."""
-_OF_LANGUAGE = ("AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
+_OF_LANGUAGE = (
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+)
 """Classes whose head comes with the weights, and is often the embedding itself."""
 _TASK_TYPES = {
     "AutoModel": "FEATURE_EXTRACTION",
@@ -51,7 +63,8 @@ class Injected:
     Attributes:
         names: Parameters and buffers that the adapter has, or trains; the others are the base.
         places: Modules with factors, and modules that train whole.
-        base: Where others find the base: a hub name or a folder; None: its weights were made from a seed.
+        base: Where others find the base: a hub name or a folder; None: its weights were made from a
+            seed.
     """
 
     names: frozenset[str]
@@ -96,7 +109,8 @@ def inject(
         auto_class: The transformers class it was asked for by: whether its head is a task's own.
         new: Names of parameters that no file of weights had; what is frozen must not be random.
         base: Where its weights come from; None: from a seed.
-        quantization: Of the linear modules that are frozen, all but those of the head; None: they stay as they are.
+        quantization: Of the linear modules that are frozen, all but those of the head; None: they
+            stay as they are.
         dequantized: Give them the weights that they would have, quantised, in plain modules again.
         meta: Make factors without memory.
 
@@ -104,8 +118,8 @@ def inject(
         Notes for the user.
 
     Raises:
-        ConfigError: peft is missing; names that match nothing, or only what they must not; a model that a frozen base
-            would not stay frozen in.
+        ConfigError: peft is missing; names that match nothing, or only what they must not; a model
+            that a frozen base would not stay frozen in.
     """
     require_adapter(config)
     import peft
@@ -117,7 +131,11 @@ def inject(
     notes = []
     if quantization is not None:
         aside = [*saved, *head_modules(model)]
-        frozen = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
+        frozen = [
+            path
+            for path in linear_modules(model)
+            if not any(_inside(path, above) for above in aside)
+        ]
         frozen = [path for path in frozen if path not in _holders(parameters)]
         notes.append(quantize(quantization, model, frozen, meta=meta))
         if dequantized:
@@ -125,7 +143,9 @@ def inject(
     names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Conv1D, whose weight lies the other way round, which peft sees itself
+            warnings.simplefilter(
+                "ignore"
+            )  # of Conv1D, whose weight lies the other way round, which peft sees itself
             lora = peft.LoraConfig(
                 **{name: getattr(config, name) for name in names},
                 target_modules=list(targets),
@@ -140,14 +160,20 @@ def inject(
             )
             peft.inject_adapter_in_model(lora, model, ADAPTER, low_cpu_mem_usage=meta)
     except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
-        raise ConfigError(f"adapter={config.name}: peft cannot take this model: {in_one_line(error)}") from error
+        raise ConfigError(
+            f"adapter={config.name}: peft cannot take this model: {in_one_line(error)}"
+        ) from error
     for param in model.parameters():
         if param.requires_grad:  # what trains is float32, whatever it stands beside
             param.data = param.data.float()
     places = _places(model)
     _refuse_other_places(places, Places(targets, saved, parameters))
     setattr(model, _MARK, Injected(_names(model, places), places, base))
-    unread = "; so does what its weights lack, which are not read here" if meta and base is not None else ""
+    unread = (
+        "; so does what its weights lack, which are not read here"
+        if meta and base is not None
+        else ""
+    )
     return [_note(config, model, places) + unread, *notes]
 
 
@@ -157,7 +183,9 @@ def inject_alike(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     if adapter is not None:
         import peft
 
-        plainly = replace(model.peft_config[ADAPTER], init_lora_weights=True)  # others look at the weights
+        plainly = replace(
+            model.peft_config[ADAPTER], init_lora_weights=True
+        )  # others look at the weights
         peft.inject_adapter_in_model(plainly, plain, ADAPTER, low_cpu_mem_usage=True)
         plain.peft_config = model.peft_config
         setattr(plain, _MARK, adapter)
@@ -182,7 +210,9 @@ def without_factors(model: nn.Module) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    layers = [each for each in model.modules() if isinstance(each, BaseTunerLayer | ModulesToSaveWrapper)]
+    layers = [
+        each for each in model.modules() if isinstance(each, BaseTunerLayer | ModulesToSaveWrapper)
+    ]
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -201,7 +231,9 @@ def merge(model: nn.Module) -> None:
         parent, _, leaf = path.rpartition(".")
         if isinstance(module, BaseTunerLayer):
             module.merge(safe_merge=True)
-            if leaf != "base_layer":  # a second parameter of a module, whose wrapper stands inside the first one's
+            if (
+                leaf != "base_layer"
+            ):  # a second parameter of a module, whose wrapper stands inside the first one's
                 setattr(model.get_submodule(parent), leaf, module.get_base_layer())
         elif isinstance(module, ModulesToSaveWrapper):
             setattr(model.get_submodule(parent), leaf, module.modules_to_save[ADAPTER])
@@ -210,9 +242,15 @@ def merge(model: nn.Module) -> None:
     model.requires_grad_(True)
 
 
-def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]) -> list[str]:
+def _modules_to_save(
+    config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]
+) -> list[str]:
     """List the modules that train whole: those that were asked for, or the task's head and whatever else is new."""
-    modules = {name for name, module in model.named_modules() if name and any(True for _ in module.parameters())}
+    modules = {
+        name
+        for name, module in model.named_modules()
+        if name and any(True for _ in module.parameters())
+    }
     key = "adapter.modules_to_save"
     if config.modules_to_save is not None:
         saved = matched(key, config.modules_to_save, modules)
@@ -231,17 +269,24 @@ def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str
             )
         return saved
     head = [] if auto_class in _OF_LANGUAGE else head_modules(model)
-    # peft knows them by the ends of their names; a norm above the blocks that is called like one inside stays frozen.
+    # peft knows them by the ends of their names; a norm above the blocks that is called like one
+    # inside stays frozen.
     saved = [
         path
         for path in head
-        if not ("Norm" in type(model.get_submodule(path)).__name__ and _is_end_of_others(path, modules))
+        if not (
+            "Norm" in type(model.get_submodule(path)).__name__ and _is_end_of_others(path, modules)
+        )
     ]
-    holders = dict.fromkeys(name.rpartition(".")[0] for name in new if not any(_inside(name, path) for path in saved))
+    holders = dict.fromkeys(
+        name.rpartition(".")[0] for name in new if not any(_inside(name, path) for path in saved)
+    )
     return [*saved, *holders]
 
 
-def _target_parameters(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str]) -> list[str]:
+def _target_parameters(
+    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str]
+) -> list[str]:
     """List the parameters that get factors of their own.
 
     Raises:
@@ -261,7 +306,9 @@ def _target_parameters(config: LoraConfig, model: PreTrainedModel, saved: Sequen
             why = "trains whole, with its module"
         elif other := shared.get(holder):
             why = f"is the weight of {other}, too"
-        elif any(_inside(other, holder) for other in _holders(axes) - {holder}):  # a merge could not unwrap these
+        elif any(
+            _inside(other, holder) for other in _holders(axes) - {holder}
+        ):  # a merge could not unwrap these
             why = f"stands beside modules in {holder}"
         if why:
             raise ConfigError(f"{key}={list(asked)}: {name} {why}. Name others.")
@@ -273,7 +320,11 @@ def _holders(parameters: Iterable[str]) -> set[str]:
 
 
 def _targets(
-    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str, parameters: Sequence[str]
+    config: LoraConfig,
+    model: PreTrainedModel,
+    saved: Sequence[str],
+    auto_class: str,
+    parameters: Sequence[str],
 ) -> list[str]:
     """List the modules that get factors, those left out that are excluded, or stand in another layer.
 
@@ -291,14 +342,20 @@ def _targets(
         for layer in wanted:
             if layer not in numbers.values():
                 there = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
-                raise ConfigError(f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in: {there}.")
+                raise ConfigError(
+                    f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in: {there}."
+                )
         found = [path for path in found if numbers.get(path) in wanted]
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
             places = [*found, *parameters]
             if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in places):
-                near = near_names(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in places)))
-                raise ConfigError(f"adapter.{key}={pattern}: no module with factors has such a name. {near}")
+                near = near_names(
+                    pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in places))
+                )
+                raise ConfigError(
+                    f"adapter.{key}={pattern}: no module with factors has such a name. {near}"
+                )
     if not found and not parameters:
         raise ConfigError(
             f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors beside. Leave one in."
@@ -307,14 +364,22 @@ def _targets(
 
 
 def _asked_targets(
-    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str, holders: set[str]
+    config: LoraConfig,
+    model: PreTrainedModel,
+    saved: Sequence[str],
+    auto_class: str,
+    holders: set[str],
 ) -> list[str]:
     key, asked = "adapter.target_modules", config.target_modules
     if asked == []:  # the schema allows it beside parameters alone
         return []
     if asked in (None, "all-linear"):
         aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
-        targets = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
+        targets = [
+            path
+            for path in linear_modules(model)
+            if not any(_inside(path, above) for above in aside)
+        ]
         targets = [path for path in targets if path not in holders]
         if not targets and not holders:
             shown = "null" if asked is None else asked
@@ -405,7 +470,9 @@ def _names(model: nn.Module, places: Places) -> frozenset[str]:
     """Name what the adapter holds: all that trains now, and the buffers of modules that train whole."""
     trained = {name for name, param in model.named_parameters() if param.requires_grad}
     copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in places.saved)
-    return frozenset(trained | {name for name in model.state_dict() if copies and name.startswith(copies)})
+    return frozenset(
+        trained | {name for name in model.state_dict() if copies and name.startswith(copies)}
+    )
 
 
 def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
@@ -417,7 +484,9 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     sizes = tensor_sizes(model)
     copies = sum(
-        param.numel() for path in places.saved for param in model.get_submodule(f"{path}.original_module").parameters()
+        param.numel()
+        for path in places.saved
+        for param in model.get_submodule(f"{path}.original_module").parameters()
     )
     total = sum(sizes.values()) - copies
     verb = "trains" if len(places.saved) == 1 else "train"

@@ -44,23 +44,32 @@ class Places:
 def linear_modules(model: PreTrainedModel) -> list[str]:
     """List the names of all linear maps that are called as modules and share their weight with no other.
 
-    transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none,
-    nor are two of a Mamba block: their weights are read, and they are never called. A linear module with a forward pass
-    of its own, such as Llama 4's router, may return something else than a product. Beside stacked experts, peft takes
-    the names of dense projections for those of the experts, so that these are left out, too.
+    transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of
+    `nn.MultiheadAttention` are none,
+    nor are two of a Mamba block: their weights are read, and they are never called. A linear module
+    with a forward pass of its own, such as Llama 4's router, may return something else than a
+    product. Beside stacked experts, peft takes the names of dense projections for those of the
+    experts, so that these are left out, too.
     """
     from transformers.pytorch_utils import Conv1D
 
     shared = shared_modules(model)
     stacked = any(name.endswith(".gate_up_proj") for name, _ in model.named_parameters())
-    experts = stacked or any(getattr(model.config.get_text_config(), key, None) for key in _COUNTS_OF_EXPERTS)
-    held = [f"{path}." for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    experts = stacked or any(
+        getattr(model.config.get_text_config(), key, None) for key in _COUNTS_OF_EXPERTS
+    )
+    held = [
+        f"{path}."
+        for path, module in model.named_modules()
+        if isinstance(module, nn.MultiheadAttention)
+    ]
     return [
         path
         for path, module in model.named_modules()
         if type(module).forward in (nn.Linear.forward, Conv1D.forward)
         if path not in shared and not path.startswith(tuple(held))
-        if not _read_by_kernel(model, path) and not (experts and path.rpartition(".")[2] in _OF_EXPERTS)
+        if not _read_by_kernel(model, path)
+        and not (experts and path.rpartition(".")[2] in _OF_EXPERTS)
     ]
 
 
@@ -75,17 +84,30 @@ def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
 
 def head_modules(model: PreTrainedModel) -> list[str]:
     """List the modules that a task puts on a model: those beside the model without head, and its output layer."""
-    children = {name: child for name, child in model.named_children() if any(True for _ in child.parameters())}
+    children = {
+        name: child
+        for name, child in model.named_children()
+        if any(True for _ in child.parameters())
+    }
     base = children.get(type(model).base_model_prefix)
     if base is not None:
-        family = type(base).__name__.removesuffix("Model")  # such as `JinaEmbeddingsV3`, whose head is no embedding
-        kinds = {name: type(child).__name__.removeprefix(family) for name, child in children.items()}
-        return [name for name, child in children.items() if child is not base and "Embed" not in kinds[name]]
+        family = type(base).__name__.removesuffix(
+            "Model"
+        )  # such as `JinaEmbeddingsV3`, whose head is no embedding
+        kinds = {
+            name: type(child).__name__.removeprefix(family) for name, child in children.items()
+        }
+        return [
+            name
+            for name, child in children.items()
+            if child is not base and "Embed" not in kinds[name]
+        ]
     outputs = model.get_output_embeddings()
     return [
         name
         for name, child in children.items()
-        if _HEAD_NAME.search(name) or (outputs is not None and any(part is outputs for part in child.modules()))
+        if _HEAD_NAME.search(name)
+        or (outputs is not None and any(part is outputs for part in child.modules()))
     ]
 
 
@@ -94,7 +116,10 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
-    owners = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    owners = {
+        id(module): path
+        for path, module in reversed(list(model.named_modules(remove_duplicate=False)))
+    }
     first = set(owners.values())
     found: dict[str, str] = {}
     for several in names.values():
@@ -137,7 +162,9 @@ def matched(
     if isinstance(asked, str):
         found = [name for name in every if re.fullmatch(asked, name)]
         if not found:
-            raise ConfigError(f"{key}={asked}: no module has such a name as a whole. {near_names(asked, near)}")
+            raise ConfigError(
+                f"{key}={asked}: no module has such a name as a whole. {near_names(asked, near)}"
+            )
         return found
     taken: set[str] = set()
     for end in asked:

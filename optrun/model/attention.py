@@ -33,7 +33,13 @@ def device_type(name: str) -> str:
     """Tell the type of device that `training.device` means here, without starting one."""
     if name != "auto":
         return name.partition(":")[0]
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return (
+        "cuda"
+        if torch.cuda.is_available()
+        else "mps"
+        if torch.backends.mps.is_available()
+        else "cpu"
+    )
 
 
 def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
@@ -45,7 +51,8 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         precision: `training.precision`.
 
     Raises:
-        ConfigError: It does not exist, its package is missing, or device or precision are not for it.
+        ConfigError: It does not exist, its package is missing, or device or precision are not for
+            it.
     """
     chosen, kind = config.attn_implementation, device_type(device)
     if chosen is None or "/" in chosen:  # code of the hub, which is refused elsewhere
@@ -54,7 +61,9 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
 
     known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if chosen not in known:
-        raise ConfigError(f"{KEY}={chosen}: transformers has no such attention. {did_you_mean(chosen, known)}")
+        raise ConfigError(
+            f"{KEY}={chosen}: transformers has no such attention. {did_you_mean(chosen, known)}"
+        )
     if chosen == _FLEX and kind != "cuda":
         raise ConfigError(
             f"{KEY}={chosen}: FlexAttention of torch trains on CUDA devices alone, and training.device={device} is "

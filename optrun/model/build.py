@@ -46,16 +46,16 @@ def build_model(
         spec: What it must be.
         adapter: What is put into it; None: nothing.
         meta: True: shapes alone, on the meta device, whatever its size; no weights are read.
-        mapped: Leave pretrained weights in their files if they can be, whatever `meta` says: see `load_mapped`. Nobody
-            looks then whether the model sees the tokens it should predict.
+        mapped: Leave pretrained weights in their files if they can be, whatever `meta` says: see
+            `load_mapped`. Nobody looks then whether the model sees the tokens it should predict.
 
     Returns:
         The model, and notes for the user (which weights are new, which of the file were left out).
 
     Raises:
-        ConfigError: An unknown architecture, path or configuration value; weights that are no safetensors; a model with
-            too few positions, with no head for the task, or with one that sees the tokens it should predict; an adapter
-            that does not fit it.
+        ConfigError: An unknown architecture, path or configuration value; weights that are no
+            safetensors; a model with too few positions, with no head for the task, or with one that
+            sees the tokens it should predict; an adapter that does not fit it.
     """
     import transformers
 
@@ -85,10 +85,18 @@ def build_model(
                 **options,
             )
             if mapped:
-                looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
-                loaded = "the adapter is made of them" if looks else load_mapped(load, config, dtype)
+                looks = isinstance(adapter, LoraConfig) and (
+                    adapter.use_dora or not adapter.keeps_base
+                )
+                loaded = (
+                    "the adapter is made of them" if looks else load_mapped(load, config, dtype)
+                )
                 whole = f"rank 0 reads the weights whole and hands out slices, since {loaded}"
-                notes.append(whole if isinstance(loaded, str) else "each rank reads its own slices of the weights")
+                notes.append(
+                    whole
+                    if isinstance(loaded, str)
+                    else "each rank reads its own slices of the weights"
+                )
             if isinstance(loaded, str) and not meta:
                 loaded = load(dtype=dtype)
         if isinstance(loaded, str):
@@ -102,7 +110,9 @@ def build_model(
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
-        raise ConfigError(f"{called(config)}: cannot be built for this task: {in_one_line(error)}") from error
+        raise ConfigError(
+            f"{called(config)}: cannot be built for this task: {in_one_line(error)}"
+        ) from error
     notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
     if spec.auto_class == CAUSAL and not meta and not mapped:
@@ -111,7 +121,9 @@ def build_model(
         base = _origin(config)
         asked = quantization_of(config)
         new = _parameters(model, new)
-        notes += inject(adapter, model, spec.auto_class, new, base=base, quantization=asked, meta=meta)
+        notes += inject(
+            adapter, model, spec.auto_class, new, base=base, quantization=asked, meta=meta
+        )
         if base is None and not meta:
             notes.append(
                 f"warning: model={config.name} starts from scratch: what adapter={adapter.name} freezes is random"
@@ -120,7 +132,9 @@ def build_model(
     return model, notes
 
 
-def weights_of(config: ModelConfig, kind: type[Any], values: TransformersConfig) -> tuple[PreTrainedModel, str | None]:
+def weights_of(
+    config: ModelConfig, kind: type[Any], values: TransformersConfig
+) -> tuple[PreTrainedModel, str | None]:
     """Build a model whose class and configuration are known, with the weights that it started with.
 
     Args:
@@ -129,7 +143,8 @@ def weights_of(config: ModelConfig, kind: type[Any], values: TransformersConfig)
         values: Its configuration.
 
     Returns:
-        The model, and where its weights lie; None: they were made from the seed of torch's generator.
+        The model, and where its weights lie; None: they were made from the seed of torch's
+        generator.
 
     Raises:
         ConfigError: There are no such weights.
@@ -149,7 +164,9 @@ def weights_of(config: ModelConfig, kind: type[Any], values: TransformersConfig)
             ignore_mismatched_sizes=True,
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        raise ConfigError(f"model.path={config.path}: the base cannot be loaded: {in_one_line(error)}") from error
+        raise ConfigError(
+            f"model.path={config.path}: the base cannot be loaded: {in_one_line(error)}"
+        ) from error
     return model, _origin(config)
 
 
@@ -175,7 +192,8 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
     """Compare the tokenizer with the embedding; a table is often somewhat larger, never smaller.
 
     Raises:
-        ConfigError: Ids without a row in the embedding, or weights of which most rows no token reaches.
+        ConfigError: Ids without a row in the embedding, or weights of which most rows no token
+            reaches.
     """
     embedding = model.get_input_embeddings() if spec.vocab_size is not None else None
     rows = getattr(embedding, "num_embeddings", None)
@@ -184,14 +202,20 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
     message = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
     pretrained = isinstance(config, PretrainedConfig)
-    anew = f", or model.config.vocab_size={spec.vocab_size} for a new embedding" if pretrained else ""
+    anew = (
+        f", or model.config.vocab_size={spec.vocab_size} for a new embedding" if pretrained else ""
+    )
     own = f"Take the model's own tokenizer, whole{anew}."
     if spec.vocab_size > rows:
         raise ConfigError(f"{message}, the model embeds {rows:,}: the others have no row. {own}")
     if pretrained and spec.vocab_size < _LEAST_USED * rows:
-        raise ConfigError(f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {own}")
+        raise ConfigError(
+            f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {own}"
+        )
     if pretrained and spec.vocab_size < _USUALLY_USED * rows:
-        return [f"warning: {message}, the model embeds {rows:,}: is it the tokenizer of these weights, whole?"]
+        return [
+            f"warning: {message}, the model embeds {rows:,}: is it the tokenizer of these weights, whole?"
+        ]
     return []
 
 
@@ -201,7 +225,11 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
         return
     for name, module in model.named_modules():
         padding = getattr(module, "padding_idx", None)
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding) and padding is not None:
+        if (
+            name.endswith("position_embeddings")
+            and isinstance(module, torch.nn.Embedding)
+            and padding is not None
+        ):
             refuse_long(config, module.num_embeddings - padding - 1, spec)
 
 
@@ -216,14 +244,18 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention(model):
             logits = model(input_ids=ids).logits[:, :4]
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}") from error
+        raise ConfigError(
+            f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}"
+        ) from error
     finally:
         model.train(training)
     first, second = logits.float()
     rounding = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
     if float((first - second).abs().max()) > rounding * max(1.0, float(first.abs().max())):
         knowingly = (
-            "" if getattr(model.config, "is_decoder", None) is not False else " or model.config.is_decoder=true,"
+            ""
+            if getattr(model.config, "is_decoder", None) is not False
+            else " or model.config.is_decoder=true,"
         )
         raise ConfigError(
             f"model={config.name}: {type(model).__name__} sees the tokens after the one it predicts, so task=causal_lm "
@@ -238,7 +270,9 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
     new = [name for name in names if name in fresh]
     if 2 * len(new) > len(names):
         why = (
-            "have another shape than its config.json says" if len(mismatched) > len(new) / 2 else "are called otherwise"
+            "have another shape than its config.json says"
+            if len(mismatched) > len(new) / 2
+            else "are called otherwise"
         )
         raise ConfigError(
             f"{called(config)}: {len(new)} of the model's {len(names)} tensors are not in its weights, or "

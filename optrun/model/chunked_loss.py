@@ -1,8 +1,8 @@
 """Losses and predictions of tokens from the last hidden states, chunk by chunk, without the logits of a whole batch.
 
-The model runs as it is, but its output head hands the hidden states on, so that they come out as the logits. Of those
-that have a target the logits are computed a few rows at a time, and again in the backward pass, where the gradient of
-the head is added up in place.
+The model runs as it is, but its output head hands the hidden states on, so that they come out as
+the logits. Of those that have a target the logits are computed a few rows at a time, and again in
+the backward pass, where the gradient of the head is added up in place.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class ChunkedForward:
         vars(model)["forward"], vars(self.head)["forward"] = self, self._head
 
     def _head(self, states: Tensor) -> Tensor:
-        return states if self.hands_on else functional.linear(states, self.head.weight, self.head.bias)
+        return (
+            states if self.hands_on else functional.linear(states, self.head.weight, self.head.bias)
+        )
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: object, labels: Tensor | None = None, **inputs: object) -> object:
@@ -155,8 +157,8 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
 def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
     """Say why the losses of a model cannot be computed from its last hidden states; None: they can.
 
-    It is tried on four tokens. Logits may be the head's output times a constant; the model's own loss has to be the
-    mean cross-entropy.
+    It is tried on four tokens. Logits may be the head's output times a constant; the model's own
+    loss has to be the mean cross-entropy.
 
     Args:
         model: With its weights, on a device where it runs; everything is put back.
@@ -170,7 +172,12 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
     training, before = model.training, {**vars(model)}
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention(model), lean_forward(model):
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            plain_attention(model),
+            lean_forward(model),
+        ):
             vars(head)["forward"] = lambda states: (
                 torch.linspace(-_WIDE, _WIDE, states.numel()).to(states).view_as(states)
             )
@@ -191,4 +198,8 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
         vars(model).pop("forward", None)
         vars(model).update({name: value for name, value in before.items() if name == "forward"})
         model.train(training)
-    return None if abs(own - chunked) <= near * abs(own) else "its own loss is not the mean cross-entropy of its logits"
+    return (
+        None
+        if abs(own - chunked) <= near * abs(own)
+        else "its own loss is not the mean cross-entropy of its logits"
+    )

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig
     from transformers import PreTrainedTokenizerBase
 
-_SIZES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_SIZES = (
+    "hidden_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
 """Of every architecture, by the names of transformers; none of them may be 0."""
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-_FOR_TASK = {"causal_lm": "a decoder such as gpt2 or llama", "masked_lm": "an encoder such as bert or roberta"}
+_FOR_TASK = {
+    "causal_lm": "a decoder such as gpt2 or llama",
+    "masked_lm": "an encoder such as bert or roberta",
+}
 
 
 @dataclass
@@ -58,7 +67,8 @@ class ModelSpec:
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
     """Return the ids of a tokenizer's special tokens, by their names in a transformers configuration."""
     found = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
-    # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that one.
+    # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that
+    # one.
     for name, stand_in in (("eos_token_id", "sep_token_id"), ("bos_token_id", "cls_token_id")):
         found[name] = found[stand_in] if found[name] is None else found[name]
     return {name: int(number) for name, number in found.items() if number is not None}
@@ -68,19 +78,24 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     """Return the transformers configuration.
 
     Raises:
-        ConfigError: An unknown architecture, path or value; too few positions; no head for the task.
+        ConfigError: An unknown architecture, path or value; too few positions; no head for the
+            task.
     """
     if isinstance(config, FromConfigConfig):
         values = scratch_configuration(config, spec)
     else:
         values = _loaded(config)
-        if spec.special_ids.get("pad_token_id") is not None and getattr(values, "pad_token_id", None) is None:
+        if (
+            spec.special_ids.get("pad_token_id") is not None
+            and getattr(values, "pad_token_id", None) is None
+        ):
             values.pad_token_id = spec.special_ids["pad_token_id"]
         _change(values, config.config, "model.config")
     _refuse_kernels(config, values)
     _refuse_no_head(config, values, spec.auto_class)
     if getattr(values, "architectures", None) is None:
-        values.architectures = []  # where one architecture has several heads, transformers looks through the list
+        # where one architecture has several heads, transformers looks through the list
+        values.architectures = []
     for name, value in spec.config.items():
         setattr(values, name, value)
     _refuse_other_direction(config, values, spec.auto_class)
@@ -92,10 +107,16 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
 
 def called(config: ModelConfig) -> str:
     """Name the model in a message, by the key that chose it."""
-    return f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
+    return (
+        f"model.path={config.path}"
+        if isinstance(config, PretrainedConfig)
+        else f"model={config.name}"
+    )
 
 
-def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, object] = MappingProxyType({})) -> None:
+def refuse_unknown(
+    config: ModelConfig, auto_class: str, base: Mapping[str, object] = MappingProxyType({})
+) -> None:
     """Refuse what no data can make right, so that nobody waits for data to be read first.
 
     Args:
@@ -104,8 +125,8 @@ def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, obje
         base: Keys of `parametrization.base`.
 
     Raises:
-        ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
-            name that the architecture's configuration does not have.
+        ConfigError: An architecture that does not exist, or one without a head for the task; a path
+            that is no model; a name that the architecture's configuration does not have.
     """
     values = _defaults(config) if isinstance(config, FromConfigConfig) else _loaded(config)
     _refuse_names(values, config.config, "model.config")
@@ -122,8 +143,14 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
 
     if config.model_type not in CONFIG_MAPPING:
         close = nearest(config.model_type, list(CONFIG_MAPPING))
-        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as gpt2, bert, llama, t5, vit."
-        raise ConfigError(f"model.model_type={config.model_type}: transformers has no such architecture. {hint}")
+        hint = (
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "Such as gpt2, bert, llama, t5, vit."
+        )
+        raise ConfigError(
+            f"model.model_type={config.model_type}: transformers has no such architecture. {hint}"
+        )
     try:
         return AutoConfig.for_model(config.model_type)
     except Exception as error:  # composites ask for their parts, each with an error of its own
@@ -136,7 +163,9 @@ def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
     )
 
 
-def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> TransformersConfig:
+def scratch_configuration(
+    config: FromConfigConfig, spec: ModelSpec | None = None
+) -> TransformersConfig:
     """Make the configuration of an architecture from scratch.
 
     Args:
@@ -165,7 +194,9 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
     except ConfigError:
         raise
     except Exception as error:  # the checks of each configuration class
-        raise ConfigError(f"model.config: {type(values).__name__} refuses it: {in_one_line(error)}") from error
+        raise ConfigError(
+            f"model.config: {type(values).__name__} refuses it: {in_one_line(error)}"
+        ) from error
 
 
 def _loaded(config: ModelConfig) -> TransformersConfig:
@@ -175,14 +206,18 @@ def _loaded(config: ModelConfig) -> TransformersConfig:
     local = Path(config.path).expanduser()
     refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
-        raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
+        raise ConfigError(
+            f"model.path={config.path}: no such local folder (looked from {Path.cwd()})."
+        )
     missing = hub.missing(config.path)
     try:
         values = AutoConfig.from_pretrained(
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        raise ConfigError(f"model.path={config.path}: {_why_not(config, error, missing)}") from error
+        raise ConfigError(
+            f"model.path={config.path}: {_why_not(config, error, missing)}"
+        ) from error
     if config.quantization is not None and getattr(values, "quantization_config", None) is not None:
         raise ConfigError(
             f"model.quantization={config.quantization}: the weights of model.path={config.path} are quantised already. "
@@ -221,7 +256,9 @@ def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
     asked = {"model.attn_implementation": config.attn_implementation}
     for part in (values, *(part for part in vars(values).values() if hasattr(part, "model_type"))):
         for name in ("attn_implementation", "experts_implementation"):
-            asked.setdefault(f"{name} of its {type(part).__name__}", getattr(part, f"_{name}", None))
+            asked.setdefault(
+                f"{name} of its {type(part).__name__}", getattr(part, f"_{name}", None)
+            )
     for key, value in asked.items():
         chosen = value.values() if isinstance(value, dict) else [value]
         code = next((name for name in chosen if isinstance(name, str) and "/" in name), None)
@@ -236,7 +273,9 @@ def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
 def _attributes(values: TransformersConfig) -> list[str]:
     names = set(values.to_dict()) | set(getattr(values, "attribute_map", {}))
     return sorted(
-        name for name in names if not name.startswith("_") and name not in ("model_type", "transformers_version")
+        name
+        for name in names
+        if not name.startswith("_") and name not in ("model_type", "transformers_version")
     )
 
 
@@ -262,14 +301,20 @@ def _refuse_names(values: TransformersConfig, changes: Mapping[str, object], key
     known = _attributes(values)
     for name, value in changes.items():
         if name not in known:
-            raise ConfigError(f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, known)}")
+            raise ConfigError(
+                f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, known)}"
+            )
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
             _refuse_names(part, value, f"{key}.{name}")
 
 
 def _few(name: str, known: list[str]) -> str:
-    return did_you_mean(name, known) if nearest(name, known) else f"Such as {', '.join(known[:12])}, ..."
+    return (
+        did_you_mean(name, known)
+        if nearest(name, known)
+        else f"Such as {', '.join(known[:12])}, ..."
+    )
 
 
 def _set(values: TransformersConfig, name: str, value: object) -> None:
@@ -282,7 +327,9 @@ def _set(values: TransformersConfig, name: str, value: object) -> None:
 def _rebuilt(values: TransformersConfig, defaults: Mapping[str, object]) -> TransformersConfig:
     """Make the configuration anew from its values, so that what its class derives from them fits."""
     changed = {
-        name: value for name, value in values.to_dict().items() if name not in defaults or defaults[name] != value
+        name: value
+        for name, value in values.to_dict().items()
+        if name not in defaults or defaults[name] != value
     }
     for name in ("transformers_version", "model_type"):
         changed.pop(name, None)
@@ -301,7 +348,9 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
     )
 
 
-def _refuse_other_direction(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
+def _refuse_other_direction(
+    config: ModelConfig, values: TransformersConfig, auto_class: str
+) -> None:
     """Refuse to make an encoder a decoder, or the reverse, unless the user or the model's own file says so.
 
     Raises:
@@ -314,11 +363,16 @@ def _refuse_other_direction(config: ModelConfig, values: TransformersConfig, aut
     halves = bool(getattr(values, "is_encoder_decoder", False))
     if auto_class == "AutoModelForCausalLM" and decodes is False and (both_ways or halves):
         what = (
-            "an encoder-decoder, and its decoder alone would train" if halves else "an encoder, which reads both ways"
+            "an encoder-decoder, and its decoder alone would train"
+            if halves
+            else "an encoder, which reads both ways"
         )
         other = "task=seq2seq_lm" if halves else "task=masked_lm"
     elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
-        what, other = "made a decoder by is_decoder=true, and sees nothing behind a mask", "task=causal_lm"
+        what, other = (
+            "made a decoder by is_decoder=true, and sees nothing behind a mask",
+            "task=causal_lm",
+        )
     else:
         return
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
@@ -336,7 +390,11 @@ def refuse_long(config: ModelConfig, room: int, spec: ModelSpec) -> None:
     """
     if spec.max_length is None or spec.max_length <= room:
         return
-    grow = " or a larger model.config.max_position_embeddings" if isinstance(config, FromConfigConfig) else ""
+    grow = (
+        " or a larger model.config.max_position_embeddings"
+        if isinstance(config, FromConfigConfig)
+        else ""
+    )
     targets = " and task.max_target_length" if spec.auto_class == "AutoModelForSeq2SeqLM" else ""
     raise ConfigError(
         f"data.max_length={spec.max_length}: the model has positions for {room} tokens. "

@@ -27,12 +27,14 @@ def expect_apart(
 ) -> None:
     """Refuse a model whose tokens of one document see another one, or know where in a block they stand.
 
-    transformers builds a block-diagonal mask where position ids that begin anew come without an attention mask; not
-    every architecture takes part. So it is tried: two short documents in one block, then the second behind another
-    first one, then the second alone; in a batch of two rows, unless a batch has to be one.
+    transformers builds a block-diagonal mask where position ids that begin anew come without an
+    attention mask; not every architecture takes part. So it is tried: two short documents in one
+    block, then the second behind another first one, then the second alone; in a batch of two rows,
+    unless a batch has to be one.
 
     Args:
-        model: In any mode; put back into it. On a device where its attention runs, with real weights.
+        model: In any mode; put back into it. On a device where its attention runs, with real
+            weights.
         key: What asks for it, for messages.
         autocast: The precision it trains in; None: that of its weights.
 
@@ -41,13 +43,17 @@ def expect_apart(
     """
     name, training = type(model).__name__, model.training
     rows = 1 if one_row(model) else 2
-    ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(2, model.config.get_text_config().vocab_size)
+    ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(
+        2, model.config.get_text_config().vocab_size
+    )
     other = torch.cat([ids[:, :4].flip(1), ids[:, 4:]], dim=1)
     positions = torch.arange(4, device=model.device).repeat(rows, 2)
     model.eval()
     try:
         with torch.no_grad(), lean_forward(model), autocast or nullcontext():
-            first, second = (model(input_ids=some, position_ids=positions).logits[:, 4:] for some in (ids, other))
+            first, second = (
+                model(input_ids=some, position_ids=positions).logits[:, 4:] for some in (ids, other)
+            )
             alone = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         words = " ".join(str(error).split())[:200]
@@ -56,12 +62,16 @@ def expect_apart(
         ) from error
     finally:
         model.train(training)
-    instead = "Leave it false." if "packing" in key else "Leave it false, or take task.packing=false."
+    instead = (
+        "Leave it false." if "packing" in key else "Leave it false, or take task.packing=false."
+    )
     name = f"{name} with {KEY}={attention_of(model)}"
     # In 8 bits the outliers of all rows decide which columns are multiplied in 16.
     rounded = (quantized(model) or {}).get("quantization") == "8bit"
     same = _NEAR_IN_16_BITS if rounded else _NEAR
-    near = _NEAR if first.dtype in (torch.float32, torch.float64) and not rounded else _NEAR_IN_16_BITS
+    near = (
+        _NEAR if first.dtype in (torch.float32, torch.float64) and not rounded else _NEAR_IN_16_BITS
+    )
     first, second, alone = first.double(), second.double(), alone.double()
     spread = float(alone.std()) or 1.0
     if float((first - second).abs().max()) > same * spread:

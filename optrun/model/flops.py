@@ -28,18 +28,19 @@ def step_flops(
 ) -> float:
     """Count forward and backward of one batch, of which nothing stays: neither gradients nor random states.
 
-    The forward pass is run once, and its matrix products, convolutions and attention are counted. The backward pass
-    has a product for the gradient of the activations and one for that of the weights, each as large as that of the
-    forward pass; the latter for those weights alone that are trained:
+    The forward pass is run once, and its matrix products, convolutions and attention are counted.
+    The backward pass has a product for the gradient of the activations and one for that of the
+    weights, each as large as that of the forward pass; the latter for those weights alone that are
+    trained:
 
         F = F_forward (2 + trained / all)
 
-    With all of them this is the 3 F_forward of Chowdhery et al. 2022 (PaLM, appendix B): what is computed again for
-    gradient checkpointing is not counted.
+    With all of them this is the 3 F_forward of Chowdhery et al. 2022 (PaLM, appendix B): what is
+    computed again for gradient checkpointing is not counted.
 
     Args:
-        model: Not sharded, not compiled; of one with quantised weights or flash attention nothing is
-            known, which is 0.
+        model: Not sharded, not compiled; of one with quantised weights or flash attention nothing
+            is known, which is 0.
         batch: As collated, on the model's device.
         autocast: Of training.
     """
@@ -56,7 +57,9 @@ def step_flops(
         model.train(training)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     trained = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
-    return float(counter.get_total_flops()) * (2 + trained / max(1, sum(each.numel() for each in matrices)))
+    return float(counter.get_total_flops()) * (
+        2 + trained / max(1, sum(each.numel() for each in matrices))
+    )
 
 
 def batch_device(batch: Mapping[str, torch.Tensor]) -> torch.device:

@@ -24,7 +24,9 @@ def refuse_no_model(path: str) -> None:
     """
     folder = Path(path).expanduser()
     if folder.is_file():
-        raise ConfigError(f"model.path={path}: this is a file. Give the folder that holds config.json.")
+        raise ConfigError(
+            f"model.path={path}: this is a file. Give the folder that holds config.json."
+        )
     if folder.is_dir() and (message := _no_model(folder, path)) is not None:
         raise ConfigError(f"model.path={path}: {message}")
 
@@ -40,7 +42,9 @@ def refuse_broken_weights(path: str) -> None:
     """
     folder = Path(path).expanduser()
     message = (
-        _no_weights(folder) or next(filter(None, map(_broken, weight_files(folder))), None) if folder.is_dir() else None
+        _no_weights(folder) or next(filter(None, map(_broken, weight_files(folder))), None)
+        if folder.is_dir()
+        else None
     )
     if message is not None:
         raise ConfigError(f"model.path={path}: {message}")
@@ -54,7 +58,9 @@ def _no_model(folder: Path, path: str) -> str | None:
     if (folder / "model" / "adapter_config.json").is_file():
         return f"this is a run with an adapter. Make a model of it: optrun export {path} DIR merge=true, and take DIR."
     if (folder / "model" / "config.json").is_file():
-        return f"this folder has no config.json; its folder model has: model.path={folder / 'model'}."
+        return (
+            f"this folder has no config.json; its folder model has: model.path={folder / 'model'}."
+        )
     if (folder / "adapter_config.json").is_file():
         return (
             "this is an adapter (peft), no model. Merge it into its base model and save that: of a run of optrun's, "
@@ -68,7 +74,9 @@ def _no_weights(folder: Path) -> str | None:
     """Explain why a folder has no weights to load: only safetensors are opened, since others may run code."""
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return None
-    other = sorted(path.name for pattern in (*_OTHER_WEIGHTS, "*.gguf") for path in folder.glob(pattern))
+    other = sorted(
+        path.name for pattern in (*_OTHER_WEIGHTS, "*.gguf") for path in folder.glob(pattern)
+    )
     if not other:
         return "this folder has no weights: no *.safetensors file in it."
     return (
@@ -106,7 +114,12 @@ def _broken(path: Path) -> str | None:
         try:
             header = parse_json(file.read(length), path)
             data = max(
-                (int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"), default=0
+                (
+                    int(each["data_offsets"][1])
+                    for name, each in header.items()
+                    if name != "__metadata__"
+                ),
+                default=0,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             what = "cut short" if size < 8 + length else "no safetensors file"

@@ -17,15 +17,20 @@ _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 def lean_forward(model: nn.Module) -> Iterator[None]:
     """Let forward passes keep no keys and values, and not look for padding; everything is put back.
 
-    The look for padding reads ids from the device, which waits for all that was launched there; where something is
-    padded, a batch of optrun's has a mask. `generate` asks for keys and values by itself, whatever the configuration
-    says.
+    The look for padding reads ids from the device, which waits for all that was launched there;
+    where something is padded, a batch of optrun's has a mask. `generate` asks for keys and values
+    by itself, whatever the configuration says.
 
     Args:
-        model: A transformers model; parts of it may have configurations of their own, as T5's decoder has.
+        model: A transformers model; parts of it may have configurations of their own, as T5's
+            decoder has.
     """
     parts = list(model.modules())
-    configs = {id(config): config for part in parts if (config := getattr(part, "config", None)) is not None}
+    configs = {
+        id(config): config
+        for part in parts
+        if (config := getattr(part, "config", None)) is not None
+    }
     caching = [config for config in configs.values() if getattr(config, "use_cache", None)]
     checking = [part for part in parts if hasattr(part, _PADDING_CHECK)]
     for config in caching:

@@ -64,7 +64,9 @@ class ScratchPreparation:
         }
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        (target / "preprocessor_config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (target / "preprocessor_config.json").write_text(
+            json.dumps(values, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 class PretrainedPreparation:
@@ -81,7 +83,9 @@ class PretrainedPreparation:
         """Return the same preparation for another side, cropped if the processor crops."""
         values = self.processor.to_dict()
         edge = dict(values.get("size") or {})
-        values["size"] = {"shortest_edge": size} if "shortest_edge" in edge else {"height": size, "width": size}
+        values["size"] = (
+            {"shortest_edge": size} if "shortest_edge" in edge else {"height": size, "width": size}
+        )
         if values.get("crop_size") is not None:
             values["crop_size"] = {"height": size, "width": size}
         return PretrainedPreparation(type(self.processor).from_dict(values))
@@ -131,10 +135,14 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
         size = getattr(values, "image_size", None)
         size = size[0] if isinstance(size, list | tuple) and len(set(size)) == 1 else size
         if size is not None and not isinstance(size, int):
-            raise ConfigError(f"model.config.image_size={size}: expected one number: images are made square.")
+            raise ConfigError(
+                f"model.config.image_size={size}: expected one number: images are made square."
+            )
         channels = getattr(values, "num_channels", 3)
         if channels not in (1, 3):
-            raise ConfigError(f"model.config.num_channels={channels}: expected 3 (RGB) or 1 (grey).")
+            raise ConfigError(
+                f"model.config.num_channels={channels}: expected 3 (RGB) or 1 (grey)."
+            )
         return ScratchPreparation(size or USUAL_SIZE, channels)
     assert isinstance(config, PretrainedConfig)
     from transformers import AutoImageProcessor

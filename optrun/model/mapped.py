@@ -1,8 +1,8 @@
 """Pretrained weights that stay in their files, mapped into memory: each rank reads the slices that it keeps.
 
-transformers gives a parameter the memory of its file where neither dtype nor layout changes. Such a model costs a rank
-nothing until it is used, and `fully_shard` copies a slice of it. Where the files hold another float than the model is
-to have, slices are cast after they were cut.
+transformers gives a parameter the memory of its file where neither dtype nor layout changes. Such a
+model costs a rank nothing until it is used, and `fully_shard` copies a slice of it. Where the files
+hold another float than the model is to have, slices are cast after they were cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Report = Mapping[str, Iterable[object]]
 
 def new_names(report: Report) -> list[str]:
     """List what starts from scratch because the weights do not have it, or in another shape."""
-    mismatched = (str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ()))
+    mismatched = (
+        str(entry[0] if isinstance(entry, tuple) else entry)
+        for entry in report.get("mismatched_keys", ())
+    )
     return [*map(str, report.get("missing_keys", ())), *mismatched]
 
 
@@ -44,8 +47,8 @@ def load_mapped(
         dtype: That the model is to have.
 
     Returns:
-        The model and the report of transformers; `put_in` gives it weights of another dtype. Or the reason why the
-        weights have to be read whole.
+        The model and the report of transformers; `put_in` gives it weights of another dtype. Or the
+        reason why the weights have to be read whole.
     """
     stored = _stored_dtype(config)
     if isinstance(stored, str):
@@ -73,9 +76,17 @@ def _in_dtype(
     dtype: torch.dtype,
 ) -> PreTrainedModel:
     """Build a model again in another dtype: buffers, what is new, and for the weights tensors of one element."""
-    buffers = {name: tensor for name, tensor in stored.named_buffers() if name in stored.state_dict().keys() - new}
-    state = buffers | {name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in weights.items()}
-    model: PreTrainedModel = type(stored).from_pretrained(None, state_dict=state, dtype=dtype, **load.keywords)[0]
+    buffers = {
+        name: tensor
+        for name, tensor in stored.named_buffers()
+        if name in stored.state_dict().keys() - new
+    }
+    state = buffers | {
+        name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in weights.items()
+    }
+    model: PreTrainedModel = type(stored).from_pretrained(
+        None, state_dict=state, dtype=dtype, **load.keywords
+    )[0]
     kept = ("_name_or_path", "_commit_hash", "name_or_path", "generation_config")
     for mine, theirs in ((model, stored), (model.config, stored.config)):
         vars(mine).update({name: value for name, value in vars(theirs).items() if name in kept})
@@ -96,7 +107,11 @@ def _stored_dtype(config: PretrainedConfig) -> torch.dtype | str:
     kinds = {kind for kind in kinds if "F" in kind}
     if len(kinds) == 1 and kinds <= _FLOATS.keys():
         return _FLOATS[kinds.pop()]
-    return f"they are of several dtypes, {', '.join(sorted(kinds))}" if kinds else "they are not on this machine yet"
+    return (
+        f"they are of several dtypes, {', '.join(sorted(kinds))}"
+        if kinds
+        else "they are not on this machine yet"
+    )
 
 
 def put_in(model: nn.Module) -> None:

@@ -1,7 +1,8 @@
 """Weights of 4 and 8 bits in a frozen base, by bitsandbytes.
 
-4 bits are QLoRA's (Dettmers et al. 2023, arXiv:2305.14314), 8 bits LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339).
-Weights are quantised on the CPU, whatever device trains, so that the same file gives the same base everywhere.
+4 bits are QLoRA's (Dettmers et al. 2023, arXiv:2305.14314), 8 bits LLM.int8() (Dettmers et al.
+2022, arXiv:2208.07339). Weights are quantised on the CPU, whatever device trains, so that the same
+file gives the same base everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Quantization = dict[str, str | bool]
-"""What is asked of quantised weights, by the names of `model.quantization` and what goes with it."""
+"""What is asked of quantised weights, by the names of `model.quantization` and what goes with it.
+"""
 _MARK = "_optrun_quantization"
 _OUTLIERS = 6.0
 """Activations above it are multiplied in 16 bits, as transformers has it."""
@@ -52,7 +54,9 @@ def require_quantization(config: ModelConfig) -> None:
         )
 
 
-def quantize(asked: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
+def quantize(
+    asked: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False
+) -> str:
     """Put quantised weights in place of linear modules.
 
     Args:
@@ -72,12 +76,16 @@ def quantize(asked: Quantization, model: PreTrainedModel, paths: Iterable[str], 
     bits = asked["quantization"]
     found = list(paths)
     if not found:
-        raise ConfigError(f"model.quantization={bits}: {type(model).__name__} has no linear module that stays frozen.")
+        raise ConfigError(
+            f"model.quantization={bits}: {type(model).__name__} has no linear module that stays frozen."
+        )
     before = sum(tensor_bytes(model).values())
     for path in found:
         model.set_submodule(path, _quantized(asked, model.get_submodule(path), meta=meta))
     setattr(model, _MARK, dict(asked))
-    setattr(model, "is_loaded_in_4bit" if bits == "4bit" else "is_loaded_in_8bit", True)  # by which peft knows
+    setattr(
+        model, "is_loaded_in_4bit" if bits == "4bit" else "is_loaded_in_8bit", True
+    )  # by which peft knows
     after = sum(tensor_bytes(model).values())
     kind = f"4 bits ({_kind(asked)})" if bits == "4bit" else "8 bits"
     return (
@@ -129,7 +137,9 @@ def tensor_bytes(model: nn.Module) -> dict[str, int]:
 def tensor_sizes(model: nn.Module) -> dict[str, int]:
     """Count the elements of each parameter; of one in 4 bits those that it stands for."""
     sizes = {name: param.numel() for name, param in model.named_parameters()}
-    return sizes | {f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)}
+    return sizes | {
+        f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)
+    }
 
 
 def _kind(asked: Quantization) -> str:
@@ -146,7 +156,9 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
     import bitsandbytes.nn as bnb
 
-    turned = not isinstance(module, nn.Linear)  # transformers' Conv1D, whose weight lies the other way round
+    turned = not isinstance(
+        module, nn.Linear
+    )  # transformers' Conv1D, whose weight lies the other way round
     weight: Tensor = module.weight.detach()
     weight = weight.T.contiguous() if turned else weight
     out, into = weight.shape
@@ -161,9 +173,15 @@ def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
                 compress_statistics=asked["bnb_4bit_use_double_quant"],
                 quant_type=asked["bnb_4bit_quant_type"],
             )
-            found.support_avx512bf16_for_cpu = False  # else an evaluation would lay the weights out otherwise
+            found.support_avx512bf16_for_cpu = (
+                False  # else an evaluation would lay the weights out otherwise
+            )
             kind = bnb.Params4bit
-            options = {"compress_statistics": False, "quant_type": found.weight.quant_type, "module": found}
+            options = {
+                "compress_statistics": False,
+                "quant_type": found.weight.quant_type,
+                "module": found,
+            }
         else:
             found = bnb.Linear8bitLt(
                 into, out, bias=module.bias is not None, has_fp16_weights=False, threshold=_OUTLIERS

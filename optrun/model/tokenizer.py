@@ -21,7 +21,9 @@ TRAINING_CHARACTERS = 16_000_000
 """A vocabulary is learnt from this much text at most; more changes it little."""
 MIN_FREQUENCY = 2
 """How often a pair must stand in the text to become a token, as in `tokenizers.ByteLevelBPETokenizer`. A pair that
-stands there once would make a token of each word of a small text: what is learnt of it is true of that row alone."""
+stands there once would make a token of each word of a small text: what is learnt of it is true of
+that row alone.
+"""
 
 _SPECIAL = {
     "stream": ["<|endoftext|>", "<|pad|>"],
@@ -32,7 +34,12 @@ _SPECIAL = {
 
 _ROLES = {
     "stream": {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<|pad|>"},
-    "pair": {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+    "pair": {
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    },
     "seq2seq": {"pad_token": "<pad>", "eos_token": "</s>"},
     "chat": {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"},
 }
@@ -48,8 +55,8 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
 
     Args:
         config: The model choice.
-        words: True where it will be given one word at a time: a byte-level tokenizer, for which `word` and ` word`
-            differ, then reads each as it stands inside a text.
+        words: True where it will be given one word at a time: a byte-level tokenizer, for which
+            `word` and ` word` differ, then reads each as it stands inside a text.
 
     Returns:
         A transformers tokenizer with a padding token; None where one must be trained.
@@ -71,11 +78,15 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), **options)
         if words and _begins_without_space(tokenizer):
-            tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), add_prefix_space=True, **options)
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(Path(name).expanduser()), add_prefix_space=True, **options
+            )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         local = Path(name).expanduser().exists() or not hub.may_be_name(name)
         there = f"no tokenizer can be loaded from there: {in_one_line(error)}"
-        raise ConfigError(f"{key}={name}: {there if local else hub.why_not(name, missing, error)}") from error
+        raise ConfigError(
+            f"{key}={name}: {there if local else hub.why_not(name, missing, error)}"
+        ) from error
     _refuse_empty(key, name, tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -159,13 +170,17 @@ def in_one_line(error: BaseException) -> str:
     return message if len(message) <= 300 else f"{message[:300]} ..."
 
 
-def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> PreTrainedTokenizerBase:
+def train_tokenizer(
+    texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str
+) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE tokenizer on a text, once for the same text and settings.
 
     Args:
         texts: Gives the training texts anew at each call; the first 16 million characters count.
-        vocab_size: Entries at most, 256 bytes and special tokens included; a small text gives fewer.
-        kind: Which special tokens stand around a text: `stream`, `pair`, `seq2seq` or `chat` (see `task.TextKind`).
+        vocab_size: Entries at most, 256 bytes and special tokens included; a small text gives
+            fewer.
+        kind: Which special tokens stand around a text: `stream`, `pair`, `seq2seq` or `chat` (see
+            `task.TextKind`).
 
     Returns:
         A transformers tokenizer. The same text gives the same vocabulary.
@@ -176,17 +191,23 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
     from transformers import AutoTokenizer
 
     if not any(texts()):
-        raise ConfigError("data: the training rows have no text to learn a vocabulary from: the text column is empty.")
+        raise ConfigError(
+            "data: the training rows have no text to learn a vocabulary from: the text column is empty."
+        )
     made_by = versions("tokenizers", "transformers")
     key = digest("bpe-2", made_by, kind, str(vocab_size), str(MIN_FREQUENCY), *_bounded(texts()))
-    folder = cached("tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder))
+    folder = cached(
+        "tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder)
+    )
     return AutoTokenizer.from_pretrained(str(folder))
 
 
 def _bounded(texts: Iterator[str]) -> Iterator[str]:
     """Yield texts up to the limit, long ones in pieces, so that one document does not train as one word list."""
     left = TRAINING_CHARACTERS
-    pieces = chain.from_iterable((text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts)
+    pieces = chain.from_iterable(
+        (text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts
+    )
     for piece in pieces:
         if left <= 0:
             return
@@ -214,9 +235,16 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     if templates := _TEMPLATES.get(kind):
         used = [(token, ids[token]) for token in special if token in templates["single"].split()]
         tokenizer.post_processor = processors.TemplateProcessing(**templates, special_tokens=used)
-    inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "pair" else ["input_ids", "attention_mask"]
+    inputs = (
+        ["input_ids", "token_type_ids", "attention_mask"]
+        if kind == "pair"
+        else ["input_ids", "attention_mask"]
+    )
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=inputs, clean_up_tokenization_spaces=False, **_ROLES[kind]
+        tokenizer_object=tokenizer,
+        model_input_names=inputs,
+        clean_up_tokenization_spaces=False,
+        **_ROLES[kind],
     ).save_pretrained(str(folder))
 
 

@@ -21,13 +21,16 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         References, detached; parameters first, in the module's order.
     """
     found, adapter = all_tensors(model), injected(model)
-    return found if adapter is None else {name: found[name] for name in found if name in adapter.names}
+    return (
+        found if adapter is None else {name: found[name] for name in found if name in adapter.names}
+    )
 
 
 def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Collect weights and persistent buffers by name; a tied tensor once, under its parameter's name."""
     found: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
-    # Views of one storage that cover the same elements are one tensor: GPT-2's head is its embedding.
+    # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
+    # embedding.
     seen = {_place(tensor) for tensor in found.values()}
     for name, tensor in model.state_dict().items():
         if name in found or (tensor.numel() and _place(tensor) in seen):
@@ -54,14 +57,18 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
     wanted = model_tensors(model)
     for name, tensor in wanted.items():
         if name not in tensors:
-            raise CheckpointError(f"the checkpoint has no tensor {name}: the model has changed since it was saved.")
+            raise CheckpointError(
+                f"the checkpoint has no tensor {name}: the model has changed since it was saved."
+            )
         if tensors[name].shape != tensor.shape:
             raise CheckpointError(
                 f"{name}: shape {tuple(tensors[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model."
             )
     for name in tensors:
         if name not in wanted:
-            raise CheckpointError(f"the checkpoint has a tensor {name}, which the model does not have.")
+            raise CheckpointError(
+                f"the checkpoint has a tensor {name}, which the model does not have."
+            )
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(tensors[name])

@@ -23,8 +23,9 @@ def _single_tensor_adam(batch: Batch) -> None:
         n = m, or b1 m + (1 - b1) g with nesterov (m already new)
 
     Args:
-        batch: Options `betas`, `eps`, and where a class has them `nesterov` and `eps_form`, by which eps is added to
-            the raw sqrt(v) as in MindSpore; numbers `lr`, `keep`, and where a class has them `l2` and `loss_scale`.
+        batch: Options `betas`, `eps`, and where a class has them `nesterov` and `eps_form`, by
+            which eps is added to the raw sqrt(v) as in MindSpore; numbers `lr`, `keep`, and where a
+            class has them `l2` and `loss_scale`.
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
     """
@@ -61,7 +62,10 @@ def _multi_tensor_adam(batch: Batch) -> None:
     """Step as `_single_tensor_adam`."""
     o, (beta1, beta2) = batch.options, batch.options["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
-    loss_scales, l2s = ([x.get(key, plain) for x in batch.numbers] for key, plain in (("loss_scale", 1.0), ("l2", 0.0)))
+    loss_scales, l2s = (
+        [x.get(key, plain) for x in batch.numbers]
+        for key, plain in (("loss_scale", 1.0), ("l2", 0.0))
+    )
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, loss_scales))
     if any(l2s):

@@ -27,7 +27,11 @@ def _single_tensor_adamax(batch: Batch) -> None:
         if form == "decayed":
             torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
         else:
-            torch.maximum(exp_inf.mul_(beta2), grad.abs().add_(eps if form == "gradient" else 0.0), out=exp_inf)
+            torch.maximum(
+                exp_inf.mul_(beta2),
+                grad.abs().add_(eps if form == "gradient" else 0.0),
+                out=exp_inf,
+            )
         denom = exp_inf.add(eps) if form == "denominator" else exp_inf
         if x["keep"] != 1.0:
             param.mul_(x["keep"])
@@ -42,7 +46,9 @@ def _multi_tensor_adamax(batch: Batch) -> None:
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     if any(l1s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
+        grads = list(
+            torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s))
+        )
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_infs, beta2)
     sizes = torch._foreach_abs(grads)
@@ -70,14 +76,14 @@ class Adamax(BatchOptimizer):
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
         lr: Learning rate, a number >= 0 or a function of the step from 0.
         betas: Decay of first moment and of the running maximum, each in [0, 1).
-        eps: Added to the decayed maximum, inside the max, >= 0. With 0, an entry whose gradient has always been 0
-            becomes 0/0, NaN.
+        eps: Added to the decayed maximum, inside the max, >= 0. With 0, an entry whose gradient has
+            always been 0 becomes 0/0, NaN.
         weight_decay: c, >= 0; may be a function of the step.
         weight_decay_mode: "l2", "l1" (both coupled: part of the gradient) or "decoupled".
-        eps_form: "decayed": as above, Paddle's. "gradient": u = max(b2 u, |g| + eps), torch's and optax's.
-            "denominator": u = max(b2 u, |g|), and w moves by m / (u + eps), Keras's.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        eps_form: "decayed": as above, Paddle's. "gradient": u = max(b2 u, |g| + eps), torch's and
+            optax's. "denominator": u = max(b2 u, |g|), and w moves by m / (u + eps), Keras's.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -103,4 +109,8 @@ class Adamax(BatchOptimizer):
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
         mode, decay = group["weight_decay_mode"], group["weight_decay"]
         own = {"l1": decay if mode == "l1" else 0.0, "l2": decay if mode == "l2" else 0.0}
-        return {**super()._numbers(group, param), **own, **({} if mode == "decoupled" else {"keep": 1.0})}
+        return {
+            **super()._numbers(group, param),
+            **own,
+            **({} if mode == "decoupled" else {"keep": 1.0}),
+        }

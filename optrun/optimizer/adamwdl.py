@@ -1,7 +1,8 @@
 """AdamWDL: AdamW with a learning rate that falls from layer to layer, as in PaddleNLP.
 
-torch's AdamW has no ratio per tensor. `param_groups=layerwise` gives the same layer scales to every optimizer; this
-class is for those who come from PaddleNLP with its arguments, or want its decay as the package really computed it.
+torch's AdamW has no ratio per tensor. `param_groups=layerwise` gives the same layer scales to every
+optimizer; this class is for those who come from PaddleNLP with its arguments, or want its decay as
+the package really computed it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from optrun.param_groups.layerwise import NamedParam, layerwise_lr_decay
 
 def _function(name: str, value: Any) -> Any:
     if value is not None and not callable(value):
-        raise TypeError(f"{name}={value!r}: expected a function or None, got {type(value).__name__}.")
+        raise TypeError(
+            f"{name}={value!r}: expected a function or None, got {type(value).__name__}."
+        )
     return value
 
 
 class AdamWDL(BatchOptimizer):
     """AdamW with a ratio per tensor.
 
-    One step, t counting the gradients a parameter has had from 1, s the group's `lr_scale`, ratio what
+    One step, t counting the gradients a parameter has had from 1, s the group's `lr_scale`, ratio
+    what
     `set_param_lr_fun` returns:
 
         w = w (1 - lr s ratio weight_decay)
@@ -43,25 +47,31 @@ class AdamWDL(BatchOptimizer):
         eps: Added after bias correction, >= 0. PaddleNLP prints it before; its code adds it after.
         weight_decay: Decoupled; any finite number, or a function of the step.
         apply_decay_param_fun: From a parameter's name to whether it decays; None: all do.
-        layerwise_decay: Factor from one layer to the next below, > 0; 1 switches the default ratio off.
+        layerwise_decay: Factor from one layer to the next below, > 0; 1 switches the default ratio
+            off.
         n_layers: Depth of the encoder, for the ratio.
-        name_dict: From parameter names to the structured names the ratio function reads; None: the names themselves.
-        set_param_lr_fun: `f(layerwise_decay, name_dict, n_layers, param) -> ratio`, `param.name` being the parameter's
-            name; None: ratio 1. Called once for each parameter.
-        decay_form: "documented": one decay at the scaled rate, as above. "paddlenlp" (2.3 to 2.8) decays by
-            lr weight_decay first, unscaled unless a schedule drives the rate, and then again as documented;
-            "paddlenlp-2.2" (2.0 to 2.2) does the first alone.
-        lazy_mode: Take sparse gradients, and update the rows they list alone; dense ones are the same.
-        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        name_dict: From parameter names to the structured names the ratio function reads; None: the
+            names themselves.
+        set_param_lr_fun: `f(layerwise_decay, name_dict, n_layers, param) -> ratio`, `param.name`
+            being the parameter's name; None: ratio 1. Called once for each parameter.
+        decay_form: "documented": one decay at the scaled rate, as above. "paddlenlp" (2.3 to 2.8)
+            decays by lr weight_decay first, unscaled unless a schedule drives the rate, and then
+            again as documented; "paddlenlp-2.2" (2.0 to 2.2) does the first alone.
+        lazy_mode: Take sparse gradients, and update the rows they list alone; dense ones are the
+            same.
+        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into
+            them.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
-        TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no number.
-        ValueError: For a value out of range, a `name_dict` that knows other names than the parameters', or a
-            layerwise_decay that moves no block.
+        TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no
+            number.
+        ValueError: For a value out of range, a `name_dict` that knows other names than the
+            parameters', or a layerwise_decay that moves no block.
 
-    Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019, arXiv:1711.05101.
+    Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019,
+        arXiv:1711.05101.
 
     Example:
         >>> import torch
@@ -82,9 +92,19 @@ class AdamWDL(BatchOptimizer):
         "apply_decay_param_fun": None,
         "set_param_lr_fun": layerwise_lr_decay,
     }
-    CHECKS: ClassVar[Mapping[str, Check]] = {"apply_decay_param_fun": _function, "set_param_lr_fun": _function}
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "apply_decay_param_fun": _function,
+        "set_param_lr_fun": _function,
+    }
     APART: ClassVar[frozenset[str]] = frozenset(
-        {"apply_decay_param_fun", "layerwise_decay", "n_layers", "name_dict", "set_param_lr_fun", "decay_form"}
+        {
+            "apply_decay_param_fun",
+            "layerwise_decay",
+            "n_layers",
+            "name_dict",
+            "set_param_lr_fun",
+            "decay_form",
+        }
     )
     FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -110,13 +130,17 @@ class AdamWDL(BatchOptimizer):
                 "apply_decay_param_fun goes by parameter name, and the parameters have none. "
                 "Pass model.named_parameters()."
             )
-        self._undecayed = {p for name, p in names.items() if applies is not None and not applies(name)}
+        self._undecayed = {
+            p for name, p in names.items() if applies is not None and not applies(name)
+        }
 
     def _named(self) -> bool:
         return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[Tensor, float]:
-        function, rate, name_dict = (self._apart[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict"))
+        function, rate, name_dict = (
+            self._apart[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict")
+        )
         named = self._named()
         default = function is layerwise_lr_decay
         if name_dict is not None and named:
@@ -141,7 +165,8 @@ class AdamWDL(BatchOptimizer):
         blocks = any("encoder.layers." in name for name in own)
         numbered = any(piece.isdigit() for name in own for piece in name.split("."))
         if default and not blocks and (numbered or all(ratio == 1.0 for ratio in ratios.values())):
-            # Embeddings are found by 'embedding': scaled while every block keeps its rate is worse than not at all.
+            # Embeddings are found by 'embedding': scaled while every block keeps its rate is worse
+            # than not at all.
             raise ValueError(
                 f"layerwise_decay={rate!r} moves no block: no name contains 'encoder.layers.<number>' "
                 f"(such as {next(iter(params))}). Give name_dict, or use param_groups=layerwise, which reads the model."
@@ -166,7 +191,11 @@ class AdamWDL(BatchOptimizer):
 def _same_names(name_dict: Mapping[str, str], names: list[str]) -> None:
     for name in names:
         if name not in name_dict:
-            raise ValueError(f"name_dict lacks the parameter {name!r}. {did_you_mean(name, name_dict)}")
+            raise ValueError(
+                f"name_dict lacks the parameter {name!r}. {did_you_mean(name, name_dict)}"
+            )
     for key in name_dict:
         if key not in names:
-            raise ValueError(f"name_dict names {key!r}, which is no parameter here. {did_you_mean(key, names)}")
+            raise ValueError(
+                f"name_dict names {key!r}, which is no parameter here. {did_you_mean(key, names)}"
+            )

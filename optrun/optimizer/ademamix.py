@@ -70,8 +70,8 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
         beta3: The end.
         warmup_steps: Where it is reached; None or 0: at once.
 
-    Source: Pagliardini et al. 2024, arXiv:2409.03137, section 3: exp(log b1 log b3 / ((1 - s) log b3 + s log b1)), at
-    most b3, with s = step / warmup_steps.
+    Source: Pagliardini et al. 2024, arXiv:2409.03137, section 3: exp(log b1 log b3 / ((1 - s) log
+    b3 + s log b1)), at most b3, with s = step / warmup_steps.
 
     Example:
         >>> [round(warm_beta3(step, beta1=0.9, beta3=0.9999, warmup_steps=4), 4) for step in (1, 2, 4, 9)]
@@ -95,20 +95,21 @@ class AdEMAMix(BatchOptimizer):
         w = w (1 - lr weight_decay)
         w = w - lr (m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v / (1 - b2^t)) + eps)
 
-    alpha(t) and b3(t) climb to alpha and b3 over their warm-ups, see `warm_alpha` and `warm_beta3`; in the paper both
-    take the whole run. Three moments in the state, float32 at least.
+    alpha(t) and b3(t) climb to alpha and b3 over their warm-ups, see `warm_alpha` and `warm_beta3`;
+    in the paper both take the whole run. Three moments in the state, float32 at least.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
         lr: Learning rate, a number >= 0 or a function of the step from 0.
-        betas: Decay of the fast moment, of the second moment, and of the slow moment; each in [0, 1).
+        betas: Decay of the fast moment, of the second moment, and of the slow moment; each in [0,
+            1).
         eps: Added to the square root of the corrected second moment, >= 0.
         weight_decay: Decoupled, >= 0; may be a function of the step.
         alpha: Weight of the slow moment, >= 0; with 0 it is AdamW.
         alpha_warmup_steps: Steps after which alpha(t) is alpha; None or 0: at once.
         beta3_warmup_steps: Steps after which b3(t) is b3; None or 0: at once.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -135,6 +136,10 @@ class AdEMAMix(BatchOptimizer):
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
         return {
             **super()._numbers(group, param),
-            "alpha": warm_alpha(step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]),
-            "beta3": warm_beta3(step, beta1=beta1, beta3=beta3, warmup_steps=group["beta3_warmup_steps"]),
+            "alpha": warm_alpha(
+                step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]
+            ),
+            "beta3": warm_beta3(
+                step, beta1=beta1, beta3=beta3, warmup_steps=group["beta3_warmup_steps"]
+            ),
         }

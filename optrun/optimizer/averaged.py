@@ -23,20 +23,30 @@ def averages(optimizer: Optimizer) -> bool:
 
 def averaged_params(optimizer: Optimizer) -> set[Tensor]:
     """Collect the parameters for which `eval()` has other weights; of a `Composite`, those of such members."""
-    return {param for one in _averaging(optimizer) for group in one.param_groups for param in group["params"]}
+    return {
+        param
+        for one in _averaging(optimizer)
+        for group in one.param_groups
+        for param in group["params"]
+    }
 
 
 def _averaging(optimizer: Optimizer) -> list[Any]:
     """List the optimizer, or the members of a `Composite`, with `eval()` and `train()`."""
     each = getattr(optimizer, "members", {"": optimizer}).values()
-    return [one for one in each if callable(getattr(one, "eval", None)) and callable(getattr(one, "train", None))]
+    return [
+        one
+        for one in each
+        if callable(getattr(one, "eval", None)) and callable(getattr(one, "train", None))
+    ]
 
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     """Put the weights to evaluate, save and publish into the model for the time of the block.
 
-    Those of training come back bit for bit, and the state with them: `train()` computes them by the inverse of what
+    Those of training come back bit for bit, and the state with them: `train()` computes them by the
+    inverse of what
     `eval()` did, which rounds, so that training would depend on how often it was evaluated.
     """
     averaging = _averaging(optimizer)
@@ -44,7 +54,10 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
         yield
         return
     weights = [(param, param.detach().clone()) for param in averaged_params(optimizer)]
-    state = {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()}
+    state = {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in optimizer.state.items()
+    }
     for one in averaging:
         _switch(one, one.eval)
     try:

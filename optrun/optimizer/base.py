@@ -15,7 +15,14 @@ from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, defaults, finite, not_negative
 from optrun.optimizer.drivers import scheduler_over
-from optrun.optimizer.groups import folded, given_names, known_keys, listed_params, names_of, refuse_repeats
+from optrun.optimizer.groups import (
+    folded,
+    given_names,
+    known_keys,
+    listed_params,
+    names_of,
+    refuse_repeats,
+)
 from optrun.optimizer.numerics import sharding_of
 from optrun.optimizer.patterns import matching
 from optrun.optimizer.restore import restored
@@ -36,10 +43,12 @@ SCHEDULABLE = ("lr", "weight_decay")
 class NamedOptimizer(Optimizer):
     """A torch optimizer that knows names and refuses what it does not understand.
 
-    A subclass names its schema in `OPTIONS`: the schema's fields are the keywords of its constructor, with their
-    defaults and ranges, unless it has a constructor of its own. A group may override all of them. `lr` and
-    `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the group then holds the
-    value of the last step, of step 0 before any. The class also goes over torch's own optimizers, whose constructor
+    A subclass names its schema in `OPTIONS`: the schema's fields are the keywords of its
+    constructor, with their defaults and ranges, unless it has a constructor of its own. A group may
+    override all of them. `lr` and
+    `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the
+    group then holds the value of the last step, of step 0 before any. The class also goes over
+    torch's own optimizers, whose constructor
     stays: `class SGD(NamedOptimizer, torch.optim.SGD)`.
     """
 
@@ -62,7 +71,8 @@ class NamedOptimizer(Optimizer):
     a state saved without it cannot be stepped."""
 
     TAKES_SHARDS: ClassVar[bool] = True
-    """Whether it steps the pieces of sharded parameters (DTensors) as one process steps the whole."""
+    """Whether it steps the pieces of sharded parameters (DTensors) as one process steps the whole.
+    """
 
     _lr_driven_by: str | None
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
@@ -94,12 +104,15 @@ class NamedOptimizer(Optimizer):
             known_keys(options, parameters.keys() - {"self"}, cls.__name__)
         return super().__new__(cls)
 
-    def __init__(self, params: Params, defaults: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, params: Params, defaults: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         """Check the options, then let torch build the groups.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups.
-            defaults: What groups are filled up with, for classes that compute the update themselves.
+            defaults: What groups are filled up with, for classes that compute the update
+                themselves.
             **options: Keywords of the torch class underneath, for those that take its update.
         """
         self._lr_driven_by = None
@@ -114,7 +127,9 @@ class NamedOptimizer(Optimizer):
         if "defaults" in torchs:
             super().__init__(listed, given)
         else:
-            ours = {key: given.pop(key) for key in self.OPTIMIZER_WIDE - torchs.keys() if key in given}
+            ours = {
+                key: given.pop(key) for key in self.OPTIMIZER_WIDE - torchs.keys() if key in given
+            }
             super().__init__(listed, **given)
             for own in (self.defaults, *self.param_groups):
                 own.update(ours)
@@ -130,7 +145,8 @@ class NamedOptimizer(Optimizer):
     def _resolve(self) -> None:
         """Look up in the groups what does not change from step to step; called whenever they change."""
 
-    # -- groups -------------------------------------------------------------------------------------------------------
+    # -- groups
+    # -------------------------------------------------------------------------------------------------------
 
     def _checked(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
         """Check `options` in place; take functions of the step out and put their value at step 0 in."""
@@ -149,13 +165,15 @@ class NamedOptimizer(Optimizer):
 
         Raises:
             TypeError: For an unknown key, or a value of a wrong type.
-            ValueError: For a value out of range, a parameter or name that is there already, a mix of named and
-                unnamed groups, or a sharded parameter where the class takes none.
+            ValueError: For a value out of range, a parameter or name that is there already, a mix
+                of named and unnamed groups, or a sharded parameter where the class takes none.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}.")
         allowed = self.defaults.keys() - self.OPTIMIZER_WIDE
-        group = folded(param_group, base_lr=self.defaults["lr"], allowed=allowed, owner=type(self).__name__)
+        group = folded(
+            param_group, base_lr=self.defaults["lr"], allowed=allowed, owner=type(self).__name__
+        )
         functions = self._checked(group)
         for key, function in self._base_functions.items():
             if key not in param_group and key not in functions:
@@ -195,11 +213,13 @@ class NamedOptimizer(Optimizer):
         """
         return param not in self._undecayed
 
-    def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[Tensor]:
+    def _excluded(
+        self, option: str, *, must_match: bool, exempt: Sequence[str] = ()
+    ) -> set[Tensor]:
         """Collect the parameters whose names the patterns under `option` match, group by group.
 
-        A group with patterns of its own is searched with those; the optimizer's own patterns must each match somewhere
-        in the groups that take them over.
+        A group with patterns of its own is searched with those; the optimizer's own patterns must
+        each match somewhere in the groups that take them over.
 
         Args:
             option: Key of the pattern list in the groups and the defaults.
@@ -222,14 +242,17 @@ class NamedOptimizer(Optimizer):
                     f"{option}={list(texts)!r}: the parameters have no names to search. "
                     "Pass model.named_parameters() instead of model.parameters()."
                 )
-            pools.setdefault(texts, []).extend(zip(group["param_names"], group["params"], strict=True))
+            pools.setdefault(texts, []).extend(
+                zip(group["param_names"], group["params"], strict=True)
+            )
         for texts, pairs in pools.items():
             names = [name for name, _ in pairs]
             hits = matching(option, texts, names, must_match=must_match and texts != tuple(exempt))
             found |= {param for name, param in pairs if name in hits}
         return found
 
-    # -- learning rate ------------------------------------------------------------------------------------------------
+    # -- learning rate
+    # ------------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
         """Name what writes the learning rate from step to step; None if `set_lr` may."""
@@ -282,12 +305,14 @@ class NamedOptimizer(Optimizer):
         self._references = references if found is None else None
         return found
 
-    # -- configuration ------------------------------------------------------------------------------------------------
+    # -- configuration
+    # ------------------------------------------------------------------------------------------------
 
     def get_config(self) -> PlainDict:
         """Return the keywords that build this optimizer again, exclusion lists included.
 
-        Plain values that YAML and JSON can hold, except where the caller gave a function: then that function.
+        Plain values that YAML and JSON can hold, except where the caller gave a function: then that
+        function.
         """
         config: PlainDict = {}
         for key in _keywords(type(self)):
@@ -308,7 +333,8 @@ class NamedOptimizer(Optimizer):
         known_keys(config, _keywords(cls), cls.__name__)
         return cls(params, **config)
 
-    # -- state --------------------------------------------------------------------------------------------------------
+    # -- state
+    # --------------------------------------------------------------------------------------------------------
 
     def kept_state(self, param: Tensor, group: Group) -> set[str]:
         """List the keys of a parameter's state after a step of its group; without `step` and master weight."""
@@ -326,8 +352,8 @@ class NamedOptimizer(Optimizer):
             state_dict: From `state_dict()`, or from torch's `get_optimizer_state_dict`.
 
         Raises:
-            ValueError: Another optimizer's state; or with the first parameter that is missing, extra or of another
-                shape.
+            ValueError: Another optimizer's state; or with the first parameter that is missing,
+                extra or of another shape.
         """
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, state_dict)
@@ -347,7 +373,9 @@ class NamedOptimizer(Optimizer):
                 continue
             for group in state_dict.get("param_groups", ()):
                 if "optimizer" not in group and group.get(key, now) != now:
-                    raise ValueError(f"the state was saved with {key}={group[key]}: {type(self).__name__} has {now}.")
+                    raise ValueError(
+                        f"the state was saved with {key}={group[key]}: {type(self).__name__} has {now}."
+                    )
 
     def __getstate__(self) -> StateDict:
         """As torch's, with what copies need besides."""
@@ -378,7 +406,10 @@ def _constructor(cls: type[NamedOptimizer], schema: type[OptimizerConfig]) -> Ca
     signature = inspect.Signature(
         [
             *(inspect.Parameter(name, plain) for name in ("self", "params")),
-            *(inspect.Parameter(k, plain if k in first else by_name, default=known[k]) for k in known),
+            *(
+                inspect.Parameter(k, plain if k in first else by_name, default=known[k])
+                for k in known
+            ),
         ]
     )
 
@@ -387,7 +418,9 @@ def _constructor(cls: type[NamedOptimizer], schema: type[OptimizerConfig]) -> Ca
             given = signature.bind(self, params, *args, **options).arguments
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}.") from None
-        super(cls, self).__init__(params, {key: given.get(key, default) for key, default in known.items()})
+        super(cls, self).__init__(
+            params, {key: given.get(key, default) for key, default in known.items()}
+        )
 
     construct.__name__, construct.__qualname__ = "__init__", f"{cls.__qualname__}.__init__"
     construct.__signature__ = signature  # type: ignore[attr-defined]
@@ -407,7 +440,9 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     assert isinstance(optimizer, NamedOptimizer)
     if any(optimizer._functions):
-        if optimizer._lr_driven_by is not None and any("lr" in functions for functions in optimizer._functions):
+        if optimizer._lr_driven_by is not None and any(
+            "lr" in functions for functions in optimizer._functions
+        ):
             raise RuntimeError(
                 f"lr is a function of the step and {optimizer._lr_driven_by} drives it too: keep one of the two."
             )

@@ -1,7 +1,7 @@
 """Tensors that take one update together: gathered over all groups, so that many groups cost what one does.
 
-Groups that differ in `lr` and `weight_decay` alone share a batch, which holds these for each tensor; another option is
-another batch.
+Groups that differ in `lr` and `weight_decay` alone share a batch, which holds these for each
+tensor; another option is another batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 class Batch:
     """What the loop of a paper, its foreach form and the kernels take: lists of equal length, one entry per tensor.
 
-    All tensors lie on one device and have one dtype, float32 or float64. An update changes parameters and state in
-    place.
+    All tensors lie on one device and have one dtype, float32 or float64. An update changes
+    parameters and state in place.
     """
 
     options: Options
@@ -65,7 +65,9 @@ class Batch:
         """Return a batch of some of the tensors, in the order chosen."""
         params, grads, *states = ([tensors[i] for i in chosen] for tensors in self.lists)
         numbers, names = [self.numbers[i] for i in chosen], [self.names[i] for i in chosen]
-        return Batch(self.options, names, params, grads, dict(zip(self.state, states, strict=True)), numbers)
+        return Batch(
+            self.options, names, params, grads, dict(zip(self.state, states, strict=True)), numbers
+        )
 
     def done(self) -> None:
         """Write back; call after the update."""
@@ -96,12 +98,12 @@ def gather(
         optimizer: Its groups and state are read; the state is filled.
         slots: State tensors of the parameter's shape, zero at first.
         per_tensor: From (group, parameter) to the numbers of one tensor.
-        sparse: From a group to what a sparse gradient is to it: "refuse", "densify" (zero rows count), or "rows" (the
-            listed rows alone are updated, at the cost of those rows).
+        sparse: From a group to what a sparse gradient is to it: "refuse", "densify" (zero rows
+            count), or "rows" (the listed rows alone are updated, at the cost of those rows).
 
     Raises:
-        RuntimeError: For a sparse gradient where that is "refuse", for one sparse over more than its rows, and for
-            complex parameters.
+        RuntimeError: For a sparse gradient where that is "refuse", for one sparse over more than
+            its rows, and for complex parameters.
     """
     batches: dict[tuple[Any, ...], Batch] = {}
     shared = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
@@ -109,14 +111,20 @@ def gather(
         if all(param.grad is None for param in group["params"]):
             continue
         count_globally = group.get("step_count") == "optimizer"
-        options = {key: group[key] for key in shared if key in group}  # torch adds to the defaults of what is loaded
-        options_key = tuple(tuple(v) if isinstance(v, (list, tuple)) else v for v in options.values())
+        options = {
+            key: group[key] for key in shared if key in group
+        }  # torch adds to the defaults of what is loaded
+        options_key = tuple(
+            tuple(v) if isinstance(v, (list, tuple)) else v for v in options.values()
+        )
         for name, param in zip(names_of(group, group_index), group["params"], strict=True):
             grad = param.grad
             if grad is None:
                 continue
             if torch.is_complex(param):
-                raise RuntimeError(f"parameter {name!r} is complex: {type(optimizer).__name__} takes real tensors.")
+                raise RuntimeError(
+                    f"parameter {name!r} is complex: {type(optimizer).__name__} takes real tensors."
+                )
             if grad.is_sparse:
                 grad = _sparse(grad, name, type(optimizer).__name__, sparse(group))
             state = optimizer.state[param]
@@ -130,7 +138,9 @@ def gather(
             )
             sharding = Sharding(()) if grad.is_sparse else sharding_of(param)
             batch.names.append(name)
-            batch.numbers.append({"step": state["step"], "sharding": sharding, **per_tensor(group, param)})
+            batch.numbers.append(
+                {"step": state["step"], "sharding": sharding, **per_tensor(group, param)}
+            )
             if grad.is_sparse:
                 _append_rows(batch, param, grad, state, slots)
             else:
@@ -172,7 +182,11 @@ def _keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
 
 def _append(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]) -> None:
     dtype = working_dtype(param.dtype)
-    if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
+    if (
+        isinstance(param, DTensor)
+        and isinstance(grad, DTensor)
+        and grad.placements != param.placements
+    ):
         grad = grad.redistribute(placements=param.placements)
     piece = local(grad).to(dtype)
     batch.grads.append(piece if has_own_numbers(piece) else piece.clone())
@@ -187,7 +201,9 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequ
     batch.finish.append(lambda: own.copy_(work))
 
 
-def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]) -> None:
+def _append_rows(
+    batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]
+) -> None:
     """Append copies of the touched rows, to be written back: nothing here is as large as the table."""
     rows = grad.indices()[0]
     dtype = working_dtype(param.dtype)

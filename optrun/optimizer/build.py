@@ -30,7 +30,9 @@ COMPANION = "adamw"
 """What steps the parameters that are no hidden matrix beside Muon."""
 
 HIDDEN_ROLES = frozenset({"matrix"})
-"""Roles of parameters that Muon takes, if they are 2-D. The factors of a LoRA are none: what is orthogonalised would be
+"""Roles of parameters that Muon takes, if they are 2-D.
+
+The factors of a LoRA are none: what is orthogonalised would be
 each factor, r x d, and not the update of the matrix, which is their product."""
 
 
@@ -49,7 +51,9 @@ def options_of(config: OptimizerConfig) -> PlainDict:
     A dialect is no keyword: what it means stands in the others already.
     """
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_KEYWORDS}
-    return {key: value.value if isinstance(value, Enum) else value for key, value in options.items()}
+    return {
+        key: value.value if isinstance(value, Enum) else value for key, value in options.items()
+    }
 
 
 def require_optimizer(config: OptimizerConfig) -> None:
@@ -62,10 +66,13 @@ def require_optimizer(config: OptimizerConfig) -> None:
         library_class(config.name)
 
 
-def refuse_unshardable(config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()) -> None:
+def refuse_unshardable(
+    config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()
+) -> None:
     """Refuse an optimizer that is known to step whole parameters alone, before ranks are started.
 
-    What is not known of an optimizer of others is tried where it is built over shards, see `rehearse_shards`.
+    What is not known of an optimizer of others is tried where it is built over shards, see
+    `rehearse_shards`.
 
     Args:
         config: Of the run's optimizer.
@@ -96,10 +103,11 @@ def build_optimizer(
 
     Args:
         config: A configuration, or the name of a choice to be built with its class's defaults.
-        param_groups: Group dicts with (name, parameter) pairs, options and descriptive keys, as `build_param_groups`
-            returns them. A group may name another `optimizer` for itself.
+        param_groups: Group dicts with (name, parameter) pairs, options and descriptive keys, as
+            `build_param_groups` returns them. A group may name another `optimizer` for itself.
         lr: Base learning rate; groups with a scale of their own fold it in.
-        **options: Keywords over those of `config`; beside a name also `dialect`, see `dialect_options`.
+        **options: Keywords over those of `config`; beside a name also `dialect`, see
+            `dialect_options`.
 
     Returns:
         One torch optimizer; a `Composite` where groups go different ways, as for Muon.
@@ -125,7 +133,12 @@ def build_optimizer(
         if isinstance(config, PytorchOptimizerConfig):
             decay, kwargs = config.weight_decay, config.kwargs
             return build_pytorch_optimizer(
-                config.name, param_groups, lr=lr, divide=hidden_and_rest, weight_decay=decay, **kwargs
+                config.name,
+                param_groups,
+                lr=lr,
+                divide=hidden_and_rest,
+                weight_decay=decay,
+                **kwargs,
             )
         cls = class_of(choice)
         if not issubclass(cls, NamedOptimizer):
@@ -173,8 +186,8 @@ def divided(
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     """Tell whether Muon steps a parameter: 2-D, and a matrix by role or, if the role is not known, by shape.
 
-    By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both are at least 8:
-    tables of a vocabulary and heads of a few classes are longer.
+    By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both
+    are at least 8: tables of a vocabulary and heads of a few classes are longer.
 
     Example:
         >>> import torch
@@ -198,7 +211,9 @@ def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], 
     for pair in group["params"]:
         name, param = given_names([pair], 0)[0]
         role = _role(group, name)
-        takes = (factors and role == LORA) or (is_hidden_matrix(param, role) and group.get("layer") != "head")
+        takes = (factors and role == LORA) or (
+            is_hidden_matrix(param, role) and group.get("layer") != "head"
+        )
         (hidden if takes and param.dim() == 2 else rest).append(pair)
     return hidden, rest
 
@@ -207,7 +222,9 @@ def _role(group: Group, name: str) -> str | None:
     return group.get("role") or (LORA if is_lora(name) else None)
 
 
-def _split_for_muon(groups: Sequence[Group], asked: Sequence[bool], scale: float) -> list[ParamGroup]:
+def _split_for_muon(
+    groups: Sequence[Group], asked: Sequence[bool], scale: float
+) -> list[ParamGroup]:
     """Split hidden matrices for Muon from the rest for its companion; LoRA's factors as their group asks."""
     split: list[ParamGroup] = []
     factors: list[str] = []
@@ -223,12 +240,16 @@ def _split_for_muon(groups: Sequence[Group], asked: Sequence[bool], scale: float
             split.append({**group, "params": hidden})
         if rest:
             scaled = {**group, "params": rest, "optimizer": COMPANION}
-            if "lr_scale" in group or "lr" not in group:  # otherwise lr is absolute, and no scale is meant for it
+            if (
+                "lr_scale" in group or "lr" not in group
+            ):  # otherwise lr is absolute, and no scale is meant for it
                 scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
                 if "lr" in group:
                     scaled["lr"] = group["lr"] * scale
             split.append(scaled)
-    if factors and all(group["optimizer"] != "muon" for group in split):  # it would only lend its name to the companion
+    if factors and all(
+        group["optimizer"] != "muon" for group in split
+    ):  # it would only lend its name to the companion
         raise ConfigError(
             f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and {len(factors) - 1} "
             f"more, which it leaves to {COMPANION}; so nothing is left for it. Take optimizer={COMPANION}, or let it "

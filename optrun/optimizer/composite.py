@@ -19,8 +19,8 @@ from optrun.optimizer.table import member_class
 class Composite(NamedOptimizer):
     """Groups go to the optimizer their key `optimizer` names; state, lr and names are one.
 
-    The groups stand in the order given, whoever steps them, and the members share one state: a scheduler, a checkpoint
-    and `set_lr` see a single torch optimizer.
+    The groups stand in the order given, whoever steps them, and the members share one state: a
+    scheduler, a checkpoint and `set_lr` see a single torch optimizer.
 
     Args:
         params: Group dicts, each with a key `optimizer`; without one it goes to the first member.
@@ -41,7 +41,9 @@ class Composite(NamedOptimizer):
         ['Lamb', 'SGD']
     """
 
-    def __init__(self, params: Params, lr: Numeric = 1e-3, members: Mapping[str, Options] | None = None):
+    def __init__(
+        self, params: Params, lr: Numeric = 1e-3, members: Mapping[str, Options] | None = None
+    ):
         if not members:
             raise ValueError("members: expected at least one optimizer by name, got none.")
         for name in members:
@@ -80,7 +82,9 @@ class Composite(NamedOptimizer):
         if not self._built:
             self._waiting.append((name, rest))
             return
-        refuse_repeats([*self.named_params().items(), *given_names(rest["params"], len(self.param_groups))])
+        refuse_repeats(
+            [*self.named_params().items(), *given_names(rest["params"], len(self.param_groups))]
+        )
         if name in self.members:
             self.members[name].add_param_group(rest)
         else:
@@ -91,7 +95,9 @@ class Composite(NamedOptimizer):
 
     def _build_members(self) -> None:
         """Build each member with all of its groups at once: patterns and a `name_dict` see all names."""
-        pairs = [given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)]
+        pairs = [
+            given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)
+        ]
         refuse_repeats(chain.from_iterable(pairs))
         groups: dict[str, list[ParamGroup]] = {}
         for name, group in self._waiting:
@@ -107,8 +113,8 @@ class Composite(NamedOptimizer):
     def _offer_momentum(self) -> None:
         """Say in the defaults that momentum can be cycled, where torch's OneCycleLR and CyclicLR look for it.
 
-        They write `betas` of every group, or `momentum` of every group; with members of both kinds that is `momentum`,
-        which `step` hands on.
+        They write `betas` of every group, or `momentum` of every group; with members of both kinds
+        that is `momentum`, which `step` hands on.
         """
         for key in ("betas", "momentum"):
             self.defaults.pop(key, None)

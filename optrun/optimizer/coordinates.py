@@ -1,7 +1,8 @@
 """The coordinate check: does what a parameter does in a few steps stay as it is while the model grows?
 
-Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1. Beside the change of each module's output, the part of it is
-measured that the update of one parameter makes, so that the parameter is named whose factor is wrong.
+Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1. Beside the change of each module's output,
+the part of it is measured that the update of one parameter makes, so that the parameter is named
+whose factor is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from torch.utils._pytree import tree_leaves
 from optrun.param_groups.growth import Growth, growth_of
 
 TOLERANCE = 0.25
-"""Largest slope that counts as none: half of a wrong half power. Widths of a few dozen give a tenth by themselves."""
+"""Largest slope that counts as none: half of a wrong half power.
+
+Widths of a few dozen give a tenth by themselves.
+"""
 MEASURES = ("initial", "change", "update")
 _MOVES = 1e-12
 """Below this share of an output an update is rounding: a bias that the softmax cancels has no gradient."""
@@ -35,7 +39,8 @@ class Trial:
         model: In float64, so that rounding is no update.
         forward: Runs it on the fixed batch.
         train: Does the steps.
-        sizes: How each parameter grew, see `growth_of`; empty: it is compared with the smallest model.
+        sizes: How each parameter grew, see `growth_of`; empty: it is compared with the smallest
+            model.
     """
 
     model: nn.Module
@@ -50,8 +55,9 @@ class Line:
 
     Attributes:
         parameter: Its name; `*` for the block number where depth varies.
-        measure: `initial`: mean absolute output of its module at the start; `change`: of the difference after the
-            steps; `update`: of the part that the change of this parameter alone makes.
+        measure: `initial`: mean absolute output of its module at the start; `change`: of the
+            difference after the steps; `update`: of the part that the change of this parameter
+            alone makes.
         expected: Slope of it over size, on log axes; None: shown, and not judged.
         below: How far below it a slope is right as well: see `_shared`.
         values: By size, one for each seed.
@@ -104,7 +110,9 @@ class Line:
         }[self.measure]
         assert self.expected is not None
         way = "grows" if self.slope > self.expected else "dies"
-        look = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[self.measure]
+        look = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[
+            self.measure
+        ]
         return (
             f"{self.parameter}: {what} {way} with the size, by a power of {self.slope:+.2f} (± {2 * self.noise:.2f}) "
             f"where {self.right} is right: look at its {look}"
@@ -141,7 +149,9 @@ class CoordinateCheck:
                     "expected": line.expected,
                     "below": line.below,
                     "fails": line.fails,
-                    "means": {f"{size:g}": float(np.mean(values)) for size, values in line.values.items()},
+                    "means": {
+                        f"{size:g}": float(np.mean(values)) for size, values in line.values.items()
+                    },
                 }
                 for line in self.lines
             ],
@@ -151,7 +161,9 @@ class CoordinateCheck:
     def failures(self) -> list[Line]:
         """Lines that fail; a parameter's own fault stands before what follows from it."""
         order = {"initial": 0, "update": 1, "change": 2}
-        return sorted((line for line in self.lines if line.fails), key=lambda line: order[line.measure])
+        return sorted(
+            (line for line in self.lines if line.fails), key=lambda line: order[line.measure]
+        )
 
 
 def coordinate_check(
@@ -175,14 +187,18 @@ def coordinate_check(
         ConfigError: The models cannot be compared, see `growth_of`.
     """
     largest, smallest = (trial(size, seeds[0]) for size in (sizes[-1], sizes[0]))
-    grown = _with_tied_heads(largest.model, largest.sizes or growth_of(largest.model, smallest.model))
+    grown = _with_tied_heads(
+        largest.model, largest.sizes or growth_of(largest.model, smallest.model)
+    )
     shared = _shared(largest, smallest, grown) if by_gradient and along == "width" else set()
     lines: dict[tuple[str, str], Line] = {}
     for size in sizes:
         for seed in seeds:
             for key, value in _merged(measure(trial(size, seed)), along).items():
                 below = 0.5 if key[0] in shared and key[1] == "update" else 0.0
-                line = lines.setdefault(key, Line(*key, expected=_expected(*key, grown, along), below=below))
+                line = lines.setdefault(
+                    key, Line(*key, expected=_expected(*key, grown, along), below=below)
+                )
                 line.values.setdefault(size, []).append(value)
     whole = [line for line in lines.values() if _is_whole(line, sizes, seeds)]
     return CoordinateCheck(along, whole)
@@ -191,16 +207,22 @@ def coordinate_check(
 def _shared(larger: Trial, smaller: Trial, grown: Mapping[str, Growth]) -> set[str]:
     """Name parameters of one size that act on units whose number grows, as the norms of queries on heads.
 
-    The gradient of such a one is a sum over units. They begin as noise, which adds up to a power of -1/2 of what it
-    comes to once they learn alike.
+    The gradient of such a one is a sum over units. They begin as noise, which adds up to a power of
+    -1/2 of what it comes to once they learn alike.
     """
     counts = []
     for trial in (larger, smaller):
         with _recorded(trial.model) as calls:
             trial.forward()
-        counts.append({path: sum(tensor.numel() for tensor in call.outputs) for path, call in calls.items()})
+        counts.append(
+            {path: sum(tensor.numel() for tensor in call.outputs) for path, call in calls.items()}
+        )
     grow = {path for path, count in counts[0].items() if count > counts[1].get(path, count)}
-    return {name for name, size in grown.items() if size.kind == "of one size" and name.rpartition(".")[0] in grow}
+    return {
+        name
+        for name, size in grown.items()
+        if size.kind == "of one size" and name.rpartition(".")[0] in grow
+    }
 
 
 def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
@@ -209,7 +231,9 @@ def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str,
     out = dict(grown)
     for name, param in model.named_parameters(remove_duplicate=False):
         size = grown[names[id(param)]]
-        is_head = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear) and param.dim() > 1
+        is_head = (
+            isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear) and param.dim() > 1
+        )
         if not is_head:
             out[name] = size
         elif any(other.logits != 1 for other in grown.values()):
@@ -239,16 +263,31 @@ def _any_block(name: str) -> str:
 
 def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
     """Find the slope that is right; None where none follows."""
-    size = next((size for own, size in grown.items() if (own if along == "width" else _any_block(own)) == name), None)
+    size = next(
+        (
+            size
+            for own, size in grown.items()
+            if (own if along == "width" else _any_block(own)) == name
+        ),
+        None,
+    )
     if size is None:  # a tied head, whose logits a key scales
         return None
     if along == "depth":
         in_block = "*" in name
-        return None if measure == "change" and in_block else -1.0 if size.ends_branch and measure != "change" else 0.0
+        return (
+            None
+            if measure == "change" and in_block
+            else -1.0
+            if size.ends_branch and measure != "change"
+            else 0.0
+        )
     if size.logits != 1:
         return math.log(size.logits) / math.log(size.fan_out)
     if size.kind == "output matrix" and measure != "update":
-        return -0.5 if measure == "initial" else None  # its initial part falls, and so does what that makes of a change
+        return (
+            -0.5 if measure == "initial" else None
+        )  # its initial part falls, and so does what that makes of a change
     return 0.0
 
 
@@ -257,7 +296,10 @@ def measure(trial: Trial) -> dict[tuple[str, str], float]:
     model = trial.model
     with _recorded(model) as before:
         trial.forward()
-    initial = {name: param.detach().clone() for name, param in model.named_parameters(remove_duplicate=False)}
+    initial = {
+        name: param.detach().clone()
+        for name, param in model.named_parameters(remove_duplicate=False)
+    }
     trial.train()
     with _recorded(model) as after:
         trial.forward()
@@ -270,7 +312,9 @@ def measure(trial: Trial) -> dict[tuple[str, str], float]:
         if not any(True for _ in module.children()):  # else its output is the work of others
             first = f"{path}.{names[0]}" if path else names[0]
             found[first, "initial"] = _mean(before[path].outputs)
-            found[first, "change"] = _mean([b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)])
+            found[first, "change"] = _mean(
+                [b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)]
+            )
         for leaf in names:
             name = f"{path}.{leaf}" if path else leaf
             part = _part_of(module, leaf, initial[name], call)
@@ -292,12 +336,18 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
     found: dict[str, _Call] = {}
 
     def note(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object) -> None:
+        def hook(
+            _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object
+        ) -> None:
             found[path] = _Call(args, kwargs, _floats(out))
 
         return hook
 
-    own = [(path, module) for path, module in model.named_modules() if any(True for _ in module.parameters(False))]
+    own = [
+        (path, module)
+        for path, module in model.named_modules()
+        if any(True for _ in module.parameters(False))
+    ]
     hooks = [module.register_forward_hook(note(path), with_kwargs=True) for path, module in own]
     training = model.training
     model.eval()
@@ -316,16 +366,26 @@ def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float
     module.eval()
     try:
         with torch.no_grad():
-            out = _floats(torch.func.functional_call(module, {leaf: before}, call.args, call.kwargs))
+            out = _floats(
+                torch.func.functional_call(module, {leaf: before}, call.args, call.kwargs)
+            )
         return _mean([b - a for a, b in zip(out, call.outputs, strict=True)])
-    except (RuntimeError, ValueError, TypeError):  # a module that writes into a cache cannot be called again
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+    ):  # a module that writes into a cache cannot be called again
         return None
     finally:
         module.train(training)
 
 
 def _floats(out: object) -> list[Tensor]:
-    return [leaf.detach() for leaf in tree_leaves(out) if torch.is_tensor(leaf) and leaf.is_floating_point()]
+    return [
+        leaf.detach()
+        for leaf in tree_leaves(out)
+        if torch.is_tensor(leaf) and leaf.is_floating_point()
+    ]
 
 
 def _mean(tensors: Sequence[Tensor]) -> float:

@@ -13,14 +13,16 @@ def decay_scale(group: Group) -> float:
     """Return what a group's weight decay is multiplied with in a step.
 
     Args:
-        group: With `lr`, `weight_decay_mode`, `initial_lr` if a schedule drives it, and `base_lr` for "corrected".
+        group: With `lr`, `weight_decay_mode`, `initial_lr` if a schedule drives it, and `base_lr`
+            for "corrected".
 
     Returns:
-        lr for "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`), lr / peak for
-        "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier, not the rate;
-        the peak is the group's own, and without a schedule its rate), lr^2 / base for "corrected" (timm's
-        `corrected_weight_decay`, after Defazio 2025, arXiv:2506.02285; the base is the optimizer's own rate, for groups
-        with another rate too).
+        lr for "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`),
+        lr / peak for "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the
+        schedule's multiplier, not the rate; the peak is the group's own, and without a schedule its
+        rate), lr^2 / base for "corrected" (timm's
+        `corrected_weight_decay`, after Defazio 2025, arXiv:2506.02285; the base is the optimizer's
+        own rate, for groups with another rate too).
 
     Example:
         >>> group = {"lr": 0.1, "initial_lr": 0.4, "base_lr": 0.8}

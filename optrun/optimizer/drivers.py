@@ -11,15 +11,20 @@ from torch.optim import Optimizer
 def scheduler_over(optimizer: Optimizer) -> str | None:
     """Find a live scheduler that was built over an optimizer, whichever library it comes from.
 
-    torch's schedulers wrap `step`, which is cheaper to ask; its ReduceLROnPlateau does not, nor do those of timm. They
-    keep the optimizer as `optimizer`, so they are found among what refers to it: one or two walks over all objects,
-    some hundred milliseconds, for a question that is asked at a `set_lr` and not at a step.
+    torch's schedulers wrap `step`, which is cheaper to ask; its ReduceLROnPlateau does not, nor do
+    those of timm. They keep the optimizer as `optimizer`, so they are found among what refers to
+    it: one or two walks over all objects, some hundred milliseconds, for a question that is asked
+    at a `set_lr` and not at a step.
 
     Returns:
         Its class in words, such as "torch's ReduceLROnPlateau"; None where there is none.
     """
     holders: list[Any] = gc.get_referrers(optimizer)
-    dicts = [holder for holder in holders if isinstance(holder, dict) and holder.get("optimizer") is optimizer]
+    dicts = [
+        holder
+        for holder in holders
+        if isinstance(holder, dict) and holder.get("optimizer") is optimizer
+    ]
     if dicts:
         holders += gc.get_referrers(*dicts)
     for holder in holders:
@@ -30,4 +35,7 @@ def scheduler_over(optimizer: Optimizer) -> str | None:
 
 def _is_scheduler(cls: type) -> bool:
     """Recognise a scheduler by the names of its bases: LRScheduler of torch, Scheduler of timm, and their like."""
-    return any(base.__name__ == "Scheduler" or base.__name__.endswith("LRScheduler") for base in cls.__mro__)
+    return any(
+        base.__name__ == "Scheduler" or base.__name__.endswith("LRScheduler")
+        for base in cls.__mro__
+    )

@@ -15,7 +15,8 @@ from optrun.base.options import State
 from optrun.optimizer.rehearsal import apart, one_step
 
 _SIDE = 3
-"""Shortest side of a stand-in; each dimension has another, by which it is found again in the state."""
+"""Shortest side of a stand-in; each dimension has another, by which it is found again in the state.
+"""
 
 
 def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
@@ -25,7 +26,8 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         optimizer: Over parameters with names, on any device, meta too; it is left as it is.
 
     Returns:
-        Bytes of the whole tensor, not of a shard; None where a step over shapes, and one over small numbers, fail.
+        Bytes of the whole tensor, not of a shard; None where a step over shapes, and one over small
+        numbers, fail.
 
     Example:
         >>> from optrun.optimizer import Lamb
@@ -45,9 +47,14 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
                 for param in first.values():
                     params[param].grad = torch.ones_like(params[param])
                 one_step(twin, 1.0)
-        except Exception:  # it looks at values, of which shapes have none; or it needs what a twin has not
+        except (
+            Exception
+        ):  # it looks at values, of which shapes have none; or it needs what a twin has not
             continue
-        sizes = {kind: _total(twin.state.get(params[param], {}), param, size) for kind, param in first.items()}
+        sizes = {
+            kind: _total(twin.state.get(params[param], {}), param, size)
+            for kind, param in first.items()
+        }
         return {name: sizes[kind] for name, (_, kind) in alike.items()}
     return dict.fromkeys(alike)
 
@@ -60,16 +67,22 @@ def _small(param: Tensor) -> Tensor:
     return torch.ones([_SIDE + place for place in range(param.dim())], dtype=param.dtype)
 
 
-def _twin(optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]) -> tuple[Optimizer, dict[Tensor, Tensor]]:
+def _twin(
+    optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]
+) -> tuple[Optimizer, dict[Tensor, Tensor]]:
     """Copy an optimizer with no state and no hooks of others, over other parameters."""
     params: dict[Tensor, Tensor] = {}
     twin: Optimizer = object.__new__(type(optimizer))
     memo: dict[int, object] = {id(optimizer): twin, id(optimizer.state): (state := _empty())}
     for param in (param for group in optimizer.param_groups for param in group["params"]):
         params[param] = memo[id(param)] = Parameter(stand_in(param))
-    left = {key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"}
+    left = {
+        key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"
+    }
     vars(twin).update(copy.deepcopy(left, memo))
-    twin.__setstate__({"state": state, "param_groups": twin.param_groups})  # which makes the hooks anew
+    twin.__setstate__(
+        {"state": state, "param_groups": twin.param_groups}
+    )  # which makes the hooks anew
     return twin, params
 
 
@@ -86,7 +99,13 @@ def _total(state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | N
 def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    inner = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return [tensor for entry in inner for tensor in _tensors(entry)]
 
 

@@ -33,12 +33,30 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "needs second derivatives of the loss (create_graph), which a step here does not compute",
         "soap",
     ),
-    "sophiah": ("needs second derivatives of the loss (create_graph), which a step here does not compute", "soap"),
-    "bsam": ("needs the loss again at weights it has moved (a closure), and a step here computes it once", "adabelief"),
-    "demo": ("exchanges compressed momenta between processes itself, where the ranks of a run share gradients", "lion"),
-    "distributedmuon": ("divides the matrices between processes that it does not ask the run for", "muon"),
-    "lorarite": ("takes the two factors of each LoRA layer in pairs, which are not told apart here", "lamb"),
-    "muonclip": ("clips by the attention logits of each step, which it is not given here: it would be Muon", "muon"),
+    "sophiah": (
+        "needs second derivatives of the loss (create_graph), which a step here does not compute",
+        "soap",
+    ),
+    "bsam": (
+        "needs the loss again at weights it has moved (a closure), and a step here computes it once",
+        "adabelief",
+    ),
+    "demo": (
+        "exchanges compressed momenta between processes itself, where the ranks of a run share gradients",
+        "lion",
+    ),
+    "distributedmuon": (
+        "divides the matrices between processes that it does not ask the run for",
+        "muon",
+    ),
+    "lorarite": (
+        "takes the two factors of each LoRA layer in pairs, which are not told apart here",
+        "lamb",
+    ),
+    "muonclip": (
+        "clips by the attention logits of each step, which it is not given here: it would be Muon",
+        "muon",
+    ),
     "spectralsphere": ("takes 2-D parameters alone", "muon"),
 }
 """By lower-case name: why one is not offered, and what of the same library is."""
@@ -46,8 +64,16 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 _IGNORED = "lr and the schedule of this run would be ignored"
 WANTED: Mapping[str, tuple[str, Any, str]] = {
     "adafactor": ("relative_step", False, f"takes a learning rate of its own, {_IGNORED}"),
-    "apollodqn": ("warmup_steps", 0, f"warms up by itself from a learning rate of its own, {_IGNORED}"),
-    "pid": ("momentum", 0.9, "without a momentum keeps neither integral nor derivative, and is plain SGD"),
+    "apollodqn": (
+        "warmup_steps",
+        0,
+        f"warms up by itself from a learning rate of its own, {_IGNORED}",
+    ),
+    "pid": (
+        "momentum",
+        0.9,
+        "without a momentum keeps neither integral nor derivative, and is plain SGD",
+    ),
     "ranger21": ("disable_lr_scheduler", True, f"runs a schedule of its own, {_IGNORED}"),
 }
 """A keyword without which one is not what its name says, its value (for a fraction: any above 0), and the reason."""
@@ -88,14 +114,19 @@ def library_class(name: str) -> Any:
     """Find the class behind `optimizer.name`, if it can be offered.
 
     Raises:
-        ConfigError: The library is not installed or has no such name, or what it has cannot do here what its name says.
+        ConfigError: The library is not installed or has no such name, or what it has cannot do here
+            what its name says.
     """
     if importlib.util.find_spec(LIBRARY) is None:
         raise ConfigError(
             'optimizer=pytorch_optimizer needs the library of that name: pip install "optrun[optimizers]".'
         )
     members = vars(importlib.import_module(LIBRARY)).values()
-    known = {cls.__name__.lower(): cls for cls in members if isinstance(cls, type) and issubclass(cls, Optimizer)}
+    known = {
+        cls.__name__.lower(): cls
+        for cls in members
+        if isinstance(cls, type) and issubclass(cls, Optimizer)
+    }
     if name.lower() not in known:
         refuse_few_bits("optimizer.name", name)
         raise ConfigError(
@@ -127,14 +158,15 @@ def build_pytorch_optimizer(
 
     Args:
         name: As in that library's `load_optimizer`; case does not matter.
-        param_groups: Group dicts with (name, parameter) pairs; `kwargs` of a group are keywords for it alone.
+        param_groups: Group dicts with (name, parameter) pairs; `kwargs` of a group are keywords for
+            it alone.
         lr: Base learning rate.
         divide: Which parameters of a group are hidden matrices, for those that treat them apart.
         **options: Its keywords, all checked against its constructor.
 
     Raises:
-        ConfigError: Where it cannot do here what its name says, an option would be ignored, or groups name other
-            optimizers.
+        ConfigError: Where it cannot do here what its name says, an option would be ignored, or
+            groups name other optimizers.
         TypeError: For a keyword that it does not have.
     """
     cls, kind = library_class(name), name.lower()
@@ -143,7 +175,9 @@ def build_pytorch_optimizer(
     for group in groups:
         group.pop("kwargs", None)
     options = without_no_decay(options, keywords)
-    known_keys(options, keywords | set(PROJECTED.get(kind, ())), f"pytorch_optimizer's {cls.__name__}")
+    known_keys(
+        options, keywords | set(PROJECTED.get(kind, ())), f"pytorch_optimizer's {cls.__name__}"
+    )
     groups = [without_no_decay(group, keywords) for group in groups]
     refuse_group_keys("pytorch_optimizer", cls, groups, keywords | own)
     _refuse_without(name, cls, groups, options)
@@ -162,7 +196,11 @@ def build_pytorch_optimizer(
 @functools.cache
 def _keywords(cls: type[Optimizer]) -> set[str]:
     """Collect what a constructor takes, by its signature and by the switches that it reads of its `**kwargs`."""
-    source = "".join(inspect.getsource(base) for base in cls.__mro__ if base.__module__.startswith(f"{LIBRARY}.opt"))
+    source = "".join(
+        inspect.getsource(base)
+        for base in cls.__mro__
+        if base.__module__.startswith(f"{LIBRARY}.opt")
+    )
     switches = {key for key in SWITCHES if f"'{key}'" in source}
     return (set(inspect.signature(cls).parameters) | switches) - {"params", "kwargs"}
 
@@ -174,13 +212,19 @@ def _own_keys(kind: str) -> frozenset[str]:
     return frozenset({key for key in keys if key} | set(PROJECTED.get(kind, ())))
 
 
-def _refuse_without(name: str, cls: type[Optimizer], groups: Sequence[Group], options: Options) -> None:
+def _refuse_without(
+    name: str, cls: type[Optimizer], groups: Sequence[Group], options: Options
+) -> None:
     """Raise where something is not given without which it fails, or is not what its name says."""
     kind = name.lower()
     for key, parameter in inspect.signature(cls).parameters.items():
-        wanted = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        wanted = (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        )
         if wanted and key not in ("params", "lr", *options):
-            raise ConfigError(f"optimizer.name={name}: {cls.__name__} needs {key}: give optimizer.kwargs.{key}=VALUE.")
+            raise ConfigError(
+                f"optimizer.name={name}: {cls.__name__} needs {key}: give optimizer.kwargs.{key}=VALUE."
+            )
     key, value, why = WANTED.get(kind, ("", None, ""))
     met = bool(options.get(key)) if isinstance(value, float) else options.get(key) == value
     if not met:
@@ -192,7 +236,9 @@ def _refuse_without(name: str, cls: type[Optimizer], groups: Sequence[Group], op
             f"optimizer.name={name}: {cls.__name__} is AdamW but for groups that are marked: name the weights that a "
             f"normalisation follows, as param_groups.rules=[{{pattern: REGEX, kwargs: {{{MARKED[kind]}: true}}}}]."
         )
-    if kind in PROJECTED and not any(set(PROJECTED[kind]) <= set(entry) for entry in (options, *groups)):
+    if kind in PROJECTED and not any(
+        set(PROJECTED[kind]) <= set(entry) for entry in (options, *groups)
+    ):
         values = ", ".join(f"{key}: {value}" for key, value in PROJECTED[kind].items())
         raise ConfigError(
             f"optimizer.name={name}: {cls.__name__} projects nothing unless it is told how: give all of "
@@ -211,7 +257,10 @@ def _divided(
 ) -> tuple[list[ParamGroup], dict[str, Any]]:
     """Separate hidden matrices from the rest, each with the keys that the optimizer knows them by."""
     kind = name.lower()
-    flag, projection = FLAGS.get(kind), {key: options[key] for key in PROJECTED.get(kind, ()) if key in options}
+    flag, projection = (
+        FLAGS.get(kind),
+        {key: options[key] for key in PROJECTED.get(kind, ()) if key in options},
+    )
     others = {key: value for key, value in options.items() if key not in projection}
     if flag is None and kind not in PROJECTED:
         return list(groups), others
@@ -230,7 +279,9 @@ def _divided(
         if rest:
             out.append({**group, **({flag: False} if flag else {}), "params": rest})
             if flag == "use_muon":
-                given = options.get("adamw_lr", inspect.signature(cls).parameters["adamw_lr"].default)
+                given = options.get(
+                    "adamw_lr", inspect.signature(cls).parameters["adamw_lr"].default
+                )
                 _scale(out[-1], given / lr if lr else 1.0)
     for group in out:
         _refuse_no_projection(name, group)
@@ -254,7 +305,9 @@ def _refuse_no_projection(name: str, group: Group) -> None:
             )
 
 
-def _refuse_unread(built: Optimizer, *, groups: Sequence[Group], options: Options, own: frozenset[str]) -> None:
+def _refuse_unread(
+    built: Optimizer, *, groups: Sequence[Group], options: Options, own: frozenset[str]
+) -> None:
     """Raise for what the constructor swallowed: a switch it does not keep, a key of a group that it keeps on itself."""
     for key in options.keys() & SWITCHES:
         if key not in {*built.defaults, *own, *ALWAYS_READ} and not hasattr(built, key):

@@ -52,7 +52,11 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     for key in keys:
         if key not in pool:
             found = OPTIMIZERS.get(str(key))
-            hint = explained(found).replace("optimizer.", "") if found else did_you_mean(str(key), pool)
+            hint = (
+                explained(found).replace("optimizer.", "")
+                if found
+                else did_you_mean(str(key), pool)
+            )
             raise TypeError(f"{where} has no option {key!r}. {hint}")
 
 
@@ -77,7 +81,9 @@ def names_of(group: Group, group_index: int) -> list[str]:
 def given_names(params: Iterable[object], group_index: int) -> list[tuple[str, Any]]:
     """Return (name, parameter) pairs of a group's `params` as they were given, named or not."""
     return [
-        entry if isinstance(entry, tuple) and len(entry) == 2 else (unnamed(group_index, position), entry)
+        entry
+        if isinstance(entry, tuple) and len(entry) == 2
+        else (unnamed(group_index, position), entry)
         for position, entry in enumerate(params)
     ]
 
@@ -91,7 +97,8 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
     Example:
         >>> refuse_repeats([("wte.weight", weight := object()), ("lm_head.weight", weight)])
         Traceback (most recent call last):
-        ValueError: 'wte.weight' and 'lm_head.weight' are one parameter: it would be stepped twice. Give it once.
+        ValueError: 'wte.weight' and 'lm_head.weight' are one parameter: it would be stepped twice.
+            Give it once.
     """
     tensors: dict[str, Any] = {}
     names: dict[int, str] = {}
@@ -99,10 +106,14 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
         if name in tensors and tensors[name] is not tensor:
             raise ValueError(f"two parameters are called {name!r}: names must tell them apart.")
         if name in tensors:
-            raise ValueError(f"parameter {name!r} appears twice: it would be stepped twice. Give it once.")
+            raise ValueError(
+                f"parameter {name!r} appears twice: it would be stepped twice. Give it once."
+            )
         if id(tensor) in names:
             first = names[id(tensor)]
-            raise ValueError(f"{first!r} and {name!r} are one parameter: it would be stepped twice. Give it once.")
+            raise ValueError(
+                f"{first!r} and {name!r} are one parameter: it would be stepped twice. Give it once."
+            )
         tensors[name], names[id(tensor)] = tensor, name
 
 
@@ -127,8 +138,9 @@ def listed_params(params: object) -> list[Any]:
 def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
     """Fold a group's `lr_scale` into its `lr`, as the optimizer keeps it.
 
-    `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an `lr_scale` alone is
-    relative to the base; neither means the base. Groups that know their scale follow `set_lr`, absolute ones do not.
+    `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an
+    `lr_scale` alone is relative to the base; neither means the base. Groups that know their scale
+    follow `set_lr`, absolute ones do not.
 
     Args:
         group: As given by the user.
@@ -137,7 +149,8 @@ def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) 
         owner: Class name, for messages.
 
     Raises:
-        TypeError: For a key that is neither a hyper-parameter nor descriptive, with the nearest valid one.
+        TypeError: For a key that is neither a hyper-parameter nor descriptive, with the nearest
+            valid one.
         ValueError: For an `lr_scale` below 0, or a group without `params`.
 
     Example:
@@ -145,8 +158,14 @@ def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) 
         0.05
     """
     if "params" not in group:
-        raise ValueError(f"a parameter group of {owner} needs the key 'params', got {sorted(group)}.")
-    known_keys(group, {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params"}, f"a parameter group of {owner}")
+        raise ValueError(
+            f"a parameter group of {owner} needs the key 'params', got {sorted(group)}."
+        )
+    known_keys(
+        group,
+        {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params"},
+        f"a parameter group of {owner}",
+    )
     out = dict(group)
     if "lr_scale" in out:
         out["lr_scale"] = not_negative("lr_scale", out["lr_scale"])

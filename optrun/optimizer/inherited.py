@@ -11,7 +11,9 @@ from optrun.base.plain import PlainMapping
 from optrun.optimizer.state import load_named_state
 
 
-def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping) -> tuple[bool, str]:
+def inherit_state(
+    optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
+) -> tuple[bool, str]:
     """Load the state by parameter name, where class and settings fit; otherwise leave the optimizer as it was built.
 
     Args:

@@ -1,4 +1,7 @@
-"""LAMB: Adam's direction, rescaled tensor by tensor to the size of the weights. torch has no LAMB."""
+"""LAMB: Adam's direction, rescaled tensor by tensor to the size of the weights.
+
+torch has no LAMB.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +78,17 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     o, (beta1, beta2), shardings = batch.options, batch.options["betas"], batch.each("sharding")
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
     if o["normalize_grad"]:
-        grads = list(torch._foreach_div(grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())))
+        grads = list(
+            torch._foreach_div(
+                grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())
+            )
+        )
     if o["l2"]:
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, o["l2"])))
     if o["l1"]:
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), o["l1"])))
+        grads = list(
+            torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), o["l1"]))
+        )
     if o["grad_averaging"]:
         moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     else:
@@ -87,7 +96,9 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
         torch._foreach_add_(exp_avgs, grads)
         torch._foreach_mul_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-    firsts, seconds, lr_factors = zip(*(corrections(o, step) for step in batch.each("step")), strict=True)
+    firsts, seconds, lr_factors = zip(
+        *(corrections(o, step) for step in batch.each("step")), strict=True
+    )
     if o["eps_root"]:
         denoms = torch._foreach_div(exp_avg_sqs, seconds)
         torch._foreach_add_(denoms, o["eps_root"])
@@ -100,8 +111,13 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     torch._foreach_div_(updates, firsts)
     del denoms
     if o["caution"]:
-        masks = [(update * grad > 0).to(update.dtype) for update, grad in zip(updates, grads, strict=True)]
-        sizes = torch.tensor([max(n, 1) for n in batch.each("numel")], dtype=masks[0].dtype, device=masks[0].device)
+        masks = [
+            (update * grad > 0).to(update.dtype)
+            for update, grad in zip(updates, grads, strict=True)
+        ]
+        sizes = torch.tensor(
+            [max(n, 1) for n in batch.each("numel")], dtype=masks[0].dtype, device=masks[0].device
+        )
         kept = norms(masks, shardings, foreach=True).square().div_(sizes).clamp_(min=LEAST_KEPT)
         torch._foreach_div_(masks, list(kept.unbind()))
         torch._foreach_mul_(updates, masks)
@@ -141,39 +157,47 @@ class Lamb(BatchOptimizer):
         r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay w
         w = w - lr k r,    k = |w| / |r| where adapted and both norms are above 0, else 1
 
-    Moments are float32 at least. A sparse gradient counts as a dense one with zero rows. After a step `trust_ratios`
-    holds each k. Other packages' LAMBs differ by the options from `bias_correction` on, whose defaults are the formula
-    above; `optrun.optimizer.dialect_options` has them by the name of the package.
+    Moments are float32 at least. A sparse gradient counts as a dense one with zero rows. After a
+    step `trust_ratios` holds each k. Other packages' LAMBs differ by the options from
+    `bias_correction` on, whose defaults are the formula above; `optrun.optimizer.dialect_options`
+    has them by the name of the package.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
         lr: Learning rate, a number >= 0 or a function of the step from 0.
         betas: Decay of first and second moment, each in [0, 1).
         eps: Added to the square root of the corrected second moment, >= 0.
-        weight_decay: Coefficient inside r, hence inside its norm; a negative one is applied too. May be a function of
-            the step.
+        weight_decay: Coefficient inside r, hence inside its norm; a negative one is applied too.
+            May be a function of the step.
         exclude_from_weight_decay: Regular expressions; names in which one is found are not decayed.
         exclude_from_layer_adaptation: Likewise for k = 1.
-        always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The Model Garden adapts
-            without decay: set it, and list what it excludes from decay under `exclude_from_layer_adaptation` too.
-        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
-        step_count: "parameter": t counts the gradients this parameter has had, as in Paddle; "optimizer": t counts the
-            optimizer's steps, as in the Model Garden.
+        always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The
+            Model Garden adapts
+            without decay: set it, and list what it excludes from decay under
+            `exclude_from_layer_adaptation` too.
+        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into
+            them.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        step_count: "parameter": t counts the gradients this parameter has had, as in Paddle;
+            "optimizer": t counts the optimizer's steps, as in the Model Garden.
         l1: Coefficient of a coupled term added to the gradient: l1 sign(w), >= 0.
         l2: Likewise l2 w, >= 0.
         unmatched_patterns: "error", or "ignore" for patterns that match no name.
-        bias_correction: "moments": as above. Otherwise r has the moments as they are, and lr is multiplied, outside the
-            norms: by sqrt(1 - b2^t) / (1 - b1^t) with "lr", 1 / (1 - b1^t) with "lr_first", nothing with "none".
+        bias_correction: "moments": as above. Otherwise r has the moments as they are, and lr is
+            multiplied, outside the
+            norms: by sqrt(1 - b2^t) / (1 - b1^t) with "lr", 1 / (1 - b1^t) with "lr_first", nothing
+                with "none".
         grad_averaging: False: m = b1 m + g.
         normalize_grad: Divide each tensor's gradient by its norm first, as LANS does.
         eps_root: Added under the square root, >= 0.
-        caution: Drop entries of Adam's direction whose sign is not the gradient's, and scale the others up by as much.
-        weight_decay_mode: "adapted": inside r, as above. Otherwise w loses a part of itself before the norms are taken:
-            lr weight_decay with "decoupled", weight_decay with "fixed", lr / peak weight_decay with "scheduled",
-            lr^2 / base weight_decay with "corrected"; peak is the rate that the group's schedule began with, base the
-            optimizer's `lr`, whatever rate the group has.
+        caution: Drop entries of Adam's direction whose sign is not the gradient's, and scale the
+            others up by as much.
+        weight_decay_mode: "adapted": inside r, as above. Otherwise w loses a part of itself before
+            the norms are taken: lr weight_decay with "decoupled", weight_decay with "fixed", lr /
+            peak weight_decay with "scheduled", lr^2 / base weight_decay with "corrected"; peak is
+            the rate that the group's schedule began with, base the optimizer's `lr`, whatever rate
+            the group has.
         min_param_norm: Lower bound of |w| in k, >= 0.
         max_param_norm: Upper bound of |w| in k; None: none.
         min_trust: Lower bound of k, >= 0, where both norms are above 0.
@@ -182,11 +206,11 @@ class Lamb(BatchOptimizer):
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
-        ValueError: For a value out of range, bounds that cross, a pattern that matches nothing, or patterns over
-            unnamed parameters.
+        ValueError: For a value out of range, bounds that cross, a pattern that matches nothing, or
+            patterns over unnamed parameters.
 
-    Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, phi the identity. The bias correction is 1 - b^t, where
-    Paddle's documentation prints b^t.
+    Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, phi the identity. The bias correction is
+    1 - b^t, where Paddle's documentation prints b^t.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -214,13 +238,17 @@ class Lamb(BatchOptimizer):
             note_peak(group, functions, self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
-        self._unadapted: set[Tensor] = self._excluded("exclude_from_layer_adaptation", must_match=must_match)
+        self._unadapted: set[Tensor] = self._excluded(
+            "exclude_from_layer_adaptation", must_match=must_match
+        )
 
     @property
     def trust_ratios(self) -> dict[str, float]:
         """Every k of the last step, by parameter name; reading it waits for the device."""
         return {
-            name: ratio for names, ratios in self._ratios for name, ratio in zip(names, ratios.tolist(), strict=True)
+            name: ratio
+            for names, ratios in self._ratios
+            for name, ratio in zip(names, ratios.tolist(), strict=True)
         }
 
     def adapted(self, param: Tensor, group: Group) -> bool:

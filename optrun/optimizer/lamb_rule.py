@@ -1,4 +1,7 @@
-"""What tells the dialects of LAMB apart, from the options of a group. Pure; numbers and norms in and out."""
+"""What tells the dialects of LAMB apart, from the options of a group.
+
+Pure; numbers and norms in and out.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,12 @@ def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) ->
         update_norms: |r|, the same shape.
 
     Returns:
-        phi(|w|) / |r| within its bounds; exactly 1, not bounded, where phi(|w|) or |r| is 0 or |r| is NaN.
+        phi(|w|) / |r| within its bounds; exactly 1, not bounded, where phi(|w|) or |r| is 0 or |r|
+        is NaN.
 
-    Source: You et al. 2020, arXiv:1904.00962, section 3: phi(z) = min(max(z, gamma_l), gamma_u). The bounds of the
-    ratio itself are DeepSpeed's `min_coeff` and `max_coeff`; an upper one of 1 is LAMBC, Fong et al. 2020,
-    arXiv:2011.13584.
+    Source: You et al. 2020, arXiv:1904.00962, section 3: phi(z) = min(max(z, gamma_l), gamma_u).
+    The bounds of the ratio itself are DeepSpeed's `min_coeff` and `max_coeff`; an upper one of 1 is
+    LAMBC, Fong et al. 2020, arXiv:2011.13584.
 
     Example:
         >>> from optrun.config.schema.optimizer import LambConfig
@@ -61,5 +65,7 @@ def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) ->
     ratios = trust_ratio(param_norms, divisors)
     if options["min_trust"] > 0 or options["max_trust"] is not None:
         moved = (param_norms > 0) & (update_norms > 0)
-        ratios = torch.where(moved, ratios.clamp(options["min_trust"], options["max_trust"]), ratios)
+        ratios = torch.where(
+            moved, ratios.clamp(options["min_trust"], options["max_trust"]), ratios
+        )
     return ratios

@@ -1,4 +1,7 @@
-"""LazyAdam: Adam that touches the rows a sparse gradient lists, and no others. torch's SparseAdam cannot decay."""
+"""LazyAdam: Adam that touches the rows a sparse gradient lists, and no others.
+
+torch's SparseAdam cannot decay.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ class LazyAdam(BatchOptimizer):
         v = b2 v + (1 - b2) g^2
         w = w - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
-    A sparse gradient does the same to the rows it lists; repeated rows are summed first. Other rows keep w, m and v;
-    time and memory of a step grow with the rows listed, not with the table.
+    A sparse gradient does the same to the rows it lists; repeated rows are summed first. Other rows
+    keep w, m and v; time and memory of a step grow with the rows listed, not with the table.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
@@ -37,23 +40,28 @@ class LazyAdam(BatchOptimizer):
         betas: Decay of first and second moment, each in [0, 1).
         eps: >= 0; where it is added is said by `eps_form`.
         weight_decay: Coupled L2, >= 0; may be a function of the step.
-        exclude_from_weight_decay: Regular expressions; names in which one is found are not decayed. The default holds
-            for ungrouped named parameters only: in groups, decay follows the group's value for every name.
+        exclude_from_weight_decay: Regular expressions; names in which one is found are not decayed.
+            The default holds
+            for ungrouped named parameters only: in groups, decay follows the group's value for
+            every name.
         nesterov: Step along b1 m + (1 - b1) g instead of m.
-        loss_scale: What gradients were multiplied by, > 0; they are divided by it, the decay is not.
-        eps_form: "documented": added after bias correction, so that a dense LazyAdam is torch.optim.Adam;
-            "mindspore": added to the raw sqrt(v), as the package computes.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
-        grad_centralization: Centre the gradients of tensors of two or more dimensions; mostly set in a group.
+        loss_scale: What gradients were multiplied by, > 0; they are divided by it, the decay is
+            not.
+        eps_form: "documented": added after bias correction, so that a dense LazyAdam is
+            torch.optim.Adam; "mindspore": added to the raw sqrt(v), as the package computes.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        grad_centralization: Centre the gradients of tensors of two or more dimensions; mostly set
+            in a group.
         unmatched_patterns: "error", or "ignore" for patterns that match no name.
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
-        ValueError: For a value out of range, a pattern that matches nothing, or patterns over unnamed parameters.
+        ValueError: For a value out of range, a pattern that matches nothing, or patterns over
+            unnamed parameters.
 
-    Source: MindSpore 2.10 LazyAdam, after Kingma & Ba 2015, arXiv:1412.6980. Gradient centralization: Yong et al. 2020,
-    arXiv:2004.01461, equation 1.
+    Source: MindSpore 2.10 LazyAdam, after Kingma & Ba 2015, arXiv:1412.6980. Gradient
+    centralization: Yong et al. 2020, arXiv:2004.01461, equation 1.
 
     Example:
         >>> import torch
@@ -79,7 +87,11 @@ class LazyAdam(BatchOptimizer):
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group as in `NamedOptimizer`; a group given as such does not take over the default name rule."""
         grouped = self._built or self._grouped
-        if grouped and isinstance(param_group, dict) and self.defaults["exclude_from_weight_decay"] == list(NAME_RULE):
+        if (
+            grouped
+            and isinstance(param_group, dict)
+            and self.defaults["exclude_from_weight_decay"] == list(NAME_RULE)
+        ):
             param_group = {"exclude_from_weight_decay": None, **param_group}
         super().add_param_group(param_group)
 
@@ -92,7 +104,11 @@ class LazyAdam(BatchOptimizer):
 
     def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
         centre = group["grad_centralization"] and param.dim() >= 2
-        if centre and isinstance(param, DTensor) and any(p.is_shard() and not p.is_shard(0) for p in param.placements):
+        if (
+            centre
+            and isinstance(param, DTensor)
+            and any(p.is_shard() and not p.is_shard(0) for p in param.placements)
+        ):
             raise RuntimeError(
                 f"grad_centralization needs whole rows, and a parameter is placed as {param.placements}: shard over "
                 "dimension 0, or switch it off for that group."
@@ -110,9 +126,13 @@ class LazyAdam(BatchOptimizer):
 
     def _update(self, batch: Batch) -> None:
         """Step as Adam, once the gradients that are to be are unscaled, decayed and centred."""
-        for i, (param, grad, x) in enumerate(zip(batch.params, batch.grads, batch.numbers, strict=True)):
+        for i, (param, grad, x) in enumerate(
+            zip(batch.params, batch.grads, batch.numbers, strict=True)
+        ):
             if x["centre"]:
-                batch.grads[i] = centred(prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"]))
+                batch.grads[i] = centred(
+                    prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"])
+                )
                 x |= {"l2": 0.0, "loss_scale": 1.0}
         self.FORMULA.step(batch)
 

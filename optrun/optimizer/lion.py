@@ -45,16 +45,16 @@ class Lion(BatchOptimizer):
         w = w - lr sign(c)
         m = b2 m + (1 - b2) g
 
-    The moment is float32 at least. An lr that suits AdamW is some 3 to 10 times too large here, and its weight decay as
-    many times too small.
+    The moment is float32 at least. An lr that suits AdamW is some 3 to 10 times too large here, and
+    its weight decay as many times too small.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
         lr: Learning rate, a number >= 0 or a function of the step from 0.
         betas: b1 of the interpolation and b2 of the moment, each in [0, 1).
         weight_decay: Decoupled, >= 0; may be a function of the step.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.

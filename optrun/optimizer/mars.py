@@ -1,4 +1,7 @@
-"""MARS-AdamW: AdamW on gradients from which the step before takes out some of the noise. torch has none."""
+"""MARS-AdamW: AdamW on gradients from which the step before takes out some of the noise.
+
+torch has none.
+"""
 
 from __future__ import annotations
 
@@ -71,16 +74,13 @@ class Mars(BatchOptimizer):
 
     One step of one tensor of two or more dimensions, t counting the gradients it has had from 1:
 
-        c = g + gamma b1 / (1 - b1) (g - g')        g' the gradient of the step before, g itself at first
-        c = c / |c|    where |c| > 1
-        m = b1 m + (1 - b1) c
-        v = b2 v + (1 - b2) c^2
-        w = w (1 - lr weight_decay)
-        w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+        c = g + gamma b1 / (1 - b1) (g - g')        g' the gradient of the step before, g itself at
+        first c = c / |c|    where |c| > 1 m = b1 m + (1 - b1) c v = b2 v + (1 - b2) c^2 w = w (1 -
+        lr weight_decay) w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    A tensor of fewer dimensions has c = g and `betas_1d`, unless `optimize_1d`. g' is of other examples than g: the
-    paper's approximate form, which costs no second backward. |c| is the norm of the whole tensor. Moments and g' are
-    float32 at least.
+    A tensor of fewer dimensions has c = g and `betas_1d`, unless `optimize_1d`. g' is of other
+    examples than g: the paper's approximate form, which costs no second backward. |c| is the norm
+    of the whole tensor. Moments and g' are float32 at least.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
@@ -91,15 +91,16 @@ class Mars(BatchOptimizer):
         gamma: Strength of the correction, >= 0.
         optimize_1d: Correct the gradients of vectors and numbers, too.
         betas_1d: Decays for vectors and numbers where they are not corrected.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
         ValueError: For a value out of range.
 
-    Source: Yuan et al. 2024, arXiv:2411.10438, Algorithms 1 and 2 with an approximate gradient, whose x_0 is x_1: no
-    correction at first, where the authors' code has g' = 0. That vectors go by AdamW, and these decays, is their code.
+    Source: Yuan et al. 2024, arXiv:2411.10438, Algorithms 1 and 2 with an approximate gradient,
+    whose x_0 is x_1: no correction at first, where the authors' code has g' = 0. That vectors go by
+    AdamW, and these decays, is their code.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
@@ -140,7 +141,8 @@ def corrected_grads(
         strengths: gamma b1 / (1 - b1), of each.
 
     Returns:
-        New tensors: c = g + strength (g - g'), over |c| where that is more than 1: a NaN spoils no other entry.
+        New tensors: c = g + strength (g - g'), over |c| where that is more than 1: a NaN spoils no
+        other entry.
 
     Example:
         >>> grads, last_grads = [torch.tensor([3.0, 0.0])], [torch.tensor([3.0, 4.0])]
@@ -149,7 +151,9 @@ def corrected_grads(
     """
     if not foreach:
         found = []
-        for grad, last_grad, sharding, strength in zip(grads, last_grads, shardings, strengths, strict=True):
+        for grad, last_grad, sharding, strength in zip(
+            grads, last_grads, shardings, strengths, strict=True
+        ):
             corrected = last_grad.lerp(grad, 1 + strength)
             found.append(corrected.div_(_divisors(norms([corrected], [sharding]))[0]))
         return found

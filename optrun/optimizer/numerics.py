@@ -1,4 +1,7 @@
-"""The pieces the papers share: moments, bias correction, norms, trust ratio. Pure; tensors in, tensors out."""
+"""The pieces the papers share: moments, bias correction, norms, trust ratio.
+
+Pure; tensors in, tensors out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def sharding_of(tensor: Tensor) -> Sharding:
     """Tell where the rest of a tensor is.
 
     Raises:
-        ValueError: For a DTensor that holds pending partial sums: its norm is not the norm of anything yet.
+        ValueError: For a DTensor that holds pending partial sums: its norm is not the norm of
+            anything yet.
     """
     if not isinstance(tensor, DTensor):
         return Sharding(())
@@ -59,13 +63,17 @@ def has_own_numbers(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, Parameter) and not (tensor.is_neg() or tensor._is_zerotensor())
 
 
-def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False) -> Tensor:
+def norms(
+    tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False
+) -> Tensor:
     """Compute L2 norms of whole tensors, of which this process may hold a piece.
 
-    Squares of the local norms are summed in float64 over the processes, all tensors of one sharding in one all-reduce.
+    Squares of the local norms are summed in float64 over the processes, all tensors of one sharding
+    in one all-reduce.
 
     Args:
-        tensors: Local pieces on one device, of one dtype, float32 or float64; any shapes, empty ones too.
+        tensors: Local pieces on one device, of one dtype, float32 or float64; any shapes, empty
+            ones too.
         shardings: Where the rest of each lies.
         foreach: Use the fused kernels of torch.
 
@@ -81,12 +89,16 @@ def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: 
     else:
         separate = [torch.linalg.vector_norm(tensor) for tensor in tensors]
     together = torch.stack(separate)
-    split = dict.fromkeys(sharding.groups for sharding in shardings if sharding.groups)  # the same order everywhere
+    split = dict.fromkeys(
+        sharding.groups for sharding in shardings if sharding.groups
+    )  # the same order everywhere
     if not split:
         return together
     squares = together.double().square()
     for groups in split:
-        index = torch.tensor([i for i, s in enumerate(shardings) if s.groups == groups], device=squares.device)
+        index = torch.tensor(
+            [i for i, s in enumerate(shardings) if s.groups == groups], device=squares.device
+        )
         part = squares.index_select(0, index)
         for group in groups:
             dist.all_reduce(part, group=group)
@@ -131,7 +143,12 @@ def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
 
 
 def moments_(
-    exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], grads: list[Tensor], *, beta1: float, beta2: float
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    grads: list[Tensor],
+    *,
+    beta1: float,
+    beta2: float,
 ) -> None:
     """Update `first_moment_` and `second_moment_` of many tensors by fused kernels."""
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
@@ -147,8 +164,9 @@ def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
         update_norm: L2 norms of their Adam directions plus weight decay; the same shape.
 
     Returns:
-        param_norm / update_norm, unitless; 1 where either norm is 0, so that a zero-initialised tensor can move, and
-        where the update's norm is NaN, so that bad entries of a gradient spoil no others. Not clamped.
+        param_norm / update_norm, unitless; 1 where either norm is 0, so that a zero-initialised
+        tensor can move, and where the update's norm is NaN, so that bad entries of a gradient spoil
+        no others. Not clamped.
 
     Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, with phi the identity.
 

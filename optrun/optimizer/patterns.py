@@ -23,7 +23,9 @@ def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:
     return out
 
 
-def matching(option: str, patterns: Sequence[str], names: Sequence[str], *, must_match: bool = True) -> set[str]:
+def matching(
+    option: str, patterns: Sequence[str], names: Sequence[str], *, must_match: bool = True
+) -> set[str]:
     """Find names in which at least one pattern is found (`re.search`, case-sensitive).
 
     Args:

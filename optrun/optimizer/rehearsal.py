@@ -1,7 +1,7 @@
 """Optimizers that know nothing of optrun: what they are asked, and tried for, before a model is trained with them.
 
-On small stand-ins one has to step, obey and come back; where the model is sharded, to step shards as one process steps
-the whole.
+On small stand-ins one has to step, obey and come back; where the model is sharded, to step shards
+as one process steps the whole.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from optrun.optimizer.state import load_named_state, named_state
 ALWAYS_READ = DESCRIPTIVE_KEYS | {"params", "lr", "weight_decay"}
 """Keys of a group that need not be among an optimizer's defaults."""
 
-NO_SHARDS = (
-    "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as optimizer=adamw."
-)
+NO_SHARDS = "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as optimizer=adamw."
 """What to do where an optimizer cannot take shards."""
 
 Build = Callable[[list[ParamGroup]], Optimizer]
@@ -63,7 +61,9 @@ class _Trial:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        self.optimizer = build([_small(group, index, dtype, sharded) for index, group in enumerate(groups)])
+        self.optimizer = build(
+            [_small(group, index, dtype, sharded) for index, group in enumerate(groups)]
+        )
         self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.params: dict[str, Tensor] = {
             name: param
@@ -82,7 +82,9 @@ class _Trial:
                 group["lr"] = lr
             one_step(self.optimizer, 1 / (1 + step))
             if [group["lr"] for group in self.optimizer.param_groups] != lrs:
-                raise ConfigError("it sets the learning rate itself: lr and the schedule of this run would be ignored")
+                raise ConfigError(
+                    "it sets the learning rate itself: lr and the schedule of this run would be ignored"
+                )
 
     def holds(self) -> dict[str, Tensor]:
         return {**self.params, **named_state(self.optimizer)[0]}
@@ -104,8 +106,8 @@ def rehearse(build: Build, groups: Sequence[Group]) -> None:
         groups: Of the run; their parameters are only looked at.
 
     Raises:
-        ConfigError: It fails, it ignores `lr` or the weight decay, or it does not come back from a saved state to the
-            last bit; the message is the second half of a sentence.
+        ConfigError: It fails, it ignores `lr` or the weight decay, or it does not come back from a
+            saved state to the last bit; the message is the second half of a sentence.
     """
     kinds = _kinds(groups)
     with apart():
@@ -113,10 +115,16 @@ def rehearse(build: Build, groups: Sequence[Group]) -> None:
         straight.steps(0, _WHOLE)
         differs = _first_difference(straight, _resumed(build, kinds))
         if differs is not None:
-            raise ConfigError(f"it does not come back from a checkpoint as it was: {differs} differs after a resume")
+            raise ConfigError(
+                f"it does not come back from a checkpoint as it was: {differs} differs after a resume"
+            )
         if _same_weights(build, kinds, scale=0.5):
-            raise ConfigError("its steps do not depend on lr: lr and the schedule of this run would be ignored")
-        if any(group.get("weight_decay") for group in kinds) and _same_weights(build, kinds, decay=1e4):
+            raise ConfigError(
+                "its steps do not depend on lr: lr and the schedule of this run would be ignored"
+            )
+        if any(group.get("weight_decay") for group in kinds) and _same_weights(
+            build, kinds, decay=1e4
+        ):
             raise ConfigError("its steps do not depend on weight_decay, which would be ignored")
 
 
@@ -130,8 +138,9 @@ def rehearse_shards(build: Build, groups: Sequence[Group]) -> None:
         groups: Of the run; their parameters are only looked at.
 
     Raises:
-        ConfigError: It fails on shards, its weights or its state are not those of one process, or it does not go on
-            from one process's state; the message is the second half of a sentence.
+        ConfigError: It fails on shards, its weights or its state are not those of one process, or
+            it does not go on from one process's state; the message is the second half of a
+            sentence.
     """
     if not any(sharding_of(param).groups for group in groups for _, param in group["params"]):
         return
@@ -167,10 +176,14 @@ def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
         value = (held.full_tensor() if isinstance(held, DTensor) else held).detach()
         if value.shape != wanted[name].shape or value.dtype != wanted[name].dtype:
             shapes = f"{tuple(value.shape)} and not {tuple(wanted[name].shape)}"
-            raise ConfigError(f"{what}: {name} has shape {shapes}, {value.dtype} and {wanted[name].dtype}")
+            raise ConfigError(
+                f"{what}: {name} has shape {shapes}, {value.dtype} and {wanted[name].dtype}"
+            )
         if not value.numel() or _equal(value.cpu(), wanted[name]):
             continue
-        far = (value.cpu() - wanted[name]).abs().max().item() / max(wanted[name].abs().max().item(), 1e-30)
+        far = (value.cpu() - wanted[name]).abs().max().item() / max(
+            wanted[name].abs().max().item(), 1e-30
+        )
         if not far <= _NEAR.get(value.dtype, 1e-2):
             raise ConfigError(f"{what}: {name} is {far:.0e} away")
 
@@ -192,7 +205,9 @@ def _small(group: Group, index: int, dtype: torch.dtype | None, sharded: bool) -
         shape = [min(side, _SIDE - position) for position, side in enumerate(param.shape)]
         value = 0.02 * torch.randn(shape, dtype=dtype or param.dtype)
         if sharded and isinstance(param, DTensor):
-            value = distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+            value = distribute_tensor(
+                value, param.device_mesh, param.placements, src_data_rank=None
+            )
         pairs.append((f"{index}.{name}", Parameter(value)))
     return {**group, "params": pairs}
 
@@ -205,7 +220,10 @@ def _resumed(build: Build, kinds: Sequence[Group]) -> _Trial:
     with evaluation_weights(first.optimizer):
         weights = {name: param.detach().clone() for name, param in first.params.items()}
     tensors, meta = named_state(first.optimizer)
-    saved = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    saved = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
     again = _Trial(build, kinds)
     with torch.no_grad():
         for name, param in again.params.items():
@@ -231,17 +249,24 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     """Compare to the last bit, NaN included."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+    return torch.equal(
+        *(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    )
 
 
-def _same_weights(build: Build, kinds: Sequence[Group], scale: float = 1.0, decay: float = 1.0) -> bool:
+def _same_weights(
+    build: Build, kinds: Sequence[Group], scale: float = 1.0, decay: float = 1.0
+) -> bool:
     """Tell whether another lr, or another decay, leads to the same weights; in float64, to round nothing away.
 
     One that does not step float64 is judged in its own dtype.
     """
 
     def weights(dtype: torch.dtype | None, scale: float, decay: float) -> list[Tensor]:
-        others = [{**group, **{key: decay * group[key] for key in group if key == "weight_decay"}} for group in kinds]
+        others = [
+            {**group, **{key: decay * group[key] for key in group if key == "weight_decay"}}
+            for group in kinds
+        ]
         trial = _Trial(build, others, dtype)
         trial.steps(0, _WHOLE, scale)
         return list(trial.params.values())
@@ -266,7 +291,9 @@ def apart() -> Iterator[None]:
         np.random.set_state(before[1])
 
 
-def build_plain(choice: str, cls: Any, param_groups: Sequence[Group], *, lr: float, **options: Any) -> Optimizer:
+def build_plain(
+    choice: str, cls: Any, param_groups: Sequence[Group], *, lr: float, **options: Any
+) -> Optimizer:
     """Build a registered torch optimizer, tried before on small stand-ins with the same options.
 
     Args:
@@ -277,7 +304,8 @@ def build_plain(choice: str, cls: Any, param_groups: Sequence[Group], *, lr: flo
         **options: The fields of its schema.
 
     Raises:
-        ConfigError: It fails, an option would be ignored, or it would not come back from a checkpoint.
+        ConfigError: It fails, an option would be ignored, or it would not come back from a
+            checkpoint.
         TypeError: For an option that its constructor does not have.
     """
     keywords = set(inspect.signature(cls).parameters) - {"params"}
@@ -292,7 +320,9 @@ def build_plain(choice: str, cls: Any, param_groups: Sequence[Group], *, lr: flo
 
     hint = "Mend it, or take another optimizer."
     build = builder(cls, options, lr=lr)
-    return tried(build, groups, refuse=refuse, key=f"optimizer={choice}", owner=cls.__name__, hint=hint)
+    return tried(
+        build, groups, refuse=refuse, key=f"optimizer={choice}", owner=cls.__name__, hint=hint
+    )
 
 
 def builder(cls: Any, options: Options, *, lr: float, **marks: Any) -> Build:
@@ -361,7 +391,9 @@ def without_no_decay(options: Options, keywords: Set[str]) -> dict[str, object]:
     return {key: value for key, value in options.items() if not (none and key == "weight_decay")}
 
 
-def refuse_group_keys(choice: str, cls: type[Optimizer], groups: Sequence[Group], keywords: Set[str]) -> None:
+def refuse_group_keys(
+    choice: str, cls: type[Optimizer], groups: Sequence[Group], keywords: Set[str]
+) -> None:
     """Refuse a group with another optimizer, or an option that this one does not have."""
     for group in groups:
         if "optimizer" in group:
@@ -369,10 +401,14 @@ def refuse_group_keys(choice: str, cls: type[Optimizer], groups: Sequence[Group]
                 f"a parameter group asks for optimizer={group['optimizer']}, which goes with optrun's own optimizers "
                 f"and torch's, not with optimizer={choice}."
             )
-        known_keys(group, {*keywords, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}")
+        known_keys(
+            group, {*keywords, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}"
+        )
 
 
 def refuse_unread_keys(built: Optimizer, group: Group, own: Set[str] = frozenset()) -> None:
     """Refuse a group's key that its optimizer keeps on itself, for all groups alike."""
     for key in group.keys() - {*built.defaults, *own, *ALWAYS_READ}:
-        raise ConfigError(f"it takes {key} for all parameters alike: that of a rule would be ignored")
+        raise ConfigError(
+            f"it takes {key} for all parameters alike: that of a rule would be ignored"
+        )

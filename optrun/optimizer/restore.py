@@ -1,7 +1,8 @@
 """Give parameters their saved state by name, dtypes kept and sharded as they are; read it from a torch state dict.
 
-`torch.optim.Optimizer.load_state_dict` maps by position and turns float32 moments of a bfloat16 parameter into
-bfloat16; this reads the same layout and does neither. Files have a layout of their own, see `state.py`.
+`torch.optim.Optimizer.load_state_dict` maps by position and turns float32 moments of a bfloat16
+parameter into bfloat16; this reads the same layout and does neither. Files have a layout of their
+own, see `state.py`.
 """
 
 from __future__ import annotations
@@ -59,23 +60,30 @@ def refuse_difference(saved: Sequence[str], own: Sequence[str]) -> None:
         if name not in there:
             extra = [other for other in saved if other not in here]
             hint = f" {did_you_mean(name, extra)}" if extra else ""
-            raise ValueError(f"the saved state has no parameter {name!r}, which the optimizer has.{hint}")
+            raise ValueError(
+                f"the saved state has no parameter {name!r}, which the optimizer has.{hint}"
+            )
     for name in saved:
         if name not in here:
-            raise ValueError(f"the saved state has a parameter {name!r}, which the optimizer does not have.")
+            raise ValueError(
+                f"the saved state has a parameter {name!r}, which the optimizer does not have."
+            )
 
 
 def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
     """Raise where a state tensor cannot belong to a parameter.
 
-    It may be a number, have the parameter's shape, or have 1 in place of some of its dimensions (factored moments).
+    It may be a number, have the parameter's shape, or have 1 in place of some of its dimensions
+    (factored moments).
 
     Raises:
         ValueError: Naming parameter, key and both shapes.
     """
     if value.numel() == 1 and (value.dim() == 0 or value.dim() != param.dim()):
         return
-    fits = value.dim() == param.dim() and all(a in (1, b) for a, b in zip(value.shape, param.shape, strict=True))
+    fits = value.dim() == param.dim() and all(
+        a in (1, b) for a, b in zip(value.shape, param.shape, strict=True)
+    )
     if not fits:
         raise ValueError(
             f"state {key!r} of parameter {name!r} has shape {tuple(value.shape)}, "
@@ -92,14 +100,18 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
     if not isinstance(value, DTensor):
         return
     here = (param.device_mesh, param.placements) if isinstance(param, DTensor) else None
-    if here is None or (value.shape == param.shape and here != (value.device_mesh, value.placements)):
+    if here is None or (
+        value.shape == param.shape and here != (value.device_mesh, value.placements)
+    ):
         raise ValueError(
             f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter "
             f"{'is whole' if here is None else f'as {here[1]}'}: give the whole tensor, full_tensor()."
         )
 
 
-def refuse_other_state(optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping) -> None:
+def refuse_other_state(
+    optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping
+) -> None:
     """Raise where a parameter's saved state is not what its optimizer keeps; other libraries' classes are not known.
 
     Args:
@@ -117,9 +129,13 @@ def refuse_other_state(optimizer: Optimizer, group: Group, name: str, param: Ten
         return
     kept, optional = stepper.kept_state(param, group), set(stepper.SLOTS.values())
     for key in sorted(kept - entries.keys()):
-        options = [f"{option}={group[option]}" for option, slot in stepper.SLOTS.items() if slot == key]
+        options = [
+            f"{option}={group[option]}" for option, slot in stepper.SLOTS.items() if slot == key
+        ]
         needed = options[0] if options else type(stepper).__name__
-        raise ValueError(f"parameter {name!r}: the saved state has no {key!r}, which {needed} needs.")
+        raise ValueError(
+            f"parameter {name!r}: the saved state has no {key!r}, which {needed} needs."
+        )
     for key in sorted(entries.keys() - kept - optional - {"step", "master_weight"}):
         raise ValueError(
             f"parameter {name!r}: the saved state has {key!r}, which {type(stepper).__name__} does not keep: "
@@ -149,7 +165,9 @@ def restored_state(
                 if isinstance(value, Tensor):
                     refuse_other_sharding(name, param, value, str(key))
             refuse_other_state(optimizer, group, name, param, saved[name])
-            state[param] = {key: placed(value, param, group, str(key)) for key, value in saved[name].items()}
+            state[param] = {
+                key: placed(value, param, group, str(key)) for key, value in saved[name].items()
+            }
     return state
 
 
@@ -177,8 +195,8 @@ def sharded_like(value: Tensor, param: Tensor) -> Tensor:
     """Cut a tensor of a parameter's shape as the parameter is sharded; every other tensor comes back as it is.
 
     Args:
-        value: Whole, the same on every rank, of which each keeps its piece without communication; or a DTensor with the
-            parameter's placements already.
+        value: Whole, the same on every rank, of which each keeps its piece without communication;
+            or a DTensor with the parameter's placements already.
         param: Says mesh and placements, if it has any.
     """
     if isinstance(param, DTensor) and value.shape == param.shape:
@@ -186,7 +204,9 @@ def sharded_like(value: Tensor, param: Tensor) -> Tensor:
     return value
 
 
-def restored(optimizer: Optimizer, state_dict: PlainMapping) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
+def restored(
+    optimizer: Optimizer, state_dict: PlainMapping
+) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
     """State and groups that `optimizer` should have after loading.
 
     Args:
@@ -194,24 +214,32 @@ def restored(optimizer: Optimizer, state_dict: PlainMapping) -> tuple[defaultdic
         state_dict: In torch's layout; `params` may hold numbers or names.
 
     Returns:
-        State by parameter, and the groups in the optimizer's order with the saved options, and the optimizer's own
-        where none was saved.
+        State by parameter, and the groups in the optimizer's order with the saved options, and the
+        optimizer's own where none was saved.
 
     Raises:
-        ValueError: With the first parameter missing, extra or of another shape, or where the saved groups are divided
-            otherwise than the optimizer's.
+        ValueError: With the first parameter missing, extra or of another shape, or where the saved
+            groups are divided otherwise than the optimizer's.
     """
     for key in ("state", "param_groups"):
         if key not in state_dict:
-            raise ValueError(f"this is no optimizer's state dict: it has no key {key!r}, but {list(state_dict)[:6]}.")
+            raise ValueError(
+                f"this is no optimizer's state dict: it has no key {key!r}, but {list(state_dict)[:6]}."
+            )
     saved_by = state_dict.get("optimizer")
     known = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "kept_state")}
     if saved_by is not None and saved_by not in known:
-        raise ValueError(f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}.")
+        raise ValueError(
+            f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}."
+        )
     saved_groups = state_dict["param_groups"]
     own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     sources = _sources(optimizer, own_names, saved_groups)
-    saved = {name: state_dict["state"][key] for name, (_, key) in sources.items() if key in state_dict["state"]}
+    saved = {
+        name: state_dict["state"][key]
+        for name, (_, key) in sources.items()
+        if key in state_dict["state"]
+    }
     groups: list[ParamGroup] = []
     for own_group, names in zip(optimizer.param_groups, own_names, strict=True):
         saved_group = saved_groups[_only_group(names, sources)]
@@ -227,8 +255,14 @@ def restored(optimizer: Optimizer, state_dict: PlainMapping) -> tuple[defaultdic
         groups.append(_restored_group(own_group, saved_group))
     state = defaultdict[Tensor, Any](dict, restored_state(optimizer, groups, saved))
     for group, names in zip(groups, own_names, strict=True):
-        if "step" not in saved_groups[_only_group(names, sources)]:  # torch counts for each parameter alone
-            steps = [int(state[param]["step"]) for param in group["params"] if "step" in state.get(param, ())]
+        if (
+            "step" not in saved_groups[_only_group(names, sources)]
+        ):  # torch counts for each parameter alone
+            steps = [
+                int(state[param]["step"])
+                for param in group["params"]
+                if "step" in state.get(param, ())
+            ]
             group["step"] = max(steps, default=0)
     return state, groups
 
@@ -257,7 +291,9 @@ def _sources(
         if set(flat_saved) != set(flat_own):
             saved_names = [[canonical(name) for name in names] for names in saved_names]
             lookup = {name: canonical(name) for name in flat_own}
-            refuse_difference([name for names in saved_names for name in names], list(lookup.values()))
+            refuse_difference(
+                [name for names in saved_names for name in names], list(lookup.values())
+            )
     by_saved_name = {
         name: (index, key)
         for index, (names, group) in enumerate(zip(saved_names, saved_groups, strict=True))
@@ -271,7 +307,9 @@ def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
     named = []
     for group in groups:
         ids = list(group["params"])
-        if ids and all(isinstance(entry, str) for entry in ids):  # torch.distributed.checkpoint has names for numbers
+        if ids and all(
+            isinstance(entry, str) for entry in ids
+        ):  # torch.distributed.checkpoint has names for numbers
             named.append(ids)
         elif group.get("param_names") is not None:
             named.append(list(group["param_names"]))
@@ -292,7 +330,9 @@ def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) ->
 
 def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
     if len(own) != len(saved):
-        raise ValueError(f"the saved state has {len(saved)} parameter groups, the optimizer {len(own)}.")
+        raise ValueError(
+            f"the saved state has {len(saved)} parameter groups, the optimizer {len(own)}."
+        )
     for index, (names, group) in enumerate(zip(own, saved, strict=True)):
         if len(names) != len(group["params"]):
             raise ValueError(
@@ -303,7 +343,10 @@ def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) ->
 def is_helper(value: object) -> bool:
     """Tell whether a value of an optimizer's state is an object of the library's that can be saved."""
     module = _HELPERS.get(type(value).__name__)
-    return module is not None and type(value).__module__ == f"pytorch_optimizer.optimizer.utils.{module}"
+    return (
+        module is not None
+        and type(value).__module__ == f"pytorch_optimizer.optimizer.utils.{module}"
+    )
 
 
 def new_helper(name: str, attributes: PlainMapping) -> Any:
@@ -314,7 +357,9 @@ def new_helper(name: str, attributes: PlainMapping) -> Any:
     """
     if name not in _HELPERS:
         raise ValueError(f"the saved state holds a {name}, which is none of {', '.join(_HELPERS)}.")
-    cls = getattr(importlib.import_module(f"pytorch_optimizer.optimizer.utils.{_HELPERS[name]}"), name)
+    cls = getattr(
+        importlib.import_module(f"pytorch_optimizer.optimizer.utils.{_HELPERS[name]}"), name
+    )
     made = cls.__new__(cls)
     vars(made).update(attributes)
     return made

@@ -19,8 +19,8 @@ from optrun.optimizer.numerics import bias_correction, local, second_moment_
 def _single_tensor_schedule_free(batch: Batch) -> None:
     """Compute the formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
 
-        y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
-        z = z - lr d
+        y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1
+        (1 - c)) z = z - lr d
 
     with b1' the b1 by which y was made; where that is b1 itself, mix is c. The parameters are y.
     """
@@ -39,7 +39,9 @@ def _multi_tensor_schedule_free(batch: Batch) -> None:
     (_, beta2), (params, grads, zs, exp_avg_sqs) = batch.options["betas"], batch.lists
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-    denoms = torch._foreach_div(exp_avg_sqs, [bias_correction(beta2, step) for step in batch.each("step")])
+    denoms = torch._foreach_div(
+        exp_avg_sqs, [bias_correction(beta2, step) for step in batch.each("step")]
+    )
     torch._foreach_sqrt_(denoms)
     torch._foreach_add_(denoms, batch.options["eps"])
     directions = torch._foreach_div(grads, denoms)
@@ -60,28 +62,30 @@ class ScheduleFreeAdamW(BatchOptimizer):
         v = b2 v + (1 - b2) g^2                              g the gradient at y
         d = g / (sqrt(v / (1 - b2^t)) + eps) + weight_decay y
         z = z - lr d
-        x = (1 - c) x + c z        c = s_t / (s_1 + ... + s_t),    s_t = t^r (largest lr so far)^weight_lr_power
-        y = (1 - b1) z + b1 x
+        x = (1 - c) x + c z        c = s_t / (s_1 + ... + s_t),    s_t = t^r (largest lr so
+        far)^weight_lr_power y = (1 - b1) z + b1 x
 
-    The parameters hold y while it trains and x after `eval()`, which is what belongs into evaluations and published
-    models; `train()` takes y back. x is not stored: it is (y - (1 - b1) z) / b1. A run of optrun calls both where they
-    are due. A loop of your own calls them around evaluations and saves, as with the schedulefree package.
+    The parameters hold y while it trains and x after `eval()`, which is what belongs into
+    evaluations and published models; `train()` takes y back. x is not stored: it is (y - (1 - b1)
+    z) / b1. A run of optrun calls both where they are due. A loop of your own calls them around
+    evaluations and saves, as with the schedulefree package.
 
     Its lr stays where it is: `scheduler=constant`, with a warm-up.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
         lr: Learning rate, a number >= 0 or a function of the step from 0.
-        betas: b1, the share of x in y, in (0, 1), and decay of the second moment, in [0, 1). Another b1 from some step
-            on, as torch's OneCycleLR sets it, moves y between the same x and z.
+        betas: b1, the share of x in y, in (0, 1), and decay of the second moment, in [0, 1).
+            Another b1 from some step on, as torch's OneCycleLR sets it, moves y between the same x
+            and z.
         eps: Added to the square root of the corrected second moment, >= 0.
         weight_decay: Decoupled, taken at y, >= 0; may be a function of the step.
         r: Power of t in the average's weights, >= 0; 0 weighs all steps of one lr alike.
         weight_lr_power: Power of the lr in them, >= 0; so steps of a warm-up count for less.
-        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them: the late steps of
-            an average are smaller than what 16 bits hold.
-        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
-            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
+        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into
+            them: the late steps of an average are smaller than what 16 bits hold.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel
+            there is, or the one that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -118,7 +122,10 @@ class ScheduleFreeAdamW(BatchOptimizer):
 
     @torch.no_grad()
     def train(self) -> None:
-        """Take y back into the parameters; nothing where it stands there already. Rounds, where `eval` did."""
+        """Take y back into the parameters; nothing where it stands there already.
+
+        Rounds, where `eval` did.
+        """
         self._exchange(train_mode=True)
 
     def _exchange(self, *, train_mode: bool) -> None:
@@ -135,7 +142,11 @@ class ScheduleFreeAdamW(BatchOptimizer):
                     y = local(state["master_weight"])
                     own.copy_(y if train_mode else y.lerp(z, 1 - 1 / state["beta1"]))
                 else:
-                    own.copy_(own.to(z.dtype).lerp(z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])))
+                    own.copy_(
+                        own.to(z.dtype).lerp(
+                            z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])
+                        )
+                    )
 
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
         """Take the step's weight into the average of one parameter, whose `step` was counted already."""
@@ -162,5 +173,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
             RuntimeError: The parameters hold the weights to evaluate.
         """
         if not all(group["train_mode"] for group in self.param_groups):
-            raise RuntimeError("the parameters hold the weights to evaluate: call optimizer.train() before step().")
+            raise RuntimeError(
+                "the parameters hold the weights to evaluate: call optimizer.train() before step()."
+            )
         return super().step(closure)

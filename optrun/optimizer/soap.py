@@ -21,8 +21,9 @@ Bases = list[Tensor | None]
 def _single_tensor_soap(batch: Batch) -> None:
     """Compute the formula of `Soap`, one whole tensor after another.
 
-    First moments are in the space of the parameters, second ones in the eigenbases; steps count the gradient that moves
-    nothing, too. Of a tensor's `state`, the preconditioners change in place, and the list of bases is written.
+    First moments are in the space of the parameters, second ones in the eigenbases; steps count the
+    gradient that moves nothing, too. Of a tensor's `state`, the preconditioners change in place,
+    and the list of bases is written.
     """
     o, (beta1, beta2) = batch.options, batch.options["betas"]
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
@@ -77,8 +78,8 @@ def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
 def eigenvectors(matrix: Tensor) -> Tensor:
     """Compute the eigenvectors of a symmetric matrix, one a column, that of the largest eigenvalue first.
 
-    LAPACK gives up on some float32 matrices that are nearly empty, as an embedding's after its first gradient; float64
-    takes them, as in the authors' code.
+    LAPACK gives up on some float32 matrices that are nearly empty, as an embedding's after its
+    first gradient; float64 takes them, as in the authors' code.
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
@@ -95,7 +96,8 @@ def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
         basis: Its eigenvectors some steps ago, (n, n).
 
     Returns:
-        The new basis, largest eigenvalue first, and the order in which it takes the columns of the one before.
+        The new basis, largest eigenvalue first, and the order in which it takes the columns of the
+        one before.
 
     Source: Vyas et al. 2024, arXiv:2409.11321, Algorithm 4.
     """
@@ -108,8 +110,10 @@ def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 def _completed(basis: Tensor, weights: Tensor) -> Tensor:
     """Complete a basis: columns without weight are made anew from the others.
 
-    Few gradients leave most of a preconditioner empty. Which vectors a factorisation names there hangs on the last bit
-    of the gradients, and the steps to come hang on these vectors: one process and two ranks would go apart.
+    Few gradients leave most of a preconditioner empty. Which vectors a factorisation names there
+    hangs on the last bit
+    of the gradients, and the steps to come hang on these vectors: one process and two ranks would
+    go apart.
 
     Args:
         basis: Orthogonal, (n, n); columns with weight first.
@@ -121,7 +125,9 @@ def _completed(basis: Tensor, weights: Tensor) -> Tensor:
     if rank == side:
         return basis
     known = basis[:, :rank]
-    drawn = torch.randn(side, side - rank, generator=torch.Generator().manual_seed(side), dtype=torch.float64)
+    drawn = torch.randn(
+        side, side - rank, generator=torch.Generator().manual_seed(side), dtype=torch.float64
+    )
     rest = drawn.to(basis)
     for _ in range(2):  # once is not orthogonal to the last bits
         rest = torch.linalg.qr(rest - known @ (known.T @ rest)).Q
@@ -140,12 +146,14 @@ class Soap(BatchOptimizer):
         L = bs L + (1 - bs) g g'        R = bs R + (1 - bs) g' g
         QL, QR = orthogonal factors of L QL and R QR, every precondition_frequency steps
 
-    The first gradient of a tensor makes L, R and their eigenvectors QL, QR, and moves nothing: no gradient is projected
-    by what it made itself. A tensor of more dimensions has a matrix for each; vectors and numbers take Adam's step.
-    Everything is float32 at least; n x m parameters keep 2 (n^2 + m^2 + n m) numbers.
+    The first gradient of a tensor makes L, R and their eigenvectors QL, QR, and moves nothing: no
+    gradient is projected by what it made itself. A tensor of more dimensions has a matrix for each;
+    vectors and numbers take Adam's step. Everything is float32 at least; n x m parameters keep 2
+    (n^2 + m^2 + n m) numbers.
 
     Args:
-        params: Parameters, (name, parameter) pairs, or groups that override any of the following; no shards.
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following;
+            no shards.
         lr: Learning rate, a number >= 0 or a function of the step from 0.
         betas: Decay of first and second moment, each in [0, 1).
         shampoo_beta: Decay bs of L and R, in [0, 1); None: that of the second moment.
@@ -159,8 +167,8 @@ class Soap(BatchOptimizer):
         TypeError: For an argument of a wrong type or an unknown group key.
         ValueError: For a value out of range, or a sharded parameter.
 
-    Source: Vyas et al. 2024, arXiv:2409.11321, Algorithms 3 and 4; the first step, the bias correction and the order of
-    decay as in the authors' code.
+    Source: Vyas et al. 2024, arXiv:2409.11321, Algorithms 3 and 4; the first step, the bias
+    correction and the order of decay as in the authors' code.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
@@ -183,7 +191,12 @@ class Soap(BatchOptimizer):
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
         state, shampoo_beta = self.state[param], group["shampoo_beta"]
         if state["step"] == 1:
-            state["preconditioners"] = _zeros(state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"])
+            state["preconditioners"] = _zeros(
+                state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"]
+            )
             state["bases"] = [None] * len(state["preconditioners"])
-        own = {"state": state, "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta}
+        own = {
+            "state": state,
+            "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta,
+        }
         return {**super()._numbers(group, param), **own}

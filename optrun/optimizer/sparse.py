@@ -10,8 +10,8 @@ from optrun.base.errors import ConfigError
 def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str = "cpu") -> None:
     """Refuse a model with sparse gradients where its ranks cannot reduce them; to be called before it is sharded.
 
-    On the CPU `DistributedDataParallel` reduces them by gloo: each rank gets the rows that any rank touched. FSDP2 cuts
-    gradients as dense tensors, and NCCL has no sparse reduction.
+    On the CPU `DistributedDataParallel` reduces them by gloo: each rank gets the rows that any rank
+    touched. FSDP2 cuts gradients as dense tensors, and NCCL has no sparse reduction.
 
     Args:
         model: Its trainable embeddings are looked at.
@@ -28,7 +28,11 @@ def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str
     if distributed == "none" or (distributed == "ddp" and device_type == "cpu"):
         return
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
             who = "FSDP2" if distributed == "fsdp" else f"DistributedDataParallel on {device_type}"
             raise ConfigError(
                 f"distributed={distributed}: {f'{name}.weight'.lstrip('.')} has sparse gradients "

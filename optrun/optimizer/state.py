@@ -21,7 +21,14 @@ from optrun.base.plain import PlainMapping
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.restore import is_helper, new_helper, placed, refuse_difference, restored_state, sharded_like
+from optrun.optimizer.restore import (
+    is_helper,
+    new_helper,
+    placed,
+    refuse_difference,
+    restored_state,
+    sharded_like,
+)
 
 FORMAT = 1
 
@@ -38,18 +45,23 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         optimizer: Built with named parameters.
 
     Returns:
-        Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can hold: the other
-        state values, where each tensor belongs, every group's options and counters, and every parameter's shape. An
-        optimizer with weights of its own for evaluation gives those it trains, too.
+        Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can
+        hold: the other state values, where each tensor belongs, every group's options and counters,
+        and every parameter's shape. An optimizer with weights of its own for evaluation gives those
+        it trains, too.
 
     Raises:
         ValueError: Where parameters have no names.
-        TypeError: For a state value that is neither tensor, number, word, None, nor a list or dict of these.
+        TypeError: For a state value that is neither tensor, number, word, None, nor a list or dict
+            of these.
     """
     tensors: dict[str, Tensor] = {}
     params = _params(optimizer)
     state = {
-        name: {key: _packed(value, f"{name}/{key}", tensors) for key, value in optimizer.state[param].items()}
+        name: {
+            key: _packed(value, f"{name}/{key}", tensors)
+            for key, value in optimizer.state[param].items()
+        }
         for name, param in params.items()
         if param in optimizer.state
     }
@@ -80,31 +92,39 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "groups": groups,
     }
     averaged = averaged_params(optimizer)
-    tensors |= {f"{name}/{TRAINED}": param.detach() for name, param in params.items() if param in averaged}
+    tensors |= {
+        f"{name}/{TRAINED}": param.detach() for name, param in params.items() if param in averaged
+    }
     return tensors, meta
 
 
-def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping) -> None:
+def load_named_state(
+    optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
+) -> None:
     """Give an optimizer the state that `named_state` returned; nothing is changed where it refuses.
 
-    The order of parameters and their division into groups may differ. Dtypes are kept. The groups' options stay as
-    they were built, see `group_differences`; what a group counts is restored.
+    The order of parameters and their division into groups may differ. Dtypes are kept. The groups'
+    options stay as they were built, see `group_differences`; what a group counts is restored.
 
     Args:
         optimizer: Built with named parameters, of the class the state was saved from.
-        tensors: Whole tensors, of which a sharded parameter takes its piece without communication; or DTensors that are
-            sharded as their parameters.
+        tensors: Whole tensors, of which a sharded parameter takes its piece without communication;
+            or DTensors that are sharded as their parameters.
         meta: What came with them.
 
     Raises:
-        ValueError: With the first parameter or tensor that is missing, extra or of another shape, or that an option
-            needs and was not saved.
+        ValueError: With the first parameter or tensor that is missing, extra or of another shape,
+            or that an option needs and was not saved.
     """
     refuse_format("optimizer state", meta.get("format"), FORMAT)
     if meta.get("format") != FORMAT:
-        raise ValueError(f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}.")
+        raise ValueError(
+            f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}."
+        )
     if meta["optimizer"] != type(optimizer).__name__:
-        raise ValueError(f"the state was saved by {meta['optimizer']}, the optimizer is {type(optimizer).__name__}.")
+        raise ValueError(
+            f"the state was saved by {meta['optimizer']}, the optimizer is {type(optimizer).__name__}."
+        )
     params = _params(optimizer)
     refuse_difference(list(meta["params"]), list(params))
     for name, param in params.items():
@@ -120,7 +140,9 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     }
     loaded: dict[Any, Any] = {**restored_state(optimizer, optimizer.param_groups, saved)}
     for key, value in meta["shared"]:
-        loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
+        loaded[key] = placed(
+            _unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key)
+        )
     counters = _counters(optimizer, meta, tensors, unused)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
         for key, value in values.items():
@@ -129,7 +151,11 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
                     f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no number."
                 )
     averaged = averaged_params(optimizer)
-    trained = {name: _trained(name, param, tensors, unused) for name, param in params.items() if param in averaged}
+    trained = {
+        name: _trained(name, param, tensors, unused)
+        for name, param in params.items()
+        if param in averaged
+    }
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
     for key, own in _counting_attributes(optimizer).items():
@@ -156,8 +182,8 @@ def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
         meta: From `named_state`.
 
     Returns:
-        Empty where all options agree. `lr` and `weight_decay` are compared as they were before any schedule where both
-        sides know it, and not at all where only one does.
+        Empty where all options agree. `lr` and `weight_decay` are compared as they were before any
+        schedule where both sides know it, and not at all where only one does.
     """
     saved = {name: group for group in meta["groups"] for name in group["param_names"]}
     found: dict[str, list[str]] = {}
@@ -172,7 +198,9 @@ def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
                     continue
                 before, now = saved[name][compared], _described(group[compared])
                 if before != now:
-                    found.setdefault(f"{key} was {_plain(before)}, is {_plain(now)}", []).append(name)
+                    found.setdefault(f"{key} was {_plain(before)}, is {_plain(now)}", []).append(
+                        name
+                    )
     return [f"{what} ({_listing(names)})" for what, names in found.items()]
 
 
@@ -196,7 +224,10 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
             *(member.defaults for member in getattr(optimizer, "members", {}).values())
         )
     else:
-        given = {*inspect.signature(type(optimizer)).parameters, *getattr(optimizer, "group_keys", ())}
+        given = {
+            *inspect.signature(type(optimizer)).parameters,
+            *getattr(optimizer, "group_keys", ()),
+        }
     return [key for key in group if key in given and key not in _NOT_OPTIONS]
 
 
@@ -227,7 +258,9 @@ def _counters(
 ) -> list[ParamGroup]:
     """Return what each group counts besides its options: for ours, the steps."""
     saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
-    known = {"optimizer", *_NOT_OPTIONS}.union(*(_options(optimizer, group) for group in optimizer.param_groups))
+    known = {"optimizer", *_NOT_OPTIONS}.union(
+        *(_options(optimizer, group) for group in optimizer.param_groups)
+    )
     unpacked = [
         {
             key: value if key in known else _unpacked(value, tensors, unused)
@@ -239,7 +272,9 @@ def _counters(
     out = []
     for group in optimizer.param_groups:
         sources = dict.fromkeys(saved[name] for name in group["param_names"])
-        found = [{key: value for key, value in unpacked[i].items() if key not in known} for i in sources]
+        found = [
+            {key: value for key, value in unpacked[i].items() if key not in known} for i in sources
+        ]
         for name, i in ((name, saved[name]) for name in group["param_names"]):
             before, now = unpacked[i].get("optimizer"), group.get("optimizer")
             if before != now:
@@ -257,15 +292,22 @@ def _counters(
 def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
     """Raise where an optimizer of another library has another switch, word or count than the state was made with.
 
-    Whether its state fits, only that library could say, and it says so by a traceback at the next step or not at all.
+    Whether its state fits, only that library could say, and it says so by a traceback at the next
+    step or not at all.
     """
     if isinstance(optimizer, NamedOptimizer):
         return
     for key in _options(optimizer, group):
         before, now = saved.get(key), _described(group[key])
         plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
-        if plain and (key in saved or key in getattr(optimizer, "group_keys", ())) and before != now:
-            raise ValueError(f"parameter {name!r}: {key} was {before}, is {now}; the state is that of {key}={before}.")
+        if (
+            plain
+            and (key in saved or key in getattr(optimizer, "group_keys", ()))
+            and before != now
+        ):
+            raise ValueError(
+                f"parameter {name!r}: {key} was {before}, is {now}; the state is that of {key}={before}."
+            )
 
 
 def _packed(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -280,12 +322,23 @@ def _packed(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]}
     if isinstance(value, deque):
-        return {"deque": [value.maxlen, [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]]}
+        return {
+            "deque": [
+                value.maxlen,
+                [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)],
+            ]
+        }
     if isinstance(value, Mapping):
-        return {"dict": [[key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]}
+        return {
+            "dict": [
+                [key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()
+            ]
+        }
     if is_helper(value):
         return {"helper": [type(value).__name__, _packed(vars(value), where, tensors)]}
-    raise TypeError(f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file.")
+    raise TypeError(
+        f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file."
+    )
 
 
 def _order(value: Tensor) -> list[list[int]]:

@@ -24,12 +24,16 @@ def class_of(name: str) -> type[Optimizer]:
         'Lamb'
     """
     if name not in SCHEMAS or name == LIBRARY_CHOICE:
-        near = did_you_mean(name, [known for known in registry.names("optimizer") if known != LIBRARY_CHOICE])
+        near = did_you_mean(
+            name, [known for known in registry.names("optimizer") if known != LIBRARY_CHOICE]
+        )
         raise ConfigError(f"optimizer={name}: there is no such optimizer. {near}")
     row = registry.choices("optimizer")[name]
     cls = row.load()
     if not isinstance(cls, type) or not issubclass(cls, Optimizer):
-        raise ConfigError(f"optimizer={name}: {row.origin} registered {cls!r}: expected a torch optimizer's class.")
+        raise ConfigError(
+            f"optimizer={name}: {row.origin} registered {cls!r}: expected a torch optimizer's class."
+        )
     return cls
 
 
@@ -37,7 +41,8 @@ def member_class(name: str) -> type[NamedOptimizer]:
     """Find the class behind a name that a parameter group gives, beside other optimizers.
 
     Raises:
-        ConfigError: As `class_of`; or it is a plain torch optimizer, which cannot share state and steps.
+        ConfigError: As `class_of`; or it is a plain torch optimizer, which cannot share state and
+            steps.
     """
     cls = class_of(name)
     if not issubclass(cls, NamedOptimizer):

@@ -46,7 +46,10 @@ def fusable(params: list[object]) -> bool:
         inner = entry["params"] if isinstance(entry, dict) else [entry]
         tensors += [pair[1] if isinstance(pair, tuple) else pair for pair in inner]
     return all(
-        isinstance(t, torch.Tensor) and t.is_floating_point() and t.device.type in FUSED_DEVICES and _is_dense(t)
+        isinstance(t, torch.Tensor)
+        and t.is_floating_point()
+        and t.device.type in FUSED_DEVICES
+        and _is_dense(t)
         for t in tensors
     )
 
@@ -61,11 +64,13 @@ def _is_dense(param: Tensor) -> bool:
 class _OneLayout(Optimizer):
     """Gives torch's fused kernels gradients and state that lie in memory as the parameter does.
 
-    On a CPU these kernels read all tensors of a parameter as flat memory and check no strides: a transposed gradient is
-    another gradient to them. On CUDA they refuse it.
+    On a CPU these kernels read all tensors of a parameter as flat memory and check no strides: a
+    transposed gradient is another gradient to them. On CUDA they refuse it.
     """
 
-    def _init_group(self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any) -> Any:
+    def _init_group(
+        self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
+    ) -> Any:
         found = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
         if not group.get("fused") or _all_flat([*params, *grads, *chain.from_iterable(state)]):
             return found
@@ -79,7 +84,11 @@ class _OneLayout(Optimizer):
                 )
             grads[i] = _laid_out(grads[i], param)
             for tensors in state:
-                if i < len(tensors) and isinstance(tensors[i], Tensor) and tensors[i].shape == param.shape:
+                if (
+                    i < len(tensors)
+                    and isinstance(tensors[i], Tensor)
+                    and tensors[i].shape == param.shape
+                ):
                     tensors[i].data = _laid_out(tensors[i], param)
         return found
 
@@ -113,7 +122,10 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         listed = listed_params(params)
         whole = all("params" in entry for entry in listed if isinstance(entry, dict))
         if whole:
-            listed = [{**e, "params": listed_params(e["params"])} if isinstance(e, dict) else e for e in listed]
+            listed = [
+                {**e, "params": listed_params(e["params"])} if isinstance(e, dict) else e
+                for e in listed
+            ]
         if whole and defaults["foreach"] is None and defaults["fused"] is None:
             defaults["fused"] = fusable(listed) or None
         super().__init__(listed, defaults)
@@ -130,11 +142,13 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
         weight_decay: Decoupled, >= 0; may be a function of the step.
         amsgrad: Use the largest second moment so far.
         foreach: True: torch's multi-tensor kernels; False: its loop; None: see `fused`.
-        fused: True or False; None: fused where torch has it for these parameters and `foreach` is None too.
-        weight_decay_mode: What the decay is multiplied with: "decoupled": lr, as in torch; "scheduled": lr / peak, the
-            schedule's multiplier, as in the paper; "corrected": lr^2 / base, as timm's `corrected_weight_decay`, with
-            base this `lr`, whatever rate a group has; "fixed": 1, as pytorch_optimizer's `fixed_decay`, but nothing in
-            a step whose lr is 0.
+        fused: True or False; None: fused where torch has it for these parameters and `foreach` is
+            None too.
+        weight_decay_mode: What the decay is multiplied with: "decoupled": lr, as in torch;
+            "scheduled": lr / peak, the schedule's multiplier, as in the paper; "corrected": lr^2 /
+            base, as timm's `corrected_weight_decay`, with base this `lr`, whatever rate a group
+            has; "fixed": 1, as pytorch_optimizer's `fixed_decay`, but nothing in a step whose lr is
+            0.
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -166,7 +180,9 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
 def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     """Set the decay for a step: torch multiplies it with lr, so it is given what makes that the mode's own."""
     for group in optimizer.param_groups:
-        decay = group.pop("given_weight_decay", group["weight_decay"])  # left there by a step that failed
+        decay = group.pop(
+            "given_weight_decay", group["weight_decay"]
+        )  # left there by a step that failed
         group["weight_decay"] = decay
         if group.get("weight_decay_mode", "decoupled") == "decoupled" or not decay:
             continue
@@ -235,9 +251,10 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
 class Muon(NamedOptimizer, torch.optim.Muon):
     """torch's Muon, for 2-D parameters alone, sharded ones too; keywords as there.
 
-    A sharded matrix is orthogonalised whole, on one rank, as `whole.py` says; momentum and weights stay in pieces. With
-    16-bit parameters and `nesterov=False` torch 2.13 normalises the momentum in place; here it stays a momentum. On a
-    CPU without arithmetic for bfloat16 larger matrices are multiplied in float32 and rounded (`newton_schulz.py`).
+    A sharded matrix is orthogonalised whole, on one rank, as `whole.py` says; momentum and weights
+    stay in pieces. With 16-bit parameters and `nesterov=False` torch 2.13 normalises the momentum
+    in place; here it stays a momentum. On a CPU without arithmetic for bfloat16 larger matrices are
+    multiplied in float32 and rounded (`newton_schulz.py`).
     """
 
     OPTIONS = MuonConfig
@@ -288,7 +305,11 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         if torch.is_complex(param) or grad.is_sparse:
             kind = "sparse gradients" if grad.is_sparse else "complex parameters"
             raise RuntimeError(f"Muon does not support {kind}")
-        if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
+        if (
+            isinstance(param, DTensor)
+            and isinstance(grad, DTensor)
+            and grad.placements != param.placements
+        ):
             grad = grad.redistribute(placements=param.placements)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)

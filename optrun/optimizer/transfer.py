@@ -1,9 +1,10 @@
 """What each optimizer's learning rate, weight decay and eps become in a model that is larger than the base.
 
-Every rule is one number per parameter, folded into its group, so that schedules, clipping and checkpoints stay as they
-are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; for LAMB and Muon the spectral condition of Yang, Simon &
-Bernstein 2023, arXiv:2310.17813; for depth and eps Dey et al. 2025, arXiv:2505.01618. The coordinate check (`optrun
-certify transfer`) holds all of them to it.
+Every rule is one number per parameter, folded into its group, so that schedules, clipping and
+checkpoints stay as they are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; for LAMB and
+Muon the spectral condition of Yang, Simon & Bernstein 2023, arXiv:2310.17813; for depth and eps Dey
+et al. 2025, arXiv:2505.01618. The coordinate check (`optrun certify transfer`) holds all of them to
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _sgd(size: Growth, options: Options) -> float:
 def _lamb(size: Growth, options: Options) -> float:
     """Scale a step that is a share of the weight's norm: 1/sqrt(fan_in) for a hidden matrix, 1 for the others.
 
-    A matrix of width m has norm width_init sqrt(fan_in fan_out), and may move by sqrt(fan_out / fan_in).
+    A matrix of width m has norm width_init sqrt(fan_in fan_out), and may move by sqrt(fan_out /
+    fan_in).
     """
     return 1 / (size.fan_in * size.width_init) if options["adapted"] else _adam(size, options)
 
@@ -46,17 +48,28 @@ def _lamb(size: Growth, options: Options) -> float:
 def _muon(size: Growth, options: Options) -> float:
     """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in), whatever its adjustment by shape is."""
     wanted = math.sqrt(size.fan_out / size.fan_in)
-    adjusted = (_adjustment(shape, options["adjust_lr_fn"]) for shape in (size.base_shape, size.shape))
+    adjusted = (
+        _adjustment(shape, options["adjust_lr_fn"]) for shape in (size.base_shape, size.shape)
+    )
     return wanted * next(adjusted) / next(adjusted) * size.carried
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
     """Compute torch's `_adjust_lr` of a shape."""
     rows, columns = shape[:2]
-    return 0.2 * math.sqrt(max(rows, columns)) if form == "match_rms_adamw" else math.sqrt(max(1, rows / columns))
+    return (
+        0.2 * math.sqrt(max(rows, columns))
+        if form == "match_rms_adamw"
+        else math.sqrt(max(1, rows / columns))
+    )
 
 
-RULES: dict[str, Callable[[Growth, Options], float]] = {"adam": _adam, "sgd": _sgd, "lamb": _lamb, "muon": _muon}
+RULES: dict[str, Callable[[Growth, Options], float]] = {
+    "adam": _adam,
+    "sgd": _sgd,
+    "lamb": _lamb,
+    "muon": _muon,
+}
 """What a schema's `transfer` names; `adam` goes for signs (Lion) and all else whose entries have the size of lr."""
 
 _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
@@ -82,7 +95,8 @@ def transferred(
         config: Of the run's optimizer.
         parametrization: Of the run.
         lr: Base learning rate.
-        notes: Takes one line for each kind of parameter: its infinite dimensions, its factors and why.
+        notes: Takes one line for each kind of parameter: its infinite dimensions, its factors and
+            why.
 
     Returns:
         Groups, divided where their parameters have different factors.
@@ -108,21 +122,36 @@ def transferred(
                     "param_groups=standard; or give model.config.tie_word_embeddings=false."
                 )
             scale = RULES[rule](size, options)
-            decay = _decay(size, options, rule, scale) if keeps and options.get("weight_decay") else 1.0
-            eps = _eps(size) if rule in ("adam", "lamb") and isinstance(options.get("eps"), float) else 1.0
+            decay = (
+                _decay(size, options, rule, scale) if keeps and options.get("weight_decay") else 1.0
+            )
+            eps = (
+                _eps(size)
+                if rule in ("adam", "lamb") and isinstance(options.get("eps"), float)
+                else 1.0
+            )
             why = _in_words(size, rule, scale, decay, eps)
             if why not in parts:
-                parts[why] = {**group, "params": [], "rule": f"{group.get('rule', '')}; mup: {why}".removeprefix("; ")}
+                parts[why] = {
+                    **group,
+                    "params": [],
+                    "rule": f"{group.get('rule', '')}; mup: {why}".removeprefix("; "),
+                }
                 for key in ("lr", "lr_scale"):
                     if key in group or (key == "lr_scale" and "lr" not in group):
                         parts[why][key] = group.get(key, 1.0) * scale
-                parts[why] |= {"weight_decay": options["weight_decay"] * decay} if decay != 1 else {}
+                parts[why] |= (
+                    {"weight_decay": options["weight_decay"] * decay} if decay != 1 else {}
+                )
                 parts[why] |= {"eps": options["eps"] * eps} if eps != 1 else {}
             parts[why]["params"].append((name, param))
             told[why] = told.get(why, 0) + 1
         out += parts.values()
     if notes is not None:
-        notes += [f"parametrization={parametrization.name}: {count} x {why}" for why, count in told.items()]
+        notes += [
+            f"parametrization={parametrization.name}: {count} x {why}"
+            for why, count in told.items()
+        ]
     return out
 
 
@@ -135,7 +164,9 @@ def _ways(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
         rule = _rule_of(own)
         _refuse_options(own, rule, group)
         for name, param in zip(group["param_names"], group["params"], strict=True):
-            adapted = bool(member.adapted(param, group)) if hasattr(member, "adapted") else rule == "lamb"
+            adapted = (
+                bool(member.adapted(param, group)) if hasattr(member, "adapted") else rule == "lamb"
+            )
             found[name] = rule, {**group, "adapted": adapted}
     return found
 
@@ -154,7 +185,9 @@ def _rule_of(choice: str) -> str:
             f"a rule: {known}; one of your own names it in its schema (transfer)."
         )
     if rule not in RULES:
-        raise ConfigError(f"optimizer={choice}: transfer={rule!r}: no such rule. {did_you_mean(rule, RULES)}")
+        raise ConfigError(
+            f"optimizer={choice}: transfer={rule!r}: no such rule. {did_you_mean(rule, RULES)}"
+        )
     return rule
 
 
@@ -173,7 +206,11 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
                 f"optimizer.{key}={'null' if value is None else value:}."
             )
     coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
-    if rule == "adam" and group["weight_decay"] and (coupled or group.get("decoupled_weight_decay") is False):
+    if (
+        rule == "adam"
+        and group["weight_decay"]
+        and (coupled or group.get("decoupled_weight_decay") is False)
+    ):
         raise ConfigError(
             f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient, and no rule carries "
             "it to another width. Give optimizer.weight_decay=0, or take adamw."
@@ -183,7 +220,9 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
 def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
     """Keep the share of a weight that decays in a step: the inverse of the scale, to the power of lr in it."""
     mode = options.get("weight_decay_mode", "decoupled")
-    if rule == "lamb" and mode == "adapted":  # within the trust ratio, where it counts by the weight's size
+    if (
+        rule == "lamb" and mode == "adapted"
+    ):  # within the trust ratio, where it counts by the weight's size
         return 1 / (scale * size.init) if options["adapted"] else 1 / scale
     return float(scale ** -_DECAYS_BY_LR.get(mode, 1))
 
@@ -194,9 +233,17 @@ def _eps(size: Growth) -> float:
 
 
 def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -> str:
-    grown = [f"{side} x{ratio:g}" for side, ratio in (("in", size.fan_in), ("out", size.fan_out)) if ratio != 1]
-    grown += [f"depth x{1 / size.branch:g}"] * (size.branch != 1) + ["ends a branch"] * size.ends_branch
+    grown = [
+        f"{side} x{ratio:g}"
+        for side, ratio in (("in", size.fan_in), ("out", size.fan_out))
+        if ratio != 1
+    ]
+    grown += [f"depth x{1 / size.branch:g}"] * (size.branch != 1) + [
+        "ends a branch"
+    ] * size.ends_branch
     grown += [f"carries logits x{size.logits:.4g}"] * (size.logits != 1)
     factors = {"init": size.init, "lr": scale, "decay": decay, "eps": eps}
     changed = [f"{key} x{value:.4g}" for key, value in factors.items() if value != 1]
-    return f"{size.kind} ({', '.join(grown)}), {rule}: {', '.join(changed) or 'as in the base'}".replace(" ()", "")
+    return f"{size.kind} ({', '.join(grown)}), {rule}: {', '.join(changed) or 'as in the base'}".replace(
+        " ()", ""
+    )

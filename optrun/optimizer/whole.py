@@ -1,7 +1,8 @@
 """Functions of whole matrices, on matrices of which each process holds a piece.
 
-Each matrix is brought together on one rank alone, and what comes of it is cut again: two collectives for many matrices,
-however many there are, the work and the memory divided among the ranks, and the same bits as in one process.
+Each matrix is brought together on one rank alone, and what comes of it is cut again: two
+collectives for many matrices, however many there are, the work and the memory divided among the
+ranks, and the same bits as in one process.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ Function = Callable[[int, Tensor], Tensor]
 """From a matrix's index and the whole matrix to a tensor of the same shape and dtype."""
 
 
-def on_whole(function: Function, pieces: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+def on_whole(
+    function: Function, pieces: Sequence[Tensor], params: Sequence[Tensor]
+) -> list[Tensor]:
     """Apply a function of whole matrices to matrices that lie in pieces.
 
     Args:
         function: The same on every rank; called here for some of the matrices.
         pieces: This process's pieces, of one device and dtype.
-        params: What the pieces lie like, the same on every rank: DTensors, or plain tensors that are whole.
+        params: What the pieces lie like, the same on every rank: DTensors, or plain tensors that
+            are whole.
 
     Returns:
         This process's pieces of what the function returned.
@@ -42,7 +46,11 @@ def on_whole(function: Function, pieces: Sequence[Tensor], params: Sequence[Tens
             out[index] = function(index, piece)
             continue
         mesh, placements = param.device_mesh, param.placements
-        cut = [dim for dim in range(mesh.ndim) if not placements[dim].is_replicate() and mesh.size(dim) > 1]
+        cut = [
+            dim
+            for dim in range(mesh.ndim)
+            if not placements[dim].is_replicate() and mesh.size(dim) > 1
+        ]
         if len(cut) == 1 and type(placements[cut[0]]) is Shard:
             together.setdefault((mesh, cut[0]), []).append(index)
         else:  # cut over several dimensions of the mesh: each rank brings it together for itself
@@ -54,7 +62,8 @@ def on_whole(function: Function, pieces: Sequence[Tensor], params: Sequence[Tens
     for (mesh, dim), indices in together.items():
         axes = [params[index].placements[dim].dim % params[index].dim() for index in indices]  # type: ignore[attr-defined]
         matrices = [
-            _Cut(index, pieces[index], params[index].shape, axis) for index, axis in zip(indices, axes, strict=True)
+            _Cut(index, pieces[index], params[index].shape, axis)
+            for index, axis in zip(indices, axes, strict=True)
         ]
         for index, piece in zip(indices, _exchanged(function, matrices, mesh, dim), strict=True):
             out[index] = piece
@@ -72,10 +81,14 @@ class _Cut:
         length = self.shape[self.axis]
         most = -(-length // ranks)
         lengths = [max(0, min(most, length - rank * most)) for rank in range(ranks)]
-        return [[*self.shape[: self.axis], length, *self.shape[self.axis + 1 :]] for length in lengths]
+        return [
+            [*self.shape[: self.axis], length, *self.shape[self.axis + 1 :]] for length in lengths
+        ]
 
 
-def _exchanged(function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, dim: int) -> list[Tensor]:
+def _exchanged(
+    function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, dim: int
+) -> list[Tensor]:
     """Send every matrix's pieces to its owner, and back what the owner made of it."""
     ranks, me, group = mesh.size(dim), mesh.get_local_rank(dim), mesh.get_group(dim)
     shapes = [matrix.shapes(ranks) for matrix in matrices]
@@ -84,13 +97,21 @@ def _exchanged(function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, d
     sent = [sum(counts[at][me] for at in owned[rank]) for rank in range(ranks)]
     taken = [sum(counts[at][rank] for at in owned[me]) for rank in range(ranks)]
 
-    send = torch.cat([matrices[at].piece.reshape(-1) for rank in range(ranks) for at in owned[rank]])
+    send = torch.cat(
+        [matrices[at].piece.reshape(-1) for rank in range(ranks) for at in owned[rank]]
+    )
     received = send.new_empty(sum(taken))
     dist.all_to_all_single(received, send, taken, sent, group=group)
-    by_rank = [part.split([counts[at][rank] for at in owned[me]]) for rank, part in enumerate(received.split(taken))]
+    by_rank = [
+        part.split([counts[at][rank] for at in owned[me]])
+        for rank, part in enumerate(received.split(taken))
+    ]
     made: list[list[Tensor]] = [[] for _ in range(ranks)]
     for position, at in enumerate(owned[me]):
-        own, axis = [part[position].view(shapes[at][rank]) for rank, part in enumerate(by_rank)], matrices[at].axis
+        own, axis = (
+            [part[position].view(shapes[at][rank]) for rank, part in enumerate(by_rank)],
+            matrices[at].axis,
+        )
         whole = function(matrices[at].index, torch.cat(own, dim=axis))
         for rank, piece in enumerate(whole.split([shape[axis] for shape in shapes[at]], dim=axis)):
             made[rank].append(piece.reshape(-1))

@@ -17,7 +17,18 @@ from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Watch, first_watch
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution"}
-_SAME = {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "clone", "detach", "alias"}
+_SAME = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "clone",
+    "detach",
+    "alias",
+}
 _SAME |= {"_to_copy", "native_dropout", "unsqueeze", "squeeze", "contiguous", "flatten"}
 _FACTORS = {"mul", "div"}
 
@@ -30,8 +41,8 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
         blocks: Parameters that lie in blocks, by name.
 
     Raises:
-        ConfigError: No forward pass over shapes can be made; or a norm stands between a branch and the stream, or on
-            the stream itself, which undoes any factor on the branch.
+        ConfigError: No forward pass over shapes can be made; or a norm stands between a branch and
+            the stream, or on the stream itself, which undoes any factor on the branch.
     """
     key, kind = "parametrization.base", type(model).__name__
     watch, why = first_watch(model, None, _Branches, "it is no model of transformers")
@@ -55,7 +66,8 @@ class _Branches(Watch):
 
     Attributes:
         ends: Weights whose output was added to the stream.
-        normed: A weight of a branch whose sum was normed before the next branch, or that is normed itself.
+        normed: A weight of a branch whose sum was normed before the next branch, or that is normed
+            itself.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -113,7 +125,9 @@ class _Branches(Watch):
             self._pass_on(others[0], out)
         elif len(known) == 2:
             self._made_by[id(out)] = known[0][0] | known[1][0], min(known[0][1], known[1][1])
-        elif known and (streams or self._order.get(id(others[made[0] is not None]), 0) < known[0][1]):
+        elif known and (
+            streams or self._order.get(id(others[made[0] is not None]), 0) < known[0][1]
+        ):
             last = max(known[0][0])
             tower = re.split(r"\.\d+\.", last)[0]
             if not streams and tower in self._towers:

@@ -13,12 +13,34 @@ from optrun.base.errors import ConfigError
 from optrun.base.options import Group, ParamGroup
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.choice import choice
-from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
-from optrun.param_groups.layer_map import STARTED, Layers, Place, as_begun, scale_of, with_final_norm
+from optrun.config.schema.param_groups import (
+    SCHEMAS,
+    Dialect,
+    LayerwiseConfig,
+    ParamGroupsConfig,
+    StandardConfig,
+)
+from optrun.param_groups.layer_map import (
+    STARTED,
+    Layers,
+    Place,
+    as_begun,
+    scale_of,
+    with_final_norm,
+)
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names
 from optrun.param_groups.order import Uses, look_at_uses
-from optrun.param_groups.roles import BIAS, EMBEDDING, HEAD, NORM, VECTOR, is_lora_b, roles_of, roles_of_names
+from optrun.param_groups.roles import (
+    BIAS,
+    EMBEDDING,
+    HEAD,
+    NORM,
+    VECTOR,
+    is_lora_b,
+    roles_of,
+    roles_of_names,
+)
 from optrun.param_groups.rules import claims, overrides
 
 ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
@@ -44,33 +66,41 @@ def build_param_groups(
     """Group the trainable parameters of a model by what an optimizer should do with them.
 
     Args:
-        model_or_named_parameters: A model, or (name, parameter) pairs where only names and shapes are known.
+        model_or_named_parameters: A model, or (name, parameter) pairs where only names and shapes
+            are known.
         config_or_name: A configuration, or the name of a choice: `standard`, `layerwise`, `single`.
-        lr: Base learning rate; a group's own is this times its scale. None: groups carry `lr_scale` alone, which the
-            optimizers of this package fold themselves and those of torch do not know.
+        lr: Base learning rate; a group's own is this times its scale. None: groups carry `lr_scale`
+            alone, which the optimizers of this package fold themselves and those of torch do not
+            know.
         weight_decay: Coefficient for what decays. None: groups that decay take the optimizer's own.
         set_param_lr_fun: With `layerwise`: a function in place of the dialect,
-            `(decay_rate, name_dict, n_layers, param) -> scale`, such as `layerwise_lr_decay`. `name_dict` gives it
-            `encoder.layers.<number>...`, `embeddings` or `head` for each parameter of any model, or what the user's
-            own `name_dict` says.
-        loraplus_lr_ratio: LoRA+: factor B of each low-rank pair takes the lr of its place times this, unless a rule
-            says its lr. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
-        batch: With `layerwise` and a model: keyword arguments of its `forward`, for one pass over shapes. What lies
-            beside the blocks belongs to the side on which it is used; without a pass, to the one that its name and
-            registration say. None: an example, for models of transformers. See `uses_of`.
-        started: Groups, with `param_names`, that a run was started with: their layers and roles hold.
+            `(decay_rate, name_dict, n_layers, param) -> scale`, such as `layerwise_lr_decay`.
+            `name_dict` gives it
+            `encoder.layers.<number>...`, `embeddings` or `head` for each parameter of any model, or
+            what the user's own `name_dict` says.
+        loraplus_lr_ratio: LoRA+: factor B of each low-rank pair takes the lr of its place times
+            this, unless a rule says its lr. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
+        batch: With `layerwise` and a model: keyword arguments of its `forward`, for one pass over
+            shapes. What lies beside the blocks belongs to the side on which it is used; without a
+            pass, to the one that its name and registration say. None: an example, for models of
+            transformers. See `uses_of`.
+        started: Groups, with `param_names`, that a run was started with: their layers and roles
+            hold.
         notes: Takes how layers were found.
         **options: Beside a name: keys of that choice, such as `decay_rate=0.8`.
 
     Returns:
-        Groups as torch.optim takes them, in the order of the parameters: `params` as (name, parameter) pairs, `lr`,
-        `lr_scale`, `weight_decay`, the overrides of a rule, and to read: `layer_id`, `layer`, `role`, `rule`.
+        Groups as torch.optim takes them, in the order of the parameters: `params` as (name,
+        parameter) pairs, `lr`,
+        `lr_scale`, `weight_decay`, the overrides of a rule, and to read: `layer_id`, `layer`,
+        `role`, `rule`.
 
     Raises:
-        ConfigError: Nothing to train, a rule that matches nothing, a model whose layers cannot be told under
+        ConfigError: Nothing to train, a rule that matches nothing, a model whose layers cannot be
+            told under
             `layerwise`, or a value out of range.
-        TypeError: An argument of another kind; `set_param_lr_fun` beside another choice, or one that does not return
-            a number.
+        TypeError: An argument of another kind; `set_param_lr_fun` beside another choice, or one
+            that does not return a number.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
@@ -87,7 +117,12 @@ def build_param_groups(
         raise TypeError(f"set_param_lr_fun={set_param_lr_fun!r}: expected a function or None.")
     params, roles, tied = _read(model_or_named_parameters)
     model = model_or_named_parameters if isinstance(model_or_named_parameters, nn.Module) else None
-    began = {name: group for group in started for name in group["param_names"] if name in params and "layer" in group}
+    began = {
+        name: group
+        for group in started
+        for name in group["param_names"]
+        if name in params and "layer" in group
+    }
     told = [] if notes is None else notes
     uses: Uses = {}
     if model is not None and isinstance(config, LayerwiseConfig) and config.name_dict is None:
@@ -109,7 +144,9 @@ def build_param_groups(
         role, place = roles[name], places.get(name)
         ratio = loraplus_lr_ratio if loraplus_lr_ratio is not None and is_lora_b(name) else 1.0
         scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
-        if rule.get("freeze") or ("lr" not in rule and scale < (getattr(config, "no_opt_scale", None) or 0.0)):
+        if rule.get("freeze") or (
+            "lr" not in rule and scale < (getattr(config, "no_opt_scale", None) or 0.0)
+        ):
             param.requires_grad_(False)
         if not param.requires_grad:
             continue
@@ -150,7 +187,9 @@ def _read(
     source: ModelOrParameters,
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
     """Read parameters by first name, their roles, and the further names of tied ones."""
-    pairs = source.named_parameters(remove_duplicate=False) if isinstance(source, nn.Module) else source
+    pairs = (
+        source.named_parameters(remove_duplicate=False) if isinstance(source, nn.Module) else source
+    )
     if not isinstance(pairs, Iterable):
         raise TypeError(_no_parameters(source))
     params: dict[str, Tensor] = {}
@@ -166,7 +205,11 @@ def _read(
             tied[name] = first[id(param)]
         else:
             params[name], first[id(param)] = param, name
-    return params, roles_of(source) if isinstance(source, nn.Module) else roles_of_names(params.items()), tied
+    return (
+        params,
+        roles_of(source) if isinstance(source, nn.Module) else roles_of_names(params.items()),
+        tied,
+    )
 
 
 def _no_parameters(got: object) -> str:
@@ -177,19 +220,27 @@ def _no_parameters(got: object) -> str:
 
 
 def _places_and_scales(
-    config: ParamGroupsConfig, layers: Layers, function: SetParamLrFun | None, began: Mapping[str, PlainMapping]
+    config: ParamGroupsConfig,
+    layers: Layers,
+    function: SetParamLrFun | None,
+    began: Mapping[str, PlainMapping],
 ) -> tuple[dict[str, Place], dict[str, float]]:
     """Place and scale of every parameter under `layerwise`; nothing under the others."""
     if not isinstance(config, LayerwiseConfig):
         if function is not None:
-            raise TypeError(f"param_groups={config.name} has no layers for set_param_lr_fun; take layerwise.")
+            raise TypeError(
+                f"param_groups={config.name} has no layers for set_param_lr_fun; take layerwise."
+            )
         return {}, {}
     params = layers.params
     if config.name_dict is None:
         places = layers.places(config.n_layers)
         if config.dialect is Dialect.timm:
             places = with_final_norm(places, layers.roles)
-        places |= {name: as_begun(places[name], group["layer_id"], group["layer"]) for name, group in began.items()}
+        places |= {
+            name: as_begun(places[name], group["layer_id"], group["layer"])
+            for name, group in began.items()
+        }
     else:
         places = places_of_names(params, config.name_dict, n_layers=config.n_layers)
     if function is None:
@@ -206,9 +257,13 @@ def _places_and_scales(
     for name, param in params.items():
         scale = function(config.decay_rate, names, deepest, NamedParam(name, param))
         if not isinstance(scale, int | float) or isinstance(scale, bool):
-            raise TypeError(f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a number.")
+            raise TypeError(
+                f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a number."
+            )
         if not 0 <= scale < math.inf:
-            raise ValueError(f"set_param_lr_fun returned {scale} for {name}: expected a number of 0 or more.")
+            raise ValueError(
+                f"set_param_lr_fun returned {scale} for {name}: expected a number of 0 or more."
+            )
         scales[name] = max(float(scale), config.min_scale)
     return places, scales
 
@@ -222,7 +277,9 @@ def _structured(name: str, place: Place, deepest: int) -> str:
     return f"encoder.layers.{place.layer_id - 1 + deepest - place.n_layers}.{name}"
 
 
-def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Group) -> dict[str, object]:
+def _hyper_parameters(
+    scale: float, lr: float | None, decay: float | None, rule: Group
+) -> dict[str, object]:
     """Collect what the optimizer reads; a rule's own overrides come last."""
     group: ParamGroup = {"params": []}
     if "lr" not in rule:
@@ -234,7 +291,9 @@ def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule:
     return group | overrides(rule)
 
 
-def _reason(config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Group) -> str:
+def _reason(
+    config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Group
+) -> str:
     """Explain what claimed the parameters, in a few words."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"

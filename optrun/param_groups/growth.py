@@ -1,7 +1,7 @@
 """By how much each parameter of a model is larger than that of the base at which lr was tuned.
 
-A dimension is infinite if it differs between the two (Yang et al. 2022, arXiv:2203.03466). So no list of layers is
-needed, and both models may be shapes alone, on the meta device.
+A dimension is infinite if it differs between the two (Yang et al. 2022, arXiv:2203.03466). So no
+list of layers is needed, and both models may be shapes alone, on the meta device.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         base: Of the same architecture, narrower, of fewer blocks, or both.
 
     Raises:
-        ConfigError: A parameter without a counterpart, of fewer elements, or one whose inputs cannot be told from its
-            outputs; for another number of blocks, branches whose ends are not found.
+        ConfigError: A parameter without a counterpart, of fewer elements, or one whose inputs
+            cannot be told from its outputs; for another number of blocks, branches whose ends are
+            not found.
 
     Example:
         >>> model, base = nn.Linear(8, 4), nn.Linear(2, 4)
@@ -99,7 +100,9 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     for name, param in params.items():
         narrow = of_base[counterparts[name]]
         shape, base_shape = tuple(param.shape), tuple(narrow.shape)
-        if len(shape) != len(base_shape) or any(now < then for now, then in zip(shape, base_shape, strict=True)):
+        if len(shape) != len(base_shape) or any(
+            now < then for now, then in zip(shape, base_shape, strict=True)
+        ):
             raise ConfigError(
                 f"{KEY}: {name} has the shape {base_shape} in the base, and {shape} in the model: a dimension shrinks. "
                 "Give a base that is no larger than the model in any key."
@@ -107,7 +110,13 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         path, _, leaf = name.rpartition(".")
         fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
         found[name] = Growth(
-            counterparts[name], shape, base_shape, fan_in, fan_out, branch.get(name, 1.0), name in ends
+            counterparts[name],
+            shape,
+            base_shape,
+            fan_in,
+            fan_out,
+            branch.get(name, 1.0),
+            name in ends,
         )
     return found
 
@@ -145,7 +154,12 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
 
 
 def _fans(
-    name: str, leaf: str, module: nn.Module, role: str, shape: tuple[int, ...], base_shape: tuple[int, ...]
+    name: str,
+    leaf: str,
+    module: nn.Module,
+    role: str,
+    shape: tuple[int, ...],
+    base_shape: tuple[int, ...],
 ) -> tuple[float, float]:
     """Tell by how much inputs and outputs of a parameter grew."""
     ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]

@@ -46,9 +46,11 @@ class Place:
 def scale_of(place: Place, decay_rate: float, dialect: str) -> float:
     """Return the factor on the learning rate at a place.
 
-    Source: paddle, beit, timm: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022, arXiv:2106.08254.
-    electra: Clark et al. 2020, arXiv:2003.10555, where the head counts one layer more. xlnet: Yang et al. 2019,
-    arXiv:1906.08237, where the top block keeps the full rate; embeddings, which it leaves alone, go with the lowest.
+    Source: paddle, beit, timm: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022,
+        arXiv:2106.08254.
+    electra: Clark et al. 2020, arXiv:2003.10555, where the head counts one layer more. xlnet: Yang
+    et al. 2019, arXiv:1906.08237, where the top block keeps the full rate; embeddings, which it
+    leaves alone, go with the lowest.
 
     Example:
         >>> [scale_of(Place(layer, 2, "", ""), 0.5, "paddle") for layer in (3, 2, 1, 0)]
@@ -107,7 +109,9 @@ def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> di
         module = name.rpartition(".")[0]
         in_head = any(_HEAD_NAME.search(piece) for piece in module.split("."))
         if place.why == ABOVE and module in norms and not in_head:
-            found[name] = place_at(place.n_layers, place.n_layers, "the norm above the blocks, as timm")
+            found[name] = place_at(
+                place.n_layers, place.n_layers, "the norm above the blocks, as timm"
+            )
     return found
 
 
@@ -130,11 +134,16 @@ class Layers:
         params: Every parameter by name.
         roles: Role of each.
         model: The model, or None where only names are known.
-        uses: Of a forward pass, see `uses_of`. What they do not hold has its side by name and registration.
+        uses: Of a forward pass, see `uses_of`. What they do not hold has its side by name and
+            registration.
     """
 
     def __init__(
-        self, params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None, uses: Uses
+        self,
+        params: Mapping[str, Tensor],
+        roles: Mapping[str, str],
+        model: nn.Module | None,
+        uses: Uses,
     ) -> None:
         self.params = params
         self.roles = roles
@@ -158,7 +167,8 @@ class Layers:
             n_layers: Depth to count from; None: as found.
 
         Raises:
-            ConfigError: No stack of blocks; or `n_layers` is below what was found, or given for several towers.
+            ConfigError: No stack of blocks; or `n_layers` is below what was found, or given for
+                several towers.
         """
         if not self.towers:
             raise ConfigError(
@@ -190,8 +200,8 @@ class Layers:
     def _by_use(self) -> dict[str, Place]:
         """Place what a forward pass uses before the first block, or after all have begun.
 
-        What is used in between, such as a projection from one tower into the next, keeps its place; and so does what is
-        used on both sides, unless it is a table, which embeds.
+        What is used in between, such as a projection from one tower into the next, keeps its place;
+        and so does what is used on both sides, unless it is a table, which embeds.
         """
         spans = []
         for tower in self.towers:
@@ -252,13 +262,16 @@ class Layers:
     def _embeds(self, path: str, *, below: str = "") -> bool:
         """Tell whether a module on the way down to `path`, below another one, embeds.
 
-        Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known of its class.
+        Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known
+        of its class.
         """
         for above in takewhile(lambda above: above != below, upwards(path)):
             node, name = self.root.at(above), above.rpartition(".")[2]
             if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
                 return True
-            if (node.kind in ("", "Embedding") or "norm" in node.kind.lower()) and _EMBEDDING_CHILD.search(name):
+            if (
+                node.kind in ("", "Embedding") or "norm" in node.kind.lower()
+            ) and _EMBEDDING_CHILD.search(name):
                 return True
         return False
 
@@ -268,7 +281,9 @@ class Layers:
 
     def _towers_near(self, path: str) -> list[_Tower]:
         """Find the tower that lies around `path`, else those below the closest module that holds both them and it."""
-        around = ([tower for tower in self.towers if inside(tower.root, above)] for above in upwards(path))
+        around = (
+            [tower for tower in self.towers if inside(tower.root, above)] for above in upwards(path)
+        )
         return self._own_tower(path) or next(filter(None, around))
 
 
@@ -286,7 +301,11 @@ def _towers(stacks: list[Stack]) -> list[_Tower]:
     out = []
     for stack, name in zip(stacks, names, strict=True):
         others = [other.path for other in stacks if other is not stack]
-        alone = [above for above in upwards(stack.path) if not any(inside(path, above) for path in others)]
+        alone = [
+            above
+            for above in upwards(stack.path)
+            if not any(inside(path, above) for path in others)
+        ]
         out.append(_Tower(stack, alone[-1], name))
     return out
 
@@ -320,7 +339,9 @@ def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
             layer = ask() if callable(ask) else None
         except (NotImplementedError, AttributeError):  # some models have none and say it so
             layer = None
-        ends.append({id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set())
+        ends.append(
+            {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set()
+        )
     outputs, inputs = ends
     return outputs - inputs, inputs
 

@@ -1,7 +1,7 @@
 """The layer ratio of PaddleNLP: one function, as published, for those who bring their own names.
 
-`param_groups=layerwise` reads the module tree of any model instead; this is the function it is named after, and the
-contract that a user's own function in its place has to keep.
+`param_groups=layerwise` reads the module tree of any model instead; this is the function it is
+named after, and the contract that a user's own function in its place has to keep.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ def layerwise_lr_decay(
 ) -> float:
     """Scale of one parameter's learning rate by the depth of its layer.
 
-    Layers count from 0, so the top one of `n_layers` gets `decay_rate` to the power 1, layer 0 to the power `n_layers`,
-    and embeddings one more. The pooler, the head and every name that is neither get 1, among them the singular
-    `encoder.layer.3` of transformers: for such models use `param_groups=layerwise`, which reads the module tree.
+    Layers count from 0, so the top one of `n_layers` gets `decay_rate` to the power 1, layer 0 to
+    the power `n_layers`, and embeddings one more. The pooler, the head and every name that is
+    neither get 1, among them the singular
+    `encoder.layer.3` of transformers: for such models use `param_groups=layerwise`, which reads the
+    module tree.
 
     Args:
         decay_rate: Factor from one layer to the next below; unitless.
-        name_dict: From the parameter's own name to its structured name, in which `encoder.layers.<number>` or
+        name_dict: From the parameter's own name to its structured name, in which
+            `encoder.layers.<number>` or
             `embedding` is looked for.
         n_layers: Depth of the encoder.
         param: The parameter, or its own name.
@@ -61,7 +64,8 @@ def layerwise_lr_decay(
         IndexError: The structured name ends at `encoder.layers` without a layer number.
         ValueError: What follows `encoder.layers.` is not a number.
 
-    Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`; ratio = decay_rate ** (n_layers - layer).
+    Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`; ratio = decay_rate ** (n_layers -
+        layer).
 
     Example:
         >>> names = {"linear_3.w_0": "bert.encoder.layers.11.linear1.weight", "emb_0.w_0": "bert.embeddings.weight"}

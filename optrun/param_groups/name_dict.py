@@ -15,12 +15,15 @@ from optrun.param_groups.roles import HEAD
 _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 
 
-def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, object]) -> dict[str, str]:
+def structured_names(
+    params: Mapping[str, Tensor], name_dict: Mapping[str, object]
+) -> dict[str, str]:
     r"""Map each parameter to the user's name for it, brackets filled in.
 
     Args:
         params: Every parameter by name.
-        name_dict: Name, or regular expression searched in names, -> place. Names come first, then patterns in order.
+        name_dict: Name, or regular expression searched in names, -> place. Names come first, then
+            patterns in order.
 
     Returns:
         Parameter name -> the user's value for it, for those that have one.
@@ -40,7 +43,9 @@ def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, objec
         try:
             pattern = re.compile(key)
         except re.error as error:
-            raise ConfigError(f"param_groups.name_dict[{key}]: not a regular expression: {error}.") from error
+            raise ConfigError(
+                f"param_groups.name_dict[{key}]: not a regular expression: {error}."
+            ) from error
         found = [(name, match) for name in params if (match := pattern.search(name))]
         if not found:
             raise ConfigError(
@@ -70,13 +75,15 @@ def places_of_names(
 
     Args:
         params: Every parameter by name.
-        name_dict: See `structured_names`. A place is a block number, `head`, `embeddings`, or a structured name:
-            `layers.<number>` in it makes a block, and what stands before that the tower; `embedding` in it makes
-            embeddings; any other dotted name the head.
+        name_dict: See `structured_names`. A place is a block number, `head`, `embeddings`, or a
+            structured name:
+            `layers.<number>` in it makes a block, and what stands before that the tower;
+            `embedding` in it makes embeddings; any other dotted name the head.
         n_layers: Depth to count from; None: the highest block of each tower and one.
 
     Raises:
-        ConfigError: See above; a place that is none of these; no block at all; a block beyond `n_layers`.
+        ConfigError: See above; a place that is none of these; no block at all; a block beyond
+            `n_layers`.
     """
     names = structured_names(params, name_dict)
     kinds = {name: _parse(value) for name, value in names.items()}
@@ -93,14 +100,18 @@ def places_of_names(
         for tower, depth in depths.items():
             if depth > n_layers:
                 at = f" of {tower}" if tower else ""
-                raise ConfigError(f"param_groups.n_layers={n_layers}: name_dict names block {depth - 1}{at}, from 0.")
+                raise ConfigError(
+                    f"param_groups.n_layers={n_layers}: name_dict names block {depth - 1}{at}, from 0."
+                )
         depths = dict.fromkeys(depths, n_layers)
     deepest = max(depths.values())
     out: dict[str, Place] = {}
     for name in params:
         tower, block = kinds.get(name, (HEAD, None))
         if block is not None:
-            out[name] = place_at(block + 1, depths[tower], "name_dict", tower if len(depths) > 1 else "")
+            out[name] = place_at(
+                block + 1, depths[tower], "name_dict", tower if len(depths) > 1 else ""
+            )
         else:
             out[name] = place_at(0 if tower == EMBEDDINGS else deepest + 1, deepest, "name_dict")
     return out

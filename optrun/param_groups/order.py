@@ -28,17 +28,19 @@ _MOST = 50_000
 def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
     """Find when each parameter is used in a forward pass.
 
-    Operations are watched, and not modules: a weight that its module's owner uses (`nn.functional.linear` with
-    `self.proj.weight`), a class token, and a tied table count where they are used. The pass runs in evaluation mode on
-    a copy of the model on the meta device. So it costs no memory, and the model, its buffers and the random generators
-    stay as they are.
+    Operations are watched, and not modules: a weight that its module's owner uses
+    (`nn.functional.linear` with
+    `self.proj.weight`), a class token, and a tied table count where they are used. The pass runs in
+    evaluation mode on a copy of the model on the meta device. So it costs no memory, and the model,
+    its buffers and the random generators stay as they are.
 
     Args:
         model: On any device.
         batch: Keyword arguments of `model.forward`; only shapes and dtypes matter.
 
     Raises:
-        Exception: Whatever the model raises where it cannot run on shapes alone, or not on this batch.
+        Exception: Whatever the model raises where it cannot run on shapes alone, or not on this
+            batch.
 
     Example:
         >>> class Tail(nn.Module):
@@ -55,13 +57,27 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
     return run_on_shapes(model, batch, Watch).found
 
 
-def run_on_shapes(model: nn.Module, batch: Mapping[str, object], make: Callable[[nn.Module], W]) -> W:
+def run_on_shapes(
+    model: nn.Module, batch: Mapping[str, object], make: Callable[[nn.Module], W]
+) -> W:
     """Run a copy of a model on shapes under a watch over its operations, and return the watch; see `uses_of`."""
-    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    shapes: dict[int, object] = {id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]}
-    shapes |= {id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()}
+    held = [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor)
+    ]
+    shapes: dict[int, object] = {
+        id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]
+    }
+    shapes |= {
+        id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()
+    }
     twin = copy.deepcopy(model, shapes).eval()
-    on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in batch.items()}
+    on_meta = {
+        key: value.to("meta") if isinstance(value, Tensor) else value
+        for key, value in batch.items()
+    }
     watch = make(twin)
     quiet, seeds = warnings.catch_warnings(), torch.random.fork_rng(devices=[])
     whole_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
@@ -75,7 +91,8 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
     """Build examples of zeros on the meta device for a model of transformers: all that it takes, then its tokens alone.
 
     Returns:
-        Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty for other models.
+        Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty
+        for other models.
     """
     config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
     takes = inspect.signature(model.forward).parameters
@@ -162,11 +179,17 @@ class Watch(TorchDispatchMode):
         self.found: dict[str, tuple[int, int]] = {}
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: PlainDict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: PlainDict | None = None,
     ) -> Any:
         self._count += 1
         if self._count > _MOST:
-            raise RuntimeError(f"more than {_MOST:,} operations, such as a loop until a value is small")
+            raise RuntimeError(
+                f"more than {_MOST:,} operations, such as a loop until a value is small"
+            )
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))
             if name is not None:

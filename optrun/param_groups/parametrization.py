@@ -46,8 +46,9 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
         build: From a model choice to the model as shapes, on the meta device.
 
     Raises:
-        ConfigError: A base that is the model itself, or larger, or of other parameters; pretrained weights; a head that
-            is the embedding, or another head_dim, where neither a key of the architecture nor a norm makes it right.
+        ConfigError: A base that is the model itself, or larger, or of other parameters; pretrained
+            weights; a head that is the embedding, or another head_dim, where neither a key of the
+            architecture nor a norm makes it right.
     """
     chosen = config.parametrization
     if not isinstance(chosen, MupConfig):
@@ -77,7 +78,9 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
         )
     keys = _head_dim(model, base)
     keys |= _tied(config.model, model, base, sizes)
-    return Parametrized(replace(config.model, config=merged(config.model.config, keys)), smaller, sizes)
+    return Parametrized(
+        replace(config.model, config=merged(config.model.config, keys)), smaller, sizes
+    )
 
 
 def _shown(base: PlainMapping) -> str:
@@ -88,7 +91,11 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) 
     """Scale the logits of a head that is the embedding: by the architecture's own key, or in the norm before it."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings() if head is not None else None
-    if head is None or table is None or getattr(head, "weight", None) is not getattr(table, "weight", 0):
+    if (
+        head is None
+        or table is None
+        or getattr(head, "weight", None) is not getattr(table, "weight", 0)
+    ):
         return {}
     name = next(name for name, param in model.named_parameters() if param is head.weight)
     width = sizes[name].fan_out
@@ -133,7 +140,9 @@ def _width_of_heads(config: object) -> float | None:
     if heads is None or width is None:
         return None
     if not isinstance(width, int) or not isinstance(heads, int):
-        raise ConfigError(f"{KEY}: the width of a head of {type(config).__name__} cannot be told. {_INSTEAD}.")
+        raise ConfigError(
+            f"{KEY}: the width of a head of {type(config).__name__} cannot be told. {_INSTEAD}."
+        )
     return width / heads
 
 
@@ -141,7 +150,8 @@ def _width_of_heads(config: object) -> float | None:
 def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str, Growth]) -> None:
     """Scale fresh weights so that their standard deviation is the base's times the factor of the table.
 
-    The two deviations count as equal where samples of these sizes may differ so. Constant tensors stay as they are.
+    The two deviations count as equal where samples of these sizes may differ so. Constant tensors
+    stay as they are.
 
     Args:
         model: Initialised; changed in place.

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-MATRIX, BIAS, NORM, VECTOR, EMBEDDING, HEAD = "matrix", "bias", "norm", "vector", "embedding", "head"
+MATRIX, BIAS, NORM, VECTOR, EMBEDDING, HEAD = (
+    "matrix",
+    "bias",
+    "norm",
+    "vector",
+    "embedding",
+    "head",
+)
 LORA = "lora"
 
 _NORM_TYPES: tuple[type[nn.Module], ...] = (
@@ -44,7 +51,8 @@ def roles_of(model: nn.Module) -> dict[str, str]:
 
     Example:
         >>> roles_of(nn.Sequential(nn.Embedding(4, 2), nn.LayerNorm(2), nn.Linear(2, 1)))
-        {'0.weight': 'embedding', '1.weight': 'norm', '1.bias': 'bias', '2.weight': 'matrix', '2.bias': 'bias'}
+        {'0.weight': 'embedding', '1.weight': 'norm', '1.bias': 'bias', '2.weight': 'matrix',
+        '2.bias': 'bias'}
     """
     return _roles(model.named_parameters(), dict(model.named_modules()))
 
@@ -54,7 +62,9 @@ def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, 
     return _roles(named_parameters, {})
 
 
-def _roles(named_parameters: Iterable[tuple[str, Tensor]], modules: Mapping[str, nn.Module]) -> dict[str, str]:
+def _roles(
+    named_parameters: Iterable[tuple[str, Tensor]], modules: Mapping[str, nn.Module]
+) -> dict[str, str]:
     out = {}
     for name, param in named_parameters:
         path, _, leaf = name.rpartition(".")
@@ -92,9 +102,9 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
         module: The module that holds it; None where it is not known.
 
     Returns:
-        `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a tensor with one
-        axis longer than 1, unless it is the weight of a linear map, a convolution or an embedding; `embedding` for what
-        an embedding layer holds; else `matrix`.
+        `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a
+        tensor with one axis longer than 1, unless it is the weight of a linear map, a convolution
+        or an embedding; `embedding` for what an embedding layer holds; else `matrix`.
 
     Example:
         >>> norm = nn.LayerNorm(4)
@@ -120,8 +130,9 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
 def is_norm(module: nn.Module) -> bool:
     """Tell whether a module is a normalisation layer: torch's, or one whose class, or a base of it, says so.
 
-    Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and call the attribute
-    whatever they like (`ln_1`, `q_a`): so the type is asked and not the parameter's name.
+    Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and
+    call the attribute whatever they like (`ln_1`, `q_a`): so the type is asked and not the
+    parameter's name.
 
     Example:
         >>> is_norm(nn.GroupNorm(2, 4)), is_norm(nn.Linear(2, 4))
@@ -129,14 +140,22 @@ def is_norm(module: nn.Module) -> bool:
     """
     if isinstance(module, _NORM_TYPES):
         return True
-    if isinstance(module, _WEIGHTED_TYPES) or any(True for child in module.children() for _ in child.parameters()):
+    if isinstance(module, _WEIGHTED_TYPES) or any(
+        True for child in module.children() for _ in child.parameters()
+    ):
         return False
-    names = [cls.__name__ for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    names = [
+        cls.__name__
+        for cls in type(module).__mro__
+        if issubclass(cls, nn.Module) and cls is not nn.Module
+    ]
     return any(_NORM_CLASS.search(name) and not _NOT_NORM_CLASS.search(name) for name in names)
 
 
 def _is_weight_norm_magnitude(leaf: str, module: nn.Module) -> bool:
     """Recognise the length that `torch.nn.utils.parametrizations.weight_norm` splits from a weight."""
-    if leaf != "original0" or not isinstance(module, torch.nn.utils.parametrize.ParametrizationList):
+    if leaf != "original0" or not isinstance(
+        module, torch.nn.utils.parametrize.ParametrizationList
+    ):
         return False
     return any(type(part).__name__ == "_WeightNorm" for part in module)

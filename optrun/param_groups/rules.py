@@ -16,7 +16,9 @@ EVERYTHING = (".*",)
 """Pattern list that matches every name of a group."""
 
 
-def claims(rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, int]:
+def claims(
+    rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> dict[str, int]:
     """Decide which rule takes which trainable parameter.
 
     Args:
@@ -38,11 +40,15 @@ def claims(rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[s
         if not found:
             shared = [name for name in tied if pattern.search(name)]
             if shared:
-                raise ConfigError(f"{key}: {shared[0]} is the same tensor as {tied[shared[0]]}; match it by that name.")
+                raise ConfigError(
+                    f"{key}: {shared[0]} is the same tensor as {tied[shared[0]]}; match it by that name."
+                )
             raise ConfigError(f"{key}: matches no parameter. {near_names(rule['pattern'], params)}")
         training = [name for name in found if params[name].requires_grad]
         if not training:
-            raise ConfigError(f"{key}: matches only parameters that do not train, such as {found[0]}.")
+            raise ConfigError(
+                f"{key}: matches only parameters that do not train, such as {found[0]}."
+            )
         fresh = [name for name in training if name not in taken]
         if not fresh:
             by = taken[training[0]]
@@ -57,13 +63,18 @@ def claims(rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[s
 def overrides(rule: Group) -> PlainDict:
     """Return a rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
 
-    `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they stand for.
+    `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they
+    stand for.
 
     Example:
         >>> overrides({"pattern": "bias", "lr_scale": 2.0, "weight_decay": 0.0, "betas": [0.9, 0.99]})
         {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
     """
-    out = {str(key): value for key, value in rule.items() if key not in ("pattern", "lr_scale", "freeze")}
+    out = {
+        str(key): value
+        for key, value in rule.items()
+        if key not in ("pattern", "lr_scale", "freeze")
+    }
     if "adaptation" in out:
         if out.pop("adaptation"):
             out["always_adapt"] = True

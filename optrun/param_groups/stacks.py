@@ -1,9 +1,10 @@
 """Stacks of blocks in a module tree: which lists of modules are the layers that depth is counted over.
 
-A stack is an outermost list whose elements are blocks: modules made of modules, with several matrices and a norm. A
-list of stages that each hold a list of blocks counts the blocks through. Lists of equal length beside each other
-(attentions and feed-forwards kept apart) are one stack. Of several lists, each that is a model's own, or large beside
-the largest, is a tower with its own depth; small ones (feature extractors, heads, mergers) belong to their tower.
+A stack is an outermost list whose elements are blocks: modules made of modules, with several
+matrices and a norm. A list of stages that each hold a list of blocks counts the blocks through.
+Lists of equal length beside each other (attentions and feed-forwards kept apart) are one stack. Of
+several lists, each that is a model's own, or large beside the largest, is a tower with its own
+depth; small ones (feature extractors, heads, mergers) belong to their tower.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class Stack:
     Attributes:
         path: Dotted name of its list.
         depth: Number of blocks.
-        blocks: Dotted name of a module -> block number from 0; the innermost name that fits decides.
-        edges: Modules of a stage that lie before its first block: they belong there, unless it is the very first.
+        blocks: Dotted name of a module -> block number from 0; the innermost name that fits
+            decides.
+        edges: Modules of a stage that lie before its first block: they belong there, unless it is
+            the very first.
         numel: Elements in it.
     """
 
@@ -93,7 +96,9 @@ def _repeats(node: Node) -> bool:
         return False
     if len(elements) == 1:
         return elements[0].matrices >= 3
-    return len(elements) > len({_kind(element) for element in elements}) or _stages(node) is not None
+    return (
+        len(elements) > len({_kind(element) for element in elements}) or _stages(node) is not None
+    )
 
 
 def _kind(node: Node) -> str:
@@ -216,4 +221,8 @@ def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
     """Tell whether a stack is a tower beside the largest: a model of its own, or large, or deep."""
     if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
         return True
-    return any(root.at(above).whole_model for above in upwards(stack.path) if not inside(largest.path, above))
+    return any(
+        root.at(above).whole_model
+        for above in upwards(stack.path)
+        if not inside(largest.path, above)
+    )

@@ -1,7 +1,8 @@
 """What can carry the factor of muP on logits where the head is the embedding: the norm before it.
 
-Logits are E (w n + b), and a factor on them is one on w and b. E keeps the rule of an embedding: its gradients are
-those of a multiplied forward pass. Found in forward passes over shapes, so no architecture is listed.
+Logits are E (w n + b), and a factor on them is one on w and b. E keeps the rule of an embedding:
+its gradients are those of a multiplied forward pass. Found in forward passes over shapes, so no
+architecture is listed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
         try:
             norms = run_on_shapes(model, batch, _LastNorm).norms
             path = norms[-1] if norms else ""
-            factor = run_on_shapes(model, batch, partial(_LastNorm, replaced=path)).factor if path else None
+            factor = (
+                run_on_shapes(model, batch, partial(_LastNorm, replaced=path)).factor
+                if path
+                else None
+            )
         except Exception as error:  # whatever a model's own code raises
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             continue
@@ -70,7 +75,11 @@ class _LastNorm(Watch):
             del args
             if out.shape[-1] == head.in_features:
                 self.norms.append(path)
-            return (1.0 + torch.arange(out.shape[-1], device="cpu") % 2).expand(out.shape) if path == replaced else None
+            return (
+                (1.0 + torch.arange(out.shape[-1], device="cpu") % 2).expand(out.shape)
+                if path == replaced
+                else None
+            )
 
         def arrives(_: nn.Module, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
             self.arrived = args[0]
@@ -88,7 +97,9 @@ class _LastNorm(Watch):
         if self.arrived.device.type == "meta":
             return None
         ones, twos = self.arrived[..., 0], self.arrived[..., 1]
-        return float(ones.max()) if ones.min() == ones.max() and torch.equal(twos, 2 * ones) else None
+        return (
+            float(ones.max()) if ones.min() == ones.max() and torch.equal(twos, 2 * ones) else None
+        )
 
 
 @torch.no_grad()

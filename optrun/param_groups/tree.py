@@ -1,4 +1,7 @@
-"""The module tree as far as layers are told from it: names, order, classes, sizes. No tensor is kept."""
+"""The module tree as far as layers are told from it: names, order, classes, sizes.
+
+No tensor is kept.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ class Node:
     @property
     def numbered(self) -> bool:
         """Whether this is a list of modules: every child is a number and nothing else lies here."""
-        return bool(self.children) and not self.own and all(name.isdigit() for name in self.children)
+        return (
+            bool(self.children) and not self.own and all(name.isdigit() for name in self.children)
+        )
 
     def walk(self) -> Iterator[Node]:
         """Yield the node itself, then everything below, in order."""
@@ -87,7 +92,9 @@ class Node:
         )
 
 
-def tree_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None) -> Node:
+def tree_of(
+    params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None
+) -> Node:
     """Build the tree of a model, or of parameter names alone.
 
     Args:
@@ -125,7 +132,11 @@ def _grow(root: Node, path: str) -> Node:
 
 def _prune(node: Node) -> None:
     """Remove modules that hold nothing, or only what an earlier one holds (tied tensors)."""
-    node.children = {name: child for name, child in node.children.items() if any(below.own for below in child.walk())}
+    node.children = {
+        name: child
+        for name, child in node.children.items()
+        if any(below.own for below in child.walk())
+    }
     for child in node.children.values():
         _prune(child)
 

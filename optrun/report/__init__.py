@@ -1,1 +1,4 @@
-"""Reads run directories and says what they show: curves, tables, statistics, warnings, pages. Imports no training."""
+"""Reads run directories and says what they show: curves, tables, statistics, warnings, pages.
+
+Imports no training.
+"""

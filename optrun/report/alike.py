@@ -22,7 +22,16 @@ from optrun.report.collect import Run
 _CWD = re.compile(r"^    cwd: (.+)$", re.MULTILINE)
 _OF_EXAMPLES = ("data.train.", "data.eval.", "data.path.")
 """Keys whose files the fingerprint of the examples knows."""
-_SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")
+_SOURCE = (
+    "name",
+    "path",
+    "subset",
+    "revision",
+    "eval_split",
+    "max_eval_examples",
+    "eval_text_column",
+    "label_column",
+)
 _PREPARING = ("data.", "model.", "task.")
 
 
@@ -67,8 +76,8 @@ def _is_default(run: Run, key: str) -> bool:
 def respell(runs: Sequence[Run]) -> None:
     """Give one spelling, that of the first run, to paths which lead to the same files.
 
-    A relative path is read from where its run was started. Files that are not there any more, or lie elsewhere on
-    another machine, are the same where two runs of one seed saw the same examples.
+    A relative path is read from where its run was started. Files that are not there any more, or
+    lie elsewhere on another machine, are the same where two runs of one seed saw the same examples.
 
     Args:
         runs: Their `respelt` is filled.
@@ -82,7 +91,11 @@ def respell(runs: Sequence[Run]) -> None:
         for run in runs:
             if not isinstance(value := run.config.get(key), str):
                 continue
-            names = [name for name in (_examples(run, key), _files(value, folder(run.path))) if name is not None]
+            names = [
+                name
+                for name in (_examples(run, key), _files(value, folder(run.path)))
+                if name is not None
+            ]
             spelling = next((first[name] for name in names if name in first), value)
             first |= {name: first.get(name, spelling) for name in names}
             if spelling != value:
@@ -92,7 +105,9 @@ def respell(runs: Sequence[Run]) -> None:
 def _examples(run: Run, key: str) -> object | None:
     """Name the content of a data file by the examples that a seed made of it; None where it is not known."""
     fingerprint = run.at("data", "fingerprint")
-    return (run.seed, str(fingerprint)) if fingerprint and f"{key}.".startswith(_OF_EXAMPLES) else None
+    return (
+        (run.seed, str(fingerprint)) if fingerprint and f"{key}.".startswith(_OF_EXAMPLES) else None
+    )
 
 
 def _files(value: str, folder: Path | None) -> object | None:
@@ -112,7 +127,9 @@ def _files(value: str, folder: Path | None) -> object | None:
 def _started_in(run: Path) -> Path | None:
     """Find the folder that a run was started from, as Hydra noted it; None where it is not known."""
     try:
-        found = _CWD.search(read_text(RunDir(run).hydra / "hydra.yaml"))  # to parse this long file takes time
+        found = _CWD.search(
+            read_text(RunDir(run).hydra / "hydra.yaml")
+        )  # to parse this long file takes time
     except (OSError, ValueError):
         return None
     return Path(found[1].strip("'\"")) if found else None
@@ -144,19 +161,24 @@ def shortened(values: Iterable[object]) -> dict[object, str]:
     shortest = min(map(len, rest))
     end = min(_alike([pieces[::-1] for pieces in rest]), max(0, shortest - 1))
     start -= not shortest  # one of them is a folder of another
-    return {value: "/".join(pieces[start : len(pieces) - end]) for value, pieces in zip(distinct, parts, strict=True)}
+    return {
+        value: "/".join(pieces[start : len(pieces) - end])
+        for value, pieces in zip(distinct, parts, strict=True)
+    }
 
 
 def _alike(parts: Sequence[Sequence[str]]) -> int:
     """Count the pieces that all begin with."""
-    return len(list(itertools.takewhile(lambda column: len({*column}) == 1, zip(*parts, strict=False))))
+    return len(
+        list(itertools.takewhile(lambda column: len({*column}) == 1, zip(*parts, strict=False)))
+    )
 
 
 def incomparable(runs: Sequence[Run]) -> str:
     """Say why runs with a score cannot be ranked against each other; empty where they can.
 
-    Another length of texts or another tokenizer makes other examples of the same evaluation rows, and is what a sweep
-    may be about; other rows are not.
+    Another length of texts or another tokenizer makes other examples of the same evaluation rows,
+    and is what a sweep may be about; other rows are not.
 
     Returns:
         A clause that names the tasks, or the data.
@@ -165,7 +187,10 @@ def incomparable(runs: Sequence[Run]) -> str:
     if len(tasks) > 1:
         return f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be compared"
     # A split that is cut with the seed differs between seeds by design.
-    reasons = (_other_rows([run for run in runs if run.seed == seed]) for seed in {run.seed: None for run in runs})
+    reasons = (
+        _other_rows([run for run in runs if run.seed == seed])
+        for seed in {run.seed: None for run in runs}
+    )
     return next(filter(None, reasons), "")
 
 
@@ -184,10 +209,14 @@ def _other_rows(runs: Sequence[Run]) -> str:
     examples = defaultdict[tuple[object, ...], set[str]](set)
     prepared = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
     for run in runs:
-        if digest := str(run.at("data", "fingerprint")).partition("-")[2]:  # of the evaluation examples
+        if digest := str(run.at("data", "fingerprint")).partition("-")[
+            2
+        ]:  # of the evaluation examples
             examples[_rows(run)].add(digest)
             whole = ((key, str(value)) for key, value in run.config.items())
-            prepared[tuple(sorted(each for each in whole if each[0].startswith(_PREPARING)))].add(digest)
+            prepared[tuple(sorted(each for each in whole if each[0].startswith(_PREPARING)))].add(
+                digest
+            )
     if any(len(digests) > 1 for digests in prepared.values()):
         return "the content of the evaluation data changed between the runs"
     if len(examples) > 1 and len(set.union(*examples.values())) > 1:
@@ -200,10 +229,15 @@ def _rows(run: Run) -> tuple[object, ...]:
     """Collect the configuration that says which rows are evaluation rows."""
     given = run.config.get("data.eval") is not None
     source = ("data.eval",) if given else ("data.train", "data.train_split", "data.eval_fraction")
-    return (*(str(run.setting(key)) for key in source), *(str(run.config.get(f"data.{key}")) for key in _SOURCE))
+    return (
+        *(str(run.setting(key)) for key in source),
+        *(str(run.config.get(f"data.{key}")) for key in _SOURCE),
+    )
 
 
 def data_of(run: Run) -> str:
     """Name the data: files by the evaluation file, hub data by its path, other sources by their choice."""
     keys = ("data.eval", "data.path", "data.train", "data.name")
-    return plain(next((str(value) for key in keys if (value := run.setting(key)) is not None), "data"))
+    return plain(
+        next((str(value) for key in keys if (value := run.setting(key)) is not None), "data")
+    )

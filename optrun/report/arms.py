@@ -20,7 +20,12 @@ from optrun.report.alike import shortened
 from optrun.report.collect import NOT_STARTED, Run, Setting, comparable
 from optrun.report.statistics import Comparison, censored_median
 
-_BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
+_BESIDE_THE_POINT = {
+    "seed",
+    "hydra",
+    *NOT_IDENTITY,
+    *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING),
+}
 """Keys and groups that say where and how a run is written, not what it computes."""
 
 
@@ -36,7 +41,8 @@ class Arm:
     lost: set[int] = field(default_factory=set)
     """Seeds whose run diverged."""
     loss: float = math.inf
-    """Mean final loss of the same evaluation, which decides between configurations of equal score."""
+    """Mean final loss of the same evaluation, which decides between configurations of equal score.
+    """
     repeated: list[Run] = field(default_factory=list)
     """Runs left out of `scores` because a later run has the same configuration and seed."""
 
@@ -61,7 +67,9 @@ class Arm:
     @property
     def sd(self) -> float:
         """Standard deviation over seeds; NaN below two."""
-        return float(np.std(list(self.scores.values()), ddof=1)) if len(self.scores) > 1 else math.nan
+        return (
+            float(np.std(list(self.scores.values()), ddof=1)) if len(self.scores) > 1 else math.nan
+        )
 
     @property
     def finished(self) -> list[float]:
@@ -99,7 +107,10 @@ class Basin:
     def beside(self) -> tuple[float | None, float | None]:
         """Find the learning rates below and above the best; None: it is the last."""
         best = self.begun[0] if self.best is None else self.best.lr or 0.0
-        below, above = [lr for lr in self.begun if lr < best], [lr for lr in self.begun if lr > best]
+        below, above = (
+            [lr for lr in self.begun if lr < best],
+            [lr for lr in self.begun if lr > best],
+        )
         return (below[-1] if below else None, above[0] if above else None)
 
 
@@ -123,27 +134,34 @@ class Contender:
 def differing(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
 
-    A key of a group counts where runs with the same choice in that group differ in it: what merely follows from
-    `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count, nor does a key that only repeats
-    the seed.
+    A key of a group counts where runs with the same choice in that group differ in it: what merely
+    follows from
+    `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count, nor does a
+    key that only repeats the seed.
     """
     found = []
     for key in dict.fromkeys(key for run in runs for key in run.config):
         group = key.partition(".")[0]
         choice = [f"{group}.name"] if key not in (f"{group}.name", group) else []
         having = [run.config for run in runs if key in run.config]
-        repeats_seed = key.endswith(".seed") and all(config[key] == config.get("seed") for config in having)
+        repeats_seed = key.endswith(".seed") and all(
+            config[key] == config.get("seed") for config in having
+        )
         if not (_BESIDE_THE_POINT & {key, group} or repeats_seed or follows(key, choice, runs)):
             found.append(key)
-    first = [key for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr") if key in found]
+    first = [
+        key
+        for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr")
+        if key in found
+    ]
     return first + [key for key in found if key not in first]
 
 
 def compared(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
     """Pick the keys that separate contenders; the others were tuned, and each contender is shown at its best.
 
-    Learning rate and the optimizer's own numbers are tuned, and what is said to be; where nothing else differs, they
-    are what is compared.
+    Learning rate and the optimizer's own numbers are tuned, and what is said to be; where nothing
+    else differs, they are what is compared.
 
     Example:
         >>> compared(["optimizer.name", "lr", "optimizer.weight_decay"])
@@ -164,13 +182,17 @@ def compared(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
 def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Reduce keys to the fewest that still tell apart what all of them do.
 
-    Where batch size, warm-up and evaluation interval were changed together, the batch size says it all. Of keys that
-    follow from each other the one stays that was typed first.
+    Where batch size, warm-up and evaluation interval were changed together, the batch size says it
+    all. Of keys that follow from each other the one stays that was typed first.
     """
-    typed = [override.lstrip("+").partition("=")[0] for run in runs[:1] for override in run.overrides]
+    typed = [
+        override.lstrip("+").partition("=")[0] for run in runs[:1] for override in run.overrides
+    ]
 
     kept, place = list(keys), {name: -at for at, name in enumerate(typed)}
-    for key in sorted(keys, key=lambda key: place.get(key, place.get(key.removesuffix(".name"), -len(typed)))):
+    for key in sorted(
+        keys, key=lambda key: place.get(key, place.get(key.removesuffix(".name"), -len(typed)))
+    ):
         if any(follows(key, [other], runs) for other in kept if other != key):
             kept.remove(key)
     return kept
@@ -179,7 +201,9 @@ def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
 def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
     """Tell whether runs that agree in all of the others agree in the key too."""
     seen: dict[tuple[object, ...], object] = {}
-    return all(seen.setdefault(run.settings(others), value := run.settings([key])) == value for run in runs)
+    return all(
+        seen.setdefault(run.settings(others), value := run.settings([key])) == value for run in runs
+    )
 
 
 def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> list[Arm]:
@@ -192,12 +216,15 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         mode: "min" or "max".
 
     Returns:
-        Arms in order of their first run. Where one configuration and seed occurs twice, the run that was updated last
-        counts, a finished one before an unfinished one. A run that diverged counts as `stand_in` has it.
+        Arms in order of their first run. Where one configuration and seed occurs twice, the run
+        that was updated last counts, a finished one before an unfinished one. A run that diverged
+        counts as `stand_in` has it.
     """
     scores = {id(run): score for run in runs if (score := run.score(metric)) is not None}
     worst = stand_in(scores.values(), (run.untrained(metric, mode) for run in runs), mode)
-    short = {key: shortened([run.setting(key) for run in runs if key in run.config]) for key in keys}
+    short = {
+        key: shortened([run.setting(key) for run in runs if key in run.config]) for key in keys
+    }
     alike: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         alike[run.settings(keys)].append(run)
@@ -205,7 +232,9 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     for members in alike.values():
         found = {key: members[0].setting(key) for key in keys if key in members[0].config}
         arm = Arm({key: short[key].get(value, value) for key, value in found.items()}, members)
-        ordered = sorted(members, key=lambda run: (run.finished, str(run.summary.get("updated_at", ""))))
+        ordered = sorted(
+            members, key=lambda run: (run.finished, str(run.summary.get("updated_at", "")))
+        )
         latest = {run.seed or 0: run for run in ordered}
         arm.repeated = [run for run in ordered if run is not latest[run.seed or 0]]
         for seed, run in sorted(latest.items()):
@@ -221,8 +250,9 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
 def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> list[Contender]:
     """Gather arms into contenders and choose the arm that stands for each, best contender first.
 
-    The chosen arm has the best mean among those with the most seeds, of equal ones the lower loss. So an arm that was
-    run again with more seeds is preferred to one lucky run, and a stable arm to one that diverged on some seeds.
+    The chosen arm has the best mean among those with the most seeds, of equal ones the lower loss.
+    So an arm that was run again with more seeds is preferred to one lucky run, and a stable arm to
+    one that diverged on some seeds.
 
     Args:
         arms: All arms.
@@ -232,11 +262,17 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
     groups: dict[tuple[object, ...], list[Arm]] = defaultdict(list)
     for arm in arms:
         groups[tuple(comparable(arm.settings.get(key)) for key in keys)].append(arm)
-    chosen = [(min(own, key=lambda arm: (-len(arm.scores), arm.cost(mode), arm.loss)), own) for own in groups.values()]
+    chosen = [
+        (min(own, key=lambda arm: (-len(arm.scores), arm.cost(mode), arm.loss)), own)
+        for own in groups.values()
+    ]
     chosen.sort(key=lambda pair: pair[0].cost(mode))
     told = [best.of(keys) for best, _ in chosen]
     names = [describe(each) for each in told]
-    names = [name or best.runs[0].optimizer or "all runs" for name, (best, _) in zip(names, chosen, strict=True)]
+    names = [
+        name or best.runs[0].optimizer or "all runs"
+        for name, (best, _) in zip(names, chosen, strict=True)
+    ]
     return [
         Contender(name, settings, own, best, _basin(own, best, mode))
         for name, settings, (best, own) in zip(numbered(names), told, chosen, strict=True)
@@ -245,7 +281,10 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
 
 def _basin(arms: Sequence[Arm], chosen: Arm, mode: str) -> Basin:
     """Find the basin of a contender over all its arms; at each lr the arm with the best mean counts."""
-    known = sorted((arm for arm in arms if arm.lr), key=lambda arm: (arm.lr or 0.0, bool(arm.diverged), arm.cost(mode)))
+    known = sorted(
+        (arm for arm in arms if arm.lr),
+        key=lambda arm: (arm.lr or 0.0, bool(arm.diverged), arm.cost(mode)),
+    )
     diverged = {arm.lr for arm in known if arm.lr and arm.diverged}
     points: dict[float, Arm] = {}
     for arm in known:
@@ -254,7 +293,9 @@ def _basin(arms: Sequence[Arm], chosen: Arm, mode: str) -> Basin:
     stable = [arm for lr, arm in points.items() if lr not in diverged] or [*points.values()]
     own = points.get(chosen.lr or 0.0) if chosen.scores else None
     best = own or min(stable, key=lambda arm: arm.cost(mode), default=None)
-    return Basin(points, tuple(sorted(diverged)), tuple(sorted({arm.lr for arm in known if arm.lr})), best)
+    return Basin(
+        points, tuple(sorted(diverged)), tuple(sorted({arm.lr for arm in known if arm.lr})), best
+    )
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
@@ -266,12 +307,17 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
     fitting = [each for each in contenders if each.name == name]
     for each in contenders if not fitting else ():
         # Settings as they are shown, and as the runs have them.
-        values = [*each.settings.values(), *(run.config.get(key) for key in each.settings for run in each.arm.runs)]
+        values = [
+            *each.settings.values(),
+            *(run.config.get(key) for key in each.settings for run in each.arm.runs),
+        ]
         if name in map(str, values):
             fitting.append(each)
     names = [each.name for each in (fitting or contenders)]
     if not fitting:
-        raise ConfigError(f"baseline={name}: nothing compared here has this name. {did_you_mean(name, names)}")
+        raise ConfigError(
+            f"baseline={name}: nothing compared here has this name. {did_you_mean(name, names)}"
+        )
     if len(fitting) > 1:
         raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(names)}")
     return fitting[0]
@@ -285,7 +331,10 @@ def numbered(labels: Sequence[str]) -> list[str]:
         ['a', 'b', 'a #2']
     """
     before = [labels[:index].count(label) for index, label in enumerate(labels)]
-    return [f"{label} #{count + 1}" if count else label for label, count in zip(labels, before, strict=True)]
+    return [
+        f"{label} #{count + 1}" if count else label
+        for label, count in zip(labels, before, strict=True)
+    ]
 
 
 def describe(settings: Mapping[str, Setting]) -> str:
@@ -319,7 +368,8 @@ class TimeToTarget:
     runs: int
     """Runs that were begun."""
     steps: float
-    """Optimizer steps; infinite where half of the runs never reach it, NaN where nothing is known."""
+    """Optimizer steps; infinite where half of the runs never reach it, NaN where nothing is known.
+    """
     seconds: float
     """Since the start of the run."""
 
@@ -327,8 +377,8 @@ class TimeToTarget:
 def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTarget:
     """Take median steps and seconds to a target over the seeds of an arm; NaN: there is no target.
 
-    A run that ended or diverged before never reaches it, as in AlgoPerf (Dahl et al. 2023). One that was cut or runs
-    still is censored where it stands. Steps are whole evaluation intervals.
+    A run that ended or diverged before never reaches it, as in AlgoPerf (Dahl et al. 2023). One
+    that was cut or runs still is censored where it stands. Steps are whole evaluation intervals.
     """
     runs = [run for run in arm.counted if run.status != NOT_STARTED]
     if not runs or math.isnan(target):
@@ -336,7 +386,9 @@ def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTar
     points = [first_reached(run, metric, mode, target) for run in runs]
     happened = np.array([point is not None for point in points])
     times = np.array([point or _stands(run) for point, run in zip(points, runs, strict=True)])
-    return TimeToTarget(int(happened.sum()), len(runs), *(censored_median(column, happened) for column in times.T))
+    return TimeToTarget(
+        int(happened.sum()), len(runs), *(censored_median(column, happened) for column in times.T)
+    )
 
 
 def _stands(run: Run) -> tuple[float, float]:

@@ -22,7 +22,13 @@ from optrun.base.reading import open_file
 from optrun.report import curves, pareto, tables
 from optrun.report.collect import NOT_STARTED, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
-from optrun.report.confirmed import Confirmed, judge_together, looks_at, next_command, planned_options
+from optrun.report.confirmed import (
+    Confirmed,
+    judge_together,
+    looks_at,
+    next_command,
+    planned_options,
+)
 from optrun.report.figures import all_pictures, drawn_names
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
@@ -64,7 +70,8 @@ class Report:
     command: str
     """What makes the report again."""
     confirmed: Confirmed | None = None
-    """What confirmations beneath the directories found together, or the one that the directory is."""
+    """What confirmations beneath the directories found together, or the one that the directory is.
+    """
     files: list[Path] = field(default_factory=list)
     """Pages, then pictures, then the data of the pictures."""
 
@@ -92,15 +99,17 @@ def report(
 
     Args:
         dirs: Runs, sweeps, or folders of them.
-        out: Where to write; default: the first directory, or where that is one run of several, `outputs/reports/` and
-            date and time. Made where missing.
-        baseline: The contender to test the others against; default: each is asked whether it could be the best.
-        metric: The metric to compare by; default: the main metric of the runs, of several workloads that of each.
-            A confirmation is judged by its plan where none of these three is given.
-        by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
+        out: Where to write; default: the first directory, or where that is one run of several,
+            `outputs/reports/` and date and time. Made where missing.
+        baseline: The contender to test the others against; default: each is asked whether it could
+            be the best.
+        metric: The metric to compare by; default: the main metric of the runs, of several workloads
+            that of each. A confirmation is judged by its plan where none of these three is given.
+        by: Configuration keys that separate contenders; default: all that differ, but for lr and
+            the optimizer's own.
         target: Level of the metric for steps and time to it; default: they are not counted.
-        matters: The smallest difference that counts; default: that of the runs' configuration, else one standard
-            deviation between seeds.
+        matters: The smallest difference that counts; default: that of the runs' configuration, else
+            one standard deviation between seeds.
         objectives: Two or more numbers to weigh against each other; default: those of the sweeps.
         console: Where the table is printed; None prints nothing.
         brief: Print one line and where the page lies: the whole report follows when more is known.
@@ -110,12 +119,15 @@ def report(
         The findings, the warnings and the files.
 
     Raises:
-        ConfigError: No run there; an unknown metric, objective, baseline or key; a file of a person's own in the way.
+        ConfigError: No run there; an unknown metric, objective, baseline or key; a file of a
+            person's own in the way.
         StorageError: A file cannot be written.
     """
     dirs = [Path(directory) for directory in dirs]
     if not dirs:
-        raise ConfigError("report: name at least one run or sweep directory, as in: optrun report outputs/sweeps")
+        raise ConfigError(
+            "report: name at least one run or sweep directory, as in: optrun report outputs/sweeps"
+        )
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"report {directory}: no such directory")
@@ -123,14 +135,21 @@ def report(
     runs = load_runs(dirs, beside=planned)
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
-        raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
+        raise ConfigError(
+            f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)"
+        )
     question: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
     weighed = ",".join(f"{each.name}:{each.mode}" for each in objectives)
     typed = question | {"by": ",".join(by), "target": target, "objectives": weighed}
-    line = [*map(str, dirs), *(f"{key}={given}" for key, given in typed.items() if given not in (None, ""))]
+    line = [
+        *map(str, dirs),
+        *(f"{key}={given}" for key, given in typed.items() if given not in (None, "")),
+    ]
     sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
     weighs = pareto.expected(objectives, runs) or objectives_of(sweeps)
-    compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps), target=target, objectives=weighs)
+    compare = partial(
+        compare_runs, runs, tuned=tuned_keys(sweeps), target=target, objectives=weighs
+    )
     question = question if own is None else planned_options([own], runs, **question)
     comparison = compare(**question)
     asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
@@ -141,9 +160,16 @@ def report(
     judged = confirmed or Confirmed({}, comparison, looks=asked)
     left, waits = comparison.left if follows else 0, own is not None and bool(judged.waiting)
     verdict = judge(
-        judged.comparison, confirmed=judged.seeds, looks=judged.looks, left=left, note=judged.note, waits=waits
+        judged.comparison,
+        confirmed=judged.seeds,
+        looks=judged.looks,
+        left=left,
+        note=judged.note,
+        waits=waits,
     )
-    further = next_command(comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by))
+    further = next_command(
+        comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)
+    )
     verdict = replace(verdict, next=further)
     cautions = _cautions(comparison, of_the_choice=own is None)
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
@@ -153,12 +179,18 @@ def report(
         drawn = all_pictures(comparison)
     else:
         caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
-        drawn = [Picture("curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0]))]
+        drawn = [
+            Picture(
+                "curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0])
+            )
+        ]
     # No run directory holds what was found of others.
     folder = dirs[0] if len(runs) == 1 or not RunDir(dirs[0]).is_run() else dated_folder(_REPORTS)
     made.files.extend(_write(out or folder, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
-        console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True
+        )
     elif console is not None:
         _print(made, opened, console)
     return made
@@ -181,7 +213,9 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
                 found.setdefault(warning, []).append(each.name)
     return [
-        each if len(names) == len(comparison.workloads) else replace(each, text=f"{', '.join(names)}: {each.text}")
+        each
+        if len(names) == len(comparison.workloads)
+        else replace(each, text=f"{', '.join(names)}: {each.text}")
         for each, names in found.items()
     ]
 
@@ -200,7 +234,9 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
             console.print(to_rich(section.table, title=section.title or None, width=console.width))
     if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
         title = f"{len(rest)} of {len(begun)} runs without a result{', the first 20' if len(rest) > 20 else ''}"
-        shown = tables.runs_table(rest[:20], made.findings.keys, made.findings.metric, made.findings.mode)
+        shown = tables.runs_table(
+            rest[:20], made.findings.keys, made.findings.metric, made.findings.mode
+        )
         console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
@@ -213,7 +249,11 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
 def _open_sections(made: Report) -> list[Section]:
     """List what stands open in the terminal and in both pages: the table of contenders, then what belongs to it."""
     comparison, confirmed = made.comparison, made.confirmed
-    table = tables.scores_table(comparison) if comparison.several else tables.ranking_table(made.findings)
+    table = (
+        tables.scores_table(comparison)
+        if comparison.several
+        else tables.ranking_table(made.findings)
+    )
     found = [Section("", table)]
     if confirmed is not None and confirmed.comparison is not comparison:
         choice = Section("The choice that was confirmed", table)
@@ -228,7 +268,9 @@ def _open_sections(made: Report) -> list[Section]:
         if comparison.several:
             found.append(Section(f"Within {each.name}", tables.ranking_table(each)))
         if each.objectives:
-            found.append(Section("Pareto front", pareto.pareto_table(each), pareto.pareto_sentence(each)))
+            found.append(
+                Section("Pareto front", pareto.pareto_table(each), pareto.pareto_sentence(each))
+            )
     return found
 
 
@@ -241,9 +283,11 @@ def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[s
         refresh: Seconds until the page loads itself anew; 0: never.
 
     Returns:
-        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders; `warnings`, of which
-        three stand open; `sections`, open, in both files; `switches`, the names of the contenders of the pictures;
-        `folds`, folded, in HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
+        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders;
+        `warnings`, of which three stand open; `sections`, open, in both files; `switches`, the
+        names of the contenders of the pictures;
+        `folds`, folded, in HTML alone; `commands` that make the runs again; `tested`, how the
+        verdict came about.
     """
     comparison = made.comparison
     runs, single = comparison.runs, len(comparison.runs) == 1
@@ -253,7 +297,12 @@ def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[s
     for each in comparison.workloads:
         within = f" of {each.name}" if each.name else ""
         folds.append(Section(f"Every configuration{within}", tables.arms_table(each)))
-        folds.append(Section(f"Every run{within}", tables.runs_table(each.runs, each.keys, each.metric, each.mode)))
+        folds.append(
+            Section(
+                f"Every run{within}",
+                tables.runs_table(each.runs, each.keys, each.metric, each.mode),
+            )
+        )
     judged = comparison if made.confirmed is None else made.confirmed.comparison
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
@@ -275,10 +324,15 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
     """Say how the verdict came about, in at most 150 words."""
     judged, every = comparison.judgement, comparison.workloads
     return fill_text(
-        "tested.txt", comparison=comparison, judged=judged, is_tested=judged is not None and is_tested(judged),
-        matters="" if judged is None else value(judged.matters), selected=verdict.kind == "selected",
-        lost=any(arm.lost for each in every for arm in each.arms), tuned=any(each.tuned_keys for each in every),
-    )  # fmt: skip
+        "tested.txt",
+        comparison=comparison,
+        judged=judged,
+        is_tested=judged is not None and is_tested(judged),
+        matters="" if judged is None else value(judged.matters),
+        selected=verdict.kind == "selected",
+        lost=any(arm.lost for each in every for arm in each.arms),
+        tuned=any(each.tuned_keys for each in every),
+    )
 
 
 def _title(comparison: Comparison) -> str:
@@ -286,7 +340,9 @@ def _title(comparison: Comparison) -> str:
     count = f"{len(names)} contender{'s' * (len(names) != 1)}"
     if comparison.several:
         return f"{count} over {len(comparison.workloads)} workloads"
-    values = ({str(run.config[key]): 0 for run in comparison.runs if key in run.config} for key in _WHERE)
+    values = (
+        {str(run.config[key]): 0 for run in comparison.runs if key in run.config} for key in _WHERE
+    )
     where = " on ".join(", ".join(each) for each in values if each)
     return f"{count}: {where}" if where else count
 
@@ -300,7 +356,11 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
             seeds = sorted({run.seed for run in runs if run.seed is not None})
             if runs and (line := runs[0].command(seeds=seeds)):
                 changed = any(each for run in runs for each in run.of_resumes("changes", dict))
-                notes = [each.name, f"{len(seeds)} seeds" * (len(seeds) > 1), "changed when resumed" * changed]
+                notes = [
+                    each.name,
+                    f"{len(seeds)} seeds" * (len(seeds) > 1),
+                    "changed when resumed" * changed,
+                ]
                 found.append((row.name, "; ".join(filter(None, notes)), plain(line)))
     return found
 
@@ -314,14 +374,19 @@ def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iter
     """
     # The pictures are markup of our own.
     inline = [
-        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), path) for one, path in drawn.items()
+        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), path)
+        for one, path in drawn.items()
     ]
     colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
     yield fill_html("report.html", pictures=inline, **colours, **content)
-    yield fill_markdown("report.md", pictures=[(*pair, pair[1]) for pair in drawn.items()], **content)
+    yield fill_markdown(
+        "report.md", pictures=[(*pair, pair[1]) for pair in drawn.items()], **content
+    )
 
 
-def _write(folder: Path, content: Mapping[str, object], table: str, drawn: Sequence[Picture]) -> list[Path]:
+def _write(
+    folder: Path, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
+) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
@@ -338,7 +403,13 @@ def _write(folder: Path, content: Mapping[str, object], table: str, drawn: Seque
         for picture, path in images.items():
             figure = picture.draw(LIGHT)
             replace_text(path.with_suffix(".csv"), to_csv(("what", "x", "y"), figure.rows()))
-            look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
+            look = {
+                "ha": "left",
+                "fontsize": 12,
+                "color": LIGHT.ink,
+                "fontweight": "bold",
+                "wrap": True,
+            }
             figure.suptitle(picture.title, x=0.012, **look)
             save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:

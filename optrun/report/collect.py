@@ -102,7 +102,11 @@ class Run:
     def global_step(self) -> int:
         """Optimizer steps done."""
         done = self.summary.get("global_step")
-        return done if isinstance(done, int) else max((record["step"] for record in self.log.records), default=0)
+        return (
+            done
+            if isinstance(done, int)
+            else max((record["step"] for record in self.log.records), default=0)
+        )
 
     @property
     def max_steps(self) -> int | None:
@@ -130,7 +134,9 @@ class Run:
     def before_training(self, name: str) -> float | None:
         """Return the finite value of a metric before the first step; None if there is none."""
         steps, values = self.series(name)
-        return float(values[0]) if len(steps) and steps[0] == 0 and math.isfinite(values[0]) else None
+        return (
+            float(values[0]) if len(steps) and steps[0] == 0 and math.isfinite(values[0]) else None
+        )
 
     def untrained(self, metric: str, mode: str) -> float | None:
         """Find what stands for the untrained model: the value before the first step, else the worst that was logged."""
@@ -139,9 +145,16 @@ class Run:
         return (max if mode == "min" else min)(finite, default=None) if before is None else before
 
     def between(self, name: str, steps: Array) -> Array:
-        """Interpolate a metric at steps, in between those logged; NaN beyond, or where none was. Shape (n,)."""
+        """Interpolate a metric at steps, in between those logged; NaN beyond, or where none was.
+
+        Shape (n,).
+        """
         logged, values = self.series(name)
-        return np.interp(steps, logged, values, left=np.nan, right=np.nan) if len(logged) else steps * np.nan
+        return (
+            np.interp(steps, logged, values, left=np.nan, right=np.nan)
+            if len(logged)
+            else steps * np.nan
+        )
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, NaN included; None if it was never logged."""
@@ -150,15 +163,18 @@ class Run:
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Find the best finite value of a metric and its step."""
-        step, values = best_evaluation(self.log, name, mode), dict(zip(*self.log.series(name), strict=True))
+        step, values = (
+            best_evaluation(self.log, name, mode),
+            dict(zip(*self.log.series(name), strict=True)),
+        )
         return None if step is None else (values[step], step)
 
     @cached_property
     def diverged(self) -> str:
         """Why the run counts as diverged; empty where it does not.
 
-        Diverged: stopped by the policy for non-finite numbers, or a loss that is not finite at its last evaluation or
-        last logged step. A run that ends at a bad finite score has that score.
+        Diverged: stopped by the policy for non-finite numbers, or a loss that is not finite at its
+        last evaluation or last logged step. A run that ends at a bad finite score has that score.
         """
         if self.status == "failed" and self.summary.get("exit_code") == EXIT_NONFINITE:
             return f"stopped at step {self.global_step:,} by numbers that are not finite"
@@ -198,7 +214,13 @@ class Run:
         size = number(self.config.get("training.per_device_train_batch_size"))
         micro = number(self.config.get("training.gradient_accumulation_steps", 1))
         ranks = number(self.at("hardware", "ranks")) or 1
-        return int(number(self.config.get("training.global_batch_size")) or (size or 0) * (micro or 0) * ranks) or None
+        return (
+            int(
+                number(self.config.get("training.global_batch_size"))
+                or (size or 0) * (micro or 0) * ranks
+            )
+            or None
+        )
 
     @property
     def samples(self) -> int | None:
@@ -219,7 +241,9 @@ class Run:
         sweep = ["-m"] if several else []
         recipe = ["-cn", self.config_name] if self.config_name else []
         if "hydra.mode=RUN" in self._argv:  # the recipe is a sweep, of which this is one point
-            point = ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if several else ["hydra.mode=RUN"]
+            point = (
+                ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if several else ["hydra.mode=RUN"]
+            )
             typed = [*point, *typed]
         chosen = [f"seed={','.join(map(str, seeds))}"] if several else []
         return shlex.join(["optrun", *sweep, *recipe, *self.config_dir, *typed, *chosen])
@@ -250,7 +274,11 @@ class Run:
     def of_resumes(self, key: str, kind: type[T]) -> list[T]:
         """List what the summary says of each resume under a key."""
         resumes = self.summary.get("resumes")
-        listed = [each.get(key) for each in resumes if isinstance(each, dict)] if isinstance(resumes, list) else []
+        listed = (
+            [each.get(key) for each in resumes if isinstance(each, dict)]
+            if isinstance(resumes, list)
+            else []
+        )
         return [each for each in listed if isinstance(each, kind)]
 
 
@@ -303,7 +331,9 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
         status, problems = "running", []
     elif unbegun:
         status, problems = NOT_STARTED, []
-    elif in_sweep(path) and not log.records and not files.summary.exists():  # a job that failed says so
+    elif (
+        in_sweep(path) and not log.records and not files.summary.exists()
+    ):  # a job that failed says so
         status, message = "interrupted", "was cut before it logged anything"
     elif not summary and not log.records:
         status, message = "failed", "ended before it wrote anything"
@@ -325,14 +355,22 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
     begun: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
-        found = [path for path in find_runs(directory) if not any(map(path.resolve().is_relative_to, left_out))]
+        found = [
+            path
+            for path in find_runs(directory)
+            if not any(map(path.resolve().is_relative_to, left_out))
+        ]
         begun |= {path.resolve(): (path, []) for path in found}
-        for sweep in dict.fromkeys([directory, *(path.parent for path in found if path != directory)]):
+        for sweep in dict.fromkeys(
+            [directory, *(path.parent for path in found if path != directory)]
+        ):
             waiting |= {job[0].resolve(): job for job in find_waiting(sweep).items()}
     jobs = begun | {at: job for at, job in waiting.items() if at not in begun}
     shared = os.path.commonpath([at.parent for at in jobs]) if jobs else ""
     labels = {at: at.relative_to(shared).as_posix() for at in jobs}
-    return [load_run(path, label=labels[at], planned=planned) for at, (path, planned) in jobs.items()]
+    return [
+        load_run(path, label=labels[at], planned=planned) for at, (path, planned) in jobs.items()
+    ]
 
 
 def read_config(path: Path) -> dict[str, object]:
@@ -368,7 +406,9 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting
     flat: dict[str, Setting] = {}
     for key, value in config.items():
         if not isinstance(value, Mapping) or not value:
-            flat[f"{prefix}{key}"] = value if isinstance(value, (str, int, float, type(None))) else repr(value)
+            flat[f"{prefix}{key}"] = (
+                value if isinstance(value, (str, int, float, type(None))) else repr(value)
+            )
             continue
         if not prefix and {"kind", "name"} <= set(value):
             named = {"name": f"{value['name']} ({value['kind']})"}

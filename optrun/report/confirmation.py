@@ -56,7 +56,11 @@ class Confirmation:
 
     def points(self) -> list[list[str]]:
         """Return the overrides of each run: each contender on each seed."""
-        return [[*overrides, f"seed={seed}"] for overrides in self.contenders.values() for seed in self.seeds]
+        return [
+            [*overrides, f"seed={seed}"]
+            for overrides in self.contenders.values()
+            for seed in self.seeds
+        ]
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of its runs.
@@ -65,7 +69,9 @@ class Confirmation:
             OSError: The disk refused.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / RECORD, json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
+        replace_text(
+            folder / RECORD, json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+        )
 
     def check(self) -> None:
         """Refuse values that no confirmation has.
@@ -73,13 +79,24 @@ class Confirmation:
         Raises:
             TypeError: There is one.
         """
-        texts: list[object] = [self.metric, self.reference or "", self.config_name or "", self.sweep or ""]
+        texts: list[object] = [
+            self.metric,
+            self.reference or "",
+            self.config_name or "",
+            self.sweep or "",
+        ]
         for each in (self.by, self.config_dir or [], *self.contenders.values()):
             texts += each if isinstance(each, list) else [None]
         numbers = [each for each in (self.power, self.difference, self.spread) if each is not None]
-        right = all(isinstance(text, str) for text in texts) and isinstance(self.seeds, list) and bool(self.seeds)
+        right = (
+            all(isinstance(text, str) for text in texts)
+            and isinstance(self.seeds, list)
+            and bool(self.seeds)
+        )
         right = right and all(type(seed) is int for seed in self.seeds)
-        if not right or not all(type(each) in (int, float) and 0 < each < math.inf for each in numbers):
+        if not right or not all(
+            type(each) in (int, float) and 0 < each < math.inf for each in numbers
+        ):
             raise TypeError("no confirmation has such values")
 
 
@@ -98,7 +115,9 @@ def read(folder: Path) -> Confirmation | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{folder / RECORD}: {error}. Move the folder away to confirm anew.") from error
+        raise ConfigError(
+            f"{folder / RECORD}: {error}. Move the folder away to confirm anew."
+        ) from error
     return made
 
 
@@ -119,8 +138,18 @@ class Asked:
 
     def line(self, sweep: Path, out: Path | None) -> list[str]:
         """Compose the command that goes on with it, as words of a shell line."""
-        told = {"baseline": self.baseline, "metric": self.metric, "by": ",".join(self.by), "out": out}
-        return ["optrun", "confirm", str(sweep), *(f"{key}={given}" for key, given in told.items() if given)]
+        told = {
+            "baseline": self.baseline,
+            "metric": self.metric,
+            "by": ",".join(self.by),
+            "out": out,
+        }
+        return [
+            "optrun",
+            "confirm",
+            str(sweep),
+            *(f"{key}={given}" for key, given in told.items() if given),
+        ]
 
 
 def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Confirmation, str]:
@@ -140,26 +169,52 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
     asked, earlier, before = asked or Asked(), confirmations([sweep]), read(folder)
     runs = load_runs([sweep], beside=[folder, *earlier])
     if not runs:
-        raise ConfigError(f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
+        raise ConfigError(
+            f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)"
+        )
     if branches := [run.label for run in runs if fork_of(run) is not None]:
-        raise ConfigError(f"confirm {sweep}: {branches[0]} branched from a trunk, which has one seed: {ADVICE}.")
+        raise ConfigError(
+            f"confirm {sweep}: {branches[0]} branched from a trunk, which has one seed: {ADVICE}."
+        )
     metric, baseline, by = asked.metric, asked.baseline, asked.by
     if before is not None:
-        metric, baseline, by = metric or before.metric, baseline or before.reference, by or before.by
+        metric, baseline, by = (
+            metric or before.metric,
+            baseline or before.reference,
+            by or before.by,
+        )
     tuned = tuned_keys(run.path.parent for run in runs)
     found = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
     if before is None:
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise ConfigError(f"{folder} is there and is no confirmation: out=DIR names another folder.")
+            raise ConfigError(
+                f"{folder} is there and is no confirmation: out=DIR names another folder."
+            )
         made, said = plan(found, asked, {seed for each in earlier.values() for seed in each.seeds})
         return replace(made, sweep=os.path.relpath(sweep.resolve(), folder.resolve())), said
     now, _ = plan(found, Asked(seeds=before.seeds))
-    if changed := [key for key in ("contenders", "reference", "metric") if getattr(now, key) != getattr(before, key)]:
-        names = [name for name in now.contenders if now.contenders[name] != before.contenders.get(name)]
-        keys = [f"{key}={getattr(now, key)}, planned with {getattr(before, key) or 'none'}" for key in changed]
-        why = f"{', '.join(names)} changed since" if names else "; ".join(keys).replace("reference=", "baseline=")
+    if changed := [
+        key
+        for key in ("contenders", "reference", "metric")
+        if getattr(now, key) != getattr(before, key)
+    ]:
+        names = [
+            name for name in now.contenders if now.contenders[name] != before.contenders.get(name)
+        ]
+        keys = [
+            f"{key}={getattr(now, key)}, planned with {getattr(before, key) or 'none'}"
+            for key in changed
+        ]
+        why = (
+            f"{', '.join(names)} changed since"
+            if names
+            else "; ".join(keys).replace("reference=", "baseline=")
+        )
         raise ConfigError(f"{folder} confirms another choice: {why}. out=DIR begins another.")
-    if any(getattr(asked, key) not in (None, getattr(before, key)) for key in ("seeds", "power", "difference")):
+    if any(
+        getattr(asked, key) not in (None, getattr(before, key))
+        for key in ("seeds", "power", "difference")
+    ):
         raise ConfigError(
             f"{folder} was planned with seeds {label(before.seeds)}: seeds that are added until something shows raise "
             "the error rate. Without seeds=, power= and difference= it goes on; out=DIR begins another."
@@ -172,23 +227,31 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
 
     Args:
         findings: Of the sweep that is confirmed.
-        asked: How; no seeds: as many as find the smallest difference that matters, whatever the sweep observed.
-        used: Seeds of earlier confirmations of the sweep: none of them is planned, and one that is named is told.
+        asked: How; no seeds: as many as find the smallest difference that matters, whatever the
+            sweep observed.
+        used: Seeds of earlier confirmations of the sweep: none of them is planned, and one that is
+            named is told.
 
     Returns:
         The plan, and what to tell about it.
 
     Raises:
-        ConfigError: Nothing to compare; seeds that took part in the choice; a configuration that cannot be typed again.
+        ConfigError: Nothing to compare; seeds that took part in the choice; a configuration that
+            cannot be typed again.
     """
     rows = findings.ranked
     if findings.incomparable or len(rows) < 2:
-        why = findings.incomparable or f"a confirmation compares contenders, and {len(rows)} of them has a result"
+        why = (
+            findings.incomparable
+            or f"a confirmation compares contenders, and {len(rows)} of them has a result"
+        )
         raise ConfigError(f"Nothing can be confirmed: {why}.")
     known = {run.seed for run in findings.runs if run.seed is not None}
     runs = {row.name: row.arm.counted[0] for row in rows}
     if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:
-        raise ConfigError("The contenders come from several recipes: confirm each recipe's sweep by itself.")
+        raise ConfigError(
+            "The contenders come from several recipes: confirm each recipe's sweep by itself."
+        )
     made = Confirmation(
         contenders={name: _retyped(name, run.overrides) for name, run in runs.items()},
         reference=findings.baseline,
@@ -203,36 +266,63 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
         return _sized(made, findings, asked, first)
     refuse_stale(asked.seeds, known)
     again = sorted({*used} & {*asked.seeds})
-    return made, f"seeds {label(again)} ran in a confirmation before; unused: from {first} on" if again else ""
+    return (
+        made,
+        f"seeds {label(again)} ran in a confirmation before; unused: from {first} on"
+        if again
+        else "",
+    )
 
 
 def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
     """Return what was typed for a run, without what a confirmation says by itself.
 
     Raises:
-        ConfigError: It is an option, or lets code run: that a person says, and no file of a run directory.
+        ConfigError: It is an option, or lets code run: that a person says, and no file of a run
+            directory.
     """
     for token in tokens:
         if token.startswith("-") or token.lstrip("+").startswith("model.trust_remote_code="):
-            raise ConfigError(f"{name}: {token} stands in a file; type its command, on fresh seeds, yourself.")
+            raise ConfigError(
+                f"{name}: {token} stands in a file; type its command, on fresh seeds, yourself."
+            )
     return [token for token in tokens if not token.lstrip("+~").startswith(_OWN)]
 
 
-def _sized(made: Confirmation, findings: Findings, asked: Asked, first: int) -> tuple[Confirmation, str]:
+def _sized(
+    made: Confirmation, findings: Findings, asked: Asked, first: int
+) -> tuple[Confirmation, str]:
     """Count the seeds that find the smallest difference that matters: never the observed one, which was selected."""
     judged, rows, power = findings.judgement, findings.ranked, asked.power or POWER
     difference = asked.difference or (judged.matters if judged is not None else math.nan)
-    finished = ({seed: x for seed, x in row.arm.scores.items() if seed not in row.arm.lost} for row in rows)
+    finished = (
+        {seed: x for seed, x in row.arm.scores.items() if seed not in row.arm.lost} for row in rows
+    )
     sd, degrees = residual_sd(finished)
     if not (sd > 0 and difference > 0):
-        made = replace(made, seeds=[*range(first, first + BLIND)], power=power, difference=asked.difference)
+        made = replace(
+            made, seeds=[*range(first, first + BLIND)], power=power, difference=asked.difference
+        )
         return made, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
     named = findings.baseline is not None
-    needed = seeds_for(difference, sd=sd, degrees=degrees, contenders=len(rows), baseline=named, power=power, most=MOST)
-    seeds, chance = [*range(first, first + (needed or MOST))], Fraction(power).limit_denominator(100)
+    needed = seeds_for(
+        difference,
+        sd=sd,
+        degrees=degrees,
+        contenders=len(rows),
+        baseline=named,
+        power=power,
+        most=MOST,
+    )
+    seeds, chance = (
+        [*range(first, first + (needed or MOST))],
+        Fraction(power).limit_denominator(100),
+    )
     made = replace(made, seeds=seeds, power=power, difference=difference, spread=sd)
     cases = f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g} between seeds"
-    told = f"is {cases}" if needed else f"takes more to be {cases}; difference= or seeds= plan others"
+    told = (
+        f"is {cases}" if needed else f"takes more to be {cases}; difference= or seeds= plan others"
+    )
     return made, f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {made.metric} {told}"
 
 
@@ -253,7 +343,9 @@ def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
             f"they chose. Fresh ones begin at {first}: seeds={first}-{first + max(len(seeds), MIN_SEEDS) - 1}."
         )
     if len(seeds) < MIN_SEEDS:
-        raise ConfigError(f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer.")
+        raise ConfigError(
+            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer."
+        )
 
 
 def label(seeds: Sequence[int]) -> str:
@@ -272,6 +364,9 @@ def confirmations(directories: Sequence[Path]) -> Mapping[Path, Confirmation]:
     found: dict[Path, Confirmation] = {}
     for directory in directories:
         for folder in dict.fromkeys(run.parent for run in find_runs(directory)):
-            if directory.resolve() in folder.resolve().parents and (made := read(folder)) is not None:
+            if (
+                directory.resolve() in folder.resolve().parents
+                and (made := read(folder)) is not None
+            ):
                 found[folder] = made
     return found

@@ -46,8 +46,12 @@ class Confirmed:
         waiting = {folder: made} if note else {}
         asked = (found.metric, found.baseline, {*found.compared_keys})
         if not note and asked != (made.metric, made.reference, {*made.by}):
-            note = f"Not as planned, which was {made.metric} against {made.reference or 'the best'}."
-        return cls({folder: made}, comparison, "" if note else label(made.seeds), note, looks, waiting)
+            note = (
+                f"Not as planned, which was {made.metric} against {made.reference or 'the best'}."
+            )
+        return cls(
+            {folder: made}, comparison, "" if note else label(made.seeds), note, looks, waiting
+        )
 
 
 def judge_together(
@@ -58,7 +62,8 @@ def judge_together(
 ) -> Confirmed | None:
     """Judge the confirmations directly beneath some directories by all their runs; None where there is none.
 
-    One that has not come to its end is not looked at. Those of another choice than the last one are named alone.
+    One that has not come to its end is not looked at. Those of another choice than the last one are
+    named alone.
 
     Args:
         planned: What `confirmation.confirmations` found.
@@ -71,25 +76,51 @@ def judge_together(
     plans = dict(sorted(plans.items(), key=lambda item: min(item[1].seeds)))
     runs = {folder: load_runs([folder]) for folder in plans}
     notes = {folder: note for folder, made in plans.items() if (note := waits(made, runs[folder]))}
-    waiting, ended = {each: plans[each] for each in notes}, [each for each in plans if each not in notes]
+    waiting, ended = (
+        {each: plans[each] for each in notes},
+        [each for each in plans if each not in notes],
+    )
     if not ended:
-        return Confirmed(plans, choice, note=" ".join(notes.values()), waiting=waiting) if plans else None
+        return (
+            Confirmed(plans, choice, note=" ".join(notes.values()), waiting=waiting)
+            if plans
+            else None
+        )
     last = plans[ended[-1]]
-    alike = [each for each in ended if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)]
-    notes |= {it: f"Seeds {label(plans[it].seeds)} confirmed another choice." for it in ended if it not in alike}
+    alike = [
+        each
+        for each in ended
+        if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)
+    ]
+    notes |= {
+        it: f"Seeds {label(plans[it].seeds)} confirmed another choice."
+        for it in ended
+        if it not in alike
+    }
     fresh = [run for folder in alike for run in runs[folder]]
     question = planned_options([plans[it] for it in alike], fresh, matters=typed.get("matters"))
     made = compare_runs(fresh, **(question | {"looks": len(ended)}))
-    lost = sum(len(plans[it].points()) for it in alike) - sum(len(arm.scores) for arm in made.findings.arms)
-    said = [*notes.values(), *([f"{lost} of their runs failed and have no result."] if lost > 0 else [])]
+    lost = sum(len(plans[it].points()) for it in alike) - sum(
+        len(arm.scores) for arm in made.findings.arms
+    )
+    said = [
+        *notes.values(),
+        *([f"{lost} of their runs failed and have no result."] if lost > 0 else []),
+    ]
     planned_as = {"baseline": question["baseline"], "metric": made.findings.metric}
-    if other := [f"{key}={given}" for key, own in planned_as.items() if (given := typed.get(key)) not in (None, own)]:
+    if other := [
+        f"{key}={given}"
+        for key, own in planned_as.items()
+        if (given := typed.get(key)) not in (None, own)
+    ]:
         said.append(f"Judged as planned: {', '.join(other)} is for the choice alone.")
     seeds = " and ".join(label(plans[folder].seeds) for folder in alike)
     return Confirmed(plans, made, seeds, " ".join(said), len(ended), waiting)
 
 
-def planned_options(plans: Sequence[Confirmation], runs: Sequence[Run], **typed: Unpack[Question]) -> Question:
+def planned_options(
+    plans: Sequence[Confirmation], runs: Sequence[Run], **typed: Unpack[Question]
+) -> Question:
     """Ask as some plans of one choice do, as far as nothing else was typed."""
     last, references = plans[-1], {made.reference for made in plans}
     matters = min((made.difference for made in plans if made.difference), default=matters_of(runs))
@@ -127,7 +158,9 @@ def sweep_of(folder: Path, made: Confirmation) -> Path | None:
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
 
 
-def next_command(comparison: Comparison, confirmed: Confirmed | None, dirs: Sequence[Path], asked: Asked) -> str:
+def next_command(
+    comparison: Comparison, confirmed: Confirmed | None, dirs: Sequence[Path], asked: Asked
+) -> str:
     """Choose the command; empty if there is nothing to do, or none that would be taken.
 
     Args:
@@ -137,7 +170,12 @@ def next_command(comparison: Comparison, confirmed: Confirmed | None, dirs: Sequ
         asked: The baseline, metric and keys that were given.
     """
     judged, found, sweep = comparison.judgement, comparison.findings, dirs[0]
-    if comparison.several or len(dirs) > 1 or judged is None or any(fork_of(run) for run in found.runs):
+    if (
+        comparison.several
+        or len(dirs) > 1
+        or judged is None
+        or any(fork_of(run) for run in found.runs)
+    ):
         return ""
     if confirmed is not None:
         return _confirm_again(confirmed)
@@ -149,7 +187,11 @@ def next_command(comparison: Comparison, confirmed: Confirmed | None, dirs: Sequ
 
 def is_open(judged: Judgement) -> bool:
     """Tell whether more seeds could tell more: of some contender no more is known than that it may differ enough."""
-    asked = [each for name, each in judged.comparisons.items() if name != judged.reference and each.verdict in _OPEN]
+    asked = [
+        each
+        for name, each in judged.comparisons.items()
+        if name != judged.reference and each.verdict in _OPEN
+    ]
     return any(not max(abs(each.low), abs(each.high)) <= judged.matters for each in asked)
 
 
@@ -160,9 +202,17 @@ def _wider(found: Findings, sweep: Path) -> str:
     repeats = "hydra.mode=RUN" in str(run.summary.get("command"))
     if lr is None or found.tuned_keys != ["lr"] or is_search(sweep) or repeats:
         return ""  # a search, or a recipe that is a sweep, is not widened by one value
-    kept = [token for token in run.overrides if not token.lstrip("+").startswith(("resume=", "hydra", "lr=", "seed="))]
+    kept = [
+        token
+        for token in run.overrides
+        if not token.lstrip("+").startswith(("resume=", "hydra", "lr=", "seed="))
+    ]
     recipe = [*(["-cn", run.config_name] if run.config_name else []), *run.config_dir]
-    values = [f"lr={lr:g}", f"seed={','.join(map(str, sorted(best.arm.scores)))}", f"hydra.sweep.dir={sweep}"]
+    values = [
+        f"lr={lr:g}",
+        f"seed={','.join(map(str, sorted(best.arm.scores)))}",
+        f"hydra.sweep.dir={sweep}",
+    ]
     return shlex.join(["optrun", "-m", *recipe, *kept, *values])
 
 
@@ -175,7 +225,9 @@ def _confirm_again(confirmed: Confirmed) -> str:
     if confirmed.waiting:
         return _confirm(sweep, folder, Asked())
     stem = re.sub(r"-\d+$", "", folder.name)
-    free = next(each for number in count(2) if not (each := folder.with_name(f"{stem}-{number}")).exists())
+    free = next(
+        each for number in count(2) if not (each := folder.with_name(f"{stem}-{number}")).exists()
+    )
     metric = None if plan.metric == confirmed.comparison.findings.own_metric else plan.metric
     return _confirm(sweep, free, Asked(baseline=plan.reference, metric=metric, by=plan.by))
 
@@ -186,4 +238,6 @@ def _confirm(sweep: Path, folder: Path, asked: Asked) -> str:
         prepare(sweep, folder, asked)
     except ConfigError:
         return ""
-    return shlex.join(asked.line(sweep, None if folder.resolve() == (sweep / FOLDER).resolve() else folder))
+    return shlex.join(
+        asked.line(sweep, None if folder.resolve() == (sweep / FOLDER).resolve() else folder)
+    )

@@ -23,7 +23,8 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Draw checks, a row each.
 
     Args:
-        checks: Each with `along` and `lines` of `parameter`, `measure`, `expected`, `fails` and `means` by size.
+        checks: Each with `along` and `lines` of `parameter`, `measure`, `expected`, `fails` and
+            `means` by size.
         path: Of the PNG.
 
     Raises:
@@ -36,16 +37,26 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
     for row, check in zip(axes, checks, strict=True):
         for ax, (measure, title) in zip(row, _TITLES.items(), strict=True):
             lines = [line for line in check["lines"] if line["measure"] == measure]
-            style_axes(ax, LIGHT, title=title, xlabel=f"{check['along']} over the base", ylabel="over the smallest")
+            style_axes(
+                ax,
+                LIGHT,
+                title=title,
+                xlabel=f"{check['along']} over the base",
+                ylabel="over the smallest",
+            )
             shown = []
             for line in lines:
                 sizes = [float(size) for size in line["means"]]
-                values = [value / next(iter(line["means"].values())) for value in line["means"].values()]
+                values = [
+                    value / next(iter(line["means"].values())) for value in line["means"].values()
+                ]
                 dash = "-" if line["expected"] is not None else ":"
                 ax.plot(sizes, values, linewidth=1.4, linestyle=dash, **looks[bool(line["fails"])])
                 shown += values
             first = sizes[0] if lines else 1.0
-            for power in sorted({line["expected"] for line in lines if line["expected"] is not None}):
+            for power in sorted(
+                {line["expected"] for line in lines if line["expected"] is not None}
+            ):
                 values = [(size / first) ** power for size in sizes]
                 ax.plot(sizes, values, color=LIGHT.ink, linewidth=1, linestyle="--")
                 shown.append(values[-1])
@@ -59,8 +70,18 @@ def draw_coordinates(checks: Sequence[Mapping[str, Any]], path: Path) -> Path:
             ax.set_ylim(min(low / 1.3, 1 / middle), max(high * 1.3, middle))
     look = {"passes": (LIGHT.series[0], "-"), "off": (LIGHT.alarm, "-")}
     look |= {"right": (LIGHT.ink, "--"), "not judged": (LIGHT.muted, ":")}
-    handles = [Line2D([], [], label=label, color=colour, linestyle=dash) for label, (colour, dash) in look.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8.5, frameon=False, labelcolor=LIGHT.ink)
+    handles = [
+        Line2D([], [], label=label, color=colour, linestyle=dash)
+        for label, (colour, dash) in look.items()
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=4,
+        fontsize=8.5,
+        frameon=False,
+        labelcolor=LIGHT.ink,
+    )
     try:
         return save_png(figure, path)
     except OSError as error:

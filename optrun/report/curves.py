@@ -14,7 +14,18 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
 from optrun.config.schema.metric import metric_mode
 from optrun.report.collect import Array, Run, load_run
-from optrun.report.theme import LIGHT, PAGE, Chart, Theme, count_axis, legend, number_axis, ring, save_png, style_axes
+from optrun.report.theme import (
+    LIGHT,
+    PAGE,
+    Chart,
+    Theme,
+    count_axis,
+    legend,
+    number_axis,
+    ring,
+    save_png,
+    style_axes,
+)
 
 _LEGEND_LIMIT = 6
 
@@ -23,7 +34,8 @@ def draw_curves(run_dir: Path | str) -> Path:
     """Draw the picture of one run: losses, evaluation metric, learning rates.
 
     Args:
-        run_dir: A run directory with `metrics.jsonl`; summary and configuration add the title where they are readable.
+        run_dir: A run directory with `metrics.jsonl`; summary and configuration add the title where
+            they are readable.
 
     Returns:
         The path of `curves.png`, replaced by one rename.
@@ -47,9 +59,16 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
     """
     stacked = theme is PAGE
     names = run.log.names()
-    main = [name for name in (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity") if name in names]
+    main = [
+        name
+        for name in (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity")
+        if name in names
+    ]
     panels = {
-        "Loss": ["train/loss", *(name for name in names if name.startswith("eval/") and name.endswith("/loss"))],
+        "Loss": [
+            "train/loss",
+            *(name for name in names if name.startswith("eval/") and name.endswith("/loss")),
+        ],
         "Evaluation": [name for name in main if not name.endswith("/loss")][:1],
         "Learning rate": _rates(run),
     }
@@ -71,8 +90,8 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
 def smooth(values: Array, width: float) -> Array:
     """Smooth by local linear regression over neighbouring points with Gaussian weights.
 
-    It does not lag, follows the steep start of a loss curve up to its first point, and steps over values that are not
-    finite.
+    It does not lag, follows the steep start of a loss curve up to its first point, and steps over
+    values that are not finite.
 
     Args:
         values: Shape (n,).
@@ -81,8 +100,8 @@ def smooth(values: Array, width: float) -> Array:
     Returns:
         Shape (n,); NaN where the value itself is not finite.
 
-    Source: Fan and Gijbels 1996, Local Polynomial Modelling, section 3.2, with weighted sums s_j = sum_i w_i i^j and
-    t_j = sum_i w_i i^j y_i: estimate (s_2 t_0 - s_1 t_1) / (s_2 s_0 - s_1^2).
+    Source: Fan and Gijbels 1996, Local Polynomial Modelling, section 3.2, with weighted sums s_j =
+    sum_i w_i i^j and t_j = sum_i w_i i^j y_i: estimate (s_2 t_0 - s_1 t_1) / (s_2 s_0 - s_1^2).
     """
     if width < 0.5 or len(values) < 3:
         return values
@@ -91,7 +110,8 @@ def smooth(values: Array, width: float) -> Array:
     finite = np.isfinite(values)
 
     def moment(what: Array, power: int) -> Array:
-        # np.convolve flips the kernel: at lag k it multiplies what[i - k], whose offset from i is -k.
+        # np.convolve flips the kernel: at lag k it multiplies what[i - k], whose offset from i is
+        # -k.
         kernel = np.exp(-0.5 * (offset / width) ** 2) * (-offset) ** power
         return np.convolve(what, kernel, mode="full")[reach : reach + len(values)]
 
@@ -106,20 +126,27 @@ def smooth(values: Array, width: float) -> Array:
 
 def _rates(run: Run) -> list[str]:
     """List the distinct learning rates, the highest first."""
-    logged = [name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))]
-    distinct = {tuple(values): name for name in reversed(logged) if len(values := run.series(name)[1])}
+    logged = [
+        name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))
+    ]
+    distinct = {
+        tuple(values): name for name in reversed(logged) if len(values := run.series(name)[1])
+    }
     return sorted(distinct.values(), key=lambda name: -float(np.nanmax(run.series(name)[1])))
 
 
 def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
     """Draw metrics of a common scale: what was logged at every step is thin, with a thick line through it.
 
-    An axis is logarithmic where a linear one would press almost everything against its bottom. Every value that is NaN
-    or infinite is a cross on the upper edge, the best of the first evaluation metric a ring.
+    An axis is logarithmic where a linear one would press almost everything against its bottom.
+    Every value that is NaN or infinite is a cross on the upper edge, the best of the first
+    evaluation metric a ring.
     """
     lines = {name: line for name in names if len((line := run.series(name))[0])}
     if not lines:
-        ax.text(0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=theme.muted)
+        ax.text(
+            0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=theme.muted
+        )
         return
     steps, values = (np.concatenate([line[index] for line in lines.values()]) for index in (0, 1))
     finite = values[np.isfinite(values)]
@@ -128,7 +155,10 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
     log = len(positive) > 2 and bool(finite.max() > 30 * np.median(positive))
     for index, (name, (x, y)) in enumerate(lines.items()):
         many = len(lines) > _LEGEND_LIMIT  # shades from the first to the last
-        style: dict[str, Any] = {"color": theme.series[0 if many else index % len(theme.series)], "linewidth": 1.7}
+        style: dict[str, Any] = {
+            "color": theme.series[0 if many else index % len(theme.series)],
+            "linewidth": 1.7,
+        }
         style |= {"alpha": 1 - 0.75 * index / len(lines) if many else 1.0, "label": name}
         y = np.where(y > 0, y, np.nan) if log else y
         if name == "train/loss" and len(y) >= 12:  # of single batches
@@ -136,22 +166,40 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
             ax.plot(x, smooth(y, max(1.0, len(y) / 60)), **style)
         else:
             ax.plot(x, y, marker="o" if len(y) < 40 else None, markersize=4.0, **style)
-        figure.mark_line(ax, x, y, [f"{name}, step {at:,.0f}: {each:.4g}" for at, each in zip(x, y, strict=True)])
+        figure.mark_line(
+            ax, x, y, [f"{name}, step {at:,.0f}: {each:.4g}" for at, each in zip(x, y, strict=True)]
+        )
     judged = next((name for name in lines if name.startswith("eval/")), "")
     if judged and (best := run.best(judged, metric_mode(judged))) is not None:
         colour = theme.series[list(lines).index(judged) % len(theme.series)]
         ring(ax, best[1], best[0], colour, label=f"best {best[0]:.4g} at step {best[1]:,}")
     number_axis(ax, list(positive if log else finite), log=log)
     if log:
-        ax.set_ylim(bottom=max(low, float(np.median(positive)) / 1e3))  # a schedule that ends near zero
+        ax.set_ylim(
+            bottom=max(low, float(np.median(positive)) / 1e3)
+        )  # a schedule that ends near zero
     count_axis(ax)
     if len(gone := steps[~np.isfinite(values)]):
         ax.plot(
-            gone, np.ones(len(gone)), transform=ax.get_xaxis_transform(), marker="x", linewidth=0,
-            markersize=6, markeredgewidth=1.6, color=theme.alarm, label=f"not finite ({len(gone)})", clip_on=False,
-        )  # fmt: skip
+            gone,
+            np.ones(len(gone)),
+            transform=ax.get_xaxis_transform(),
+            marker="x",
+            linewidth=0,
+            markersize=6,
+            markeredgewidth=1.6,
+            color=theme.alarm,
+            label=f"not finite ({len(gone)})",
+            clip_on=False,
+        )
     for index, step in enumerate(sorted({*run.of_resumes("from_step", int)})):
-        ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label=None if index else "resumed")
+        ax.axvline(
+            step,
+            color=theme.muted,
+            linestyle=":",
+            linewidth=1.1,
+            label=None if index else "resumed",
+        )
     if len(lines) <= _LEGEND_LIMIT:
         legend(ax, theme)
 
@@ -161,12 +209,18 @@ def run_title(run: Run) -> str:
     names = [str(run.config.get(f"{group}.name") or "") for group in ("model", "data")]
     pieces = [" on ".join(name for name in names if name)]
     if run.optimizer:
-        pieces.append(f"{run.optimizer}, lr {rate(run.lr)}" if run.lr is not None else run.optimizer)
+        pieces.append(
+            f"{run.optimizer}, lr {rate(run.lr)}" if run.lr is not None else run.optimizer
+        )
     if not any(pieces):
         pieces = [run.path.resolve().name]
     step, limit, status = (run.summary.get(key) for key in ("global_step", "max_steps", "status"))
     if isinstance(step, int):
-        pieces.append(f"{step:,} of {limit:,} steps" if isinstance(limit, int) and step != limit else f"{step:,} steps")
+        pieces.append(
+            f"{step:,} of {limit:,} steps"
+            if isinstance(limit, int) and step != limit
+            else f"{step:,} steps"
+        )
     if run.wall_seconds is not None and math.isfinite(run.wall_seconds):
         pieces.append(duration(run.wall_seconds))
     pieces += [str(status)] if status and status != "finished" else []

@@ -33,7 +33,9 @@ class Difference:
 
 
 def differences(
-    comparisons: Mapping[str, Comparison | None], scores: Scores, lost: Mapping[str, Collection[int]]
+    comparisons: Mapping[str, Comparison | None],
+    scores: Scores,
+    lost: Mapping[str, Collection[int]],
 ) -> list[Difference]:
     """Pair the scores of each contender with those of its reference.
 
@@ -47,12 +49,20 @@ def differences(
         if versus is None or math.isnan(versus.difference):
             continue
         other = scores[versus.reference]
-        paired = {seed: score - other[seed] for seed, score in scores[name].items() if seed in other}
-        found.append(Difference(series, versus, paired, {*lost.get(name, ()), *lost.get(versus.reference, ())}))
+        paired = {
+            seed: score - other[seed] for seed, score in scores[name].items() if seed in other
+        }
+        found.append(
+            Difference(
+                series, versus, paired, {*lost.get(name, ()), *lost.get(versus.reference, ())}
+            )
+        )
     return found[:LINES]
 
 
-def draw_differences(found: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme) -> Chart:
+def draw_differences(
+    found: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme
+) -> Chart:
     """Draw one line per contender, best on top: the mean a dot, the interval a bar, the seeds small dots.
 
     Args:
@@ -89,12 +99,18 @@ def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
 
 def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
     """Reach as far as the intervals, but for the few that would squeeze the others."""
-    spans = sorted(each.versus.high - each.versus.low for each in found if not math.isnan(each.versus.low))
+    spans = sorted(
+        each.versus.high - each.versus.low for each in found if not math.isnan(each.versus.low)
+    )
     room = matters if math.isfinite(matters) else 0.0
-    far = reach((abs(each.versus.difference) for each in found), max([room, *spans[len(spans) // 2 :][:1]]))
+    far = reach(
+        (abs(each.versus.difference) for each in found), max([room, *spans[len(spans) // 2 :][:1]])
+    )
     kept = [each for each in found if abs(each.versus.difference) <= far]
     ends = [-room, room, 0.0, *(each.versus.difference for each in kept)]
-    ends += [end for each in kept for end in (each.versus.low, each.versus.high, *each.seeds.values())]
+    ends += [
+        end for each in kept for end in (each.versus.low, each.versus.high, *each.seeds.values())
+    ]
     most = reach(map(abs, ends), far)
     low, high = (pick(end for end in ends if abs(end) <= most) for pick in (min, max))
     margin = 0.07 * (high - low) or 0.01
@@ -103,15 +119,25 @@ def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
 
 def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: Theme) -> None:
     versus, y, (left, right), verdict = each.versus, -index, ax.get_xlim(), str(each.versus.verdict)
-    style, series = style_of(theme, each.series, linewidth=0), each.series if each.series < SHOWN else None
+    style, series = (
+        style_of(theme, each.series, linewidth=0),
+        each.series if each.series < SHOWN else None,
+    )
     x, told = min(max(versus.difference, left), right), f"{versus.difference:+.4g}"
     tested, inside = not math.isnan(versus.low), x == versus.difference
     out = verdict.startswith(("ruled out", "worse"))
-    look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4, "clip_on": False}
+    look: dict[str, Any] = {
+        "markersize": 7.5,
+        "markeredgewidth": 1.6,
+        "zorder": 4,
+        "clip_on": False,
+    }
     if not inside:
         look["marker"] = ">" if x == right else "<"
         side, away = ("right", -8) if x == right else ("left", 8)
-        label = ax.annotate(told, (x, y), xytext=(away, 0), textcoords="offset points", ha=side, va="center")
+        label = ax.annotate(
+            told, (x, y), xytext=(away, 0), textcoords="offset points", ha=side, va="center"
+        )
         label.set(fontsize=8, color=theme.ink)
     elif out:
         look["markerfacecolor"] = theme.paper
@@ -120,13 +146,21 @@ def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: The
     artists.append(_beside(ax, 1.0, index, verdict.partition(",")[0], theme))
     if tested and inside:
         bar = [max(versus.low, left), min(versus.high, right)]
-        artists += ax.plot(bar, [y, y], color=style["color"], linewidth=5, alpha=0.22 if out else 0.42, zorder=2)
+        artists += ax.plot(
+            bar, [y, y], color=style["color"], linewidth=5, alpha=0.22 if out else 0.42, zorder=2
+        )
     over = f" [{versus.low:+.4g}, {versus.high:+.4g}]" if tested else ""
     figure.mark(ax, x, y, f"{versus.name}: {told}{over}, {verdict}", series=series)
     for seed, gap in each.seeds.items() if versus.name != versus.reference else ():
         if left <= gap <= right:
-            small = {"marker": "x", "markersize": 4.5} if seed in each.lost else {"marker": "o", "markersize": 2.6}
+            small = (
+                {"marker": "x", "markersize": 4.5}
+                if seed in each.lost
+                else {"marker": "o", "markersize": 2.6}
+            )
             artists += ax.plot(gap, y - 0.14, **(style | small), alpha=0.8, zorder=3)
             note = ", diverged" if seed in each.lost else ""
-            figure.mark(ax, gap, y - 0.14, f"{versus.name}, seed {seed}: {gap:+.4g}{note}", series=series)
+            figure.mark(
+                ax, gap, y - 0.14, f"{versus.name}, seed {seed}: {gap:+.4g}{note}", series=series
+            )
     of_series(artists, each.series)

@@ -15,7 +15,15 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.metric import metric_mode
 from optrun.report import arms as grouping
 from optrun.report.alike import incomparable, unify
-from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, find_contender, follows
+from optrun.report.arms import (
+    Arm,
+    Contender,
+    build_arms,
+    build_contenders,
+    differing,
+    find_contender,
+    follows,
+)
 from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.statistics import Judgement, compare, pooled_sd
@@ -60,7 +68,11 @@ class Findings:
     @property
     def baseline(self) -> str | None:
         """The row that the others are shown against, where a person named it; None: nobody did."""
-        return self.judgement.reference if self.judgement is not None and self.judgement.named else None
+        return (
+            self.judgement.reference
+            if self.judgement is not None and self.judgement.named
+            else None
+        )
 
     @property
     def ranked(self) -> list[Contender]:
@@ -75,7 +87,10 @@ class Findings:
     def scaled(self) -> dict[str, dict[int, float]]:
         """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
         learnt, rows = self.floor - self.end, self.ranked
-        return {row.name: {seed: (self.floor - x) / learnt for seed, x in row.arm.scores.items()} for row in rows}
+        return {
+            row.name: {seed: (self.floor - x) / learnt for seed, x in row.arm.scores.items()}
+            for row in rows
+        }
 
 
 class Question(TypedDict, total=False):
@@ -107,7 +122,8 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         asked: See `Question`.
 
     Raises:
-        ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is none here.
+        ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is
+            none here.
     """
     by, baseline, target = asked.get("by", ()), asked.get("baseline"), asked.get("target")
     name, mode = choose_metric(runs, asked.get("metric"))
@@ -118,9 +134,13 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     for key in by:
         known = {key for run in described for key in run.config}
         if key not in known:
-            raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
+            raise ConfigError(
+                f"by={key}: no run has this configuration key. {did_you_mean(key, known)}"
+            )
     keys += [key for key in by if key not in keys]
-    between = list(by) or grouping.telling(grouping.compared(keys, asked.get("tuned", ())), described)
+    between = list(by) or grouping.telling(
+        grouping.compared(keys, asked.get("tuned", ())), described
+    )
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name, mode)
@@ -137,9 +157,15 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         matters = matters_of(runs) if matters is None else matters
         judgement = compare(scores, mode=mode, baseline=chosen, matters=matters, sd=sd, looks=looks)
         costs = [each.arm.cost(mode) for each in contenders]
-        ranks = [1 + sum(other < cost for other in costs) if math.isfinite(cost) else None for cost in costs]
+        ranks = [
+            1 + sum(other < cost for other in costs) if math.isfinite(cost) else None
+            for cost in costs
+        ]
         placed = zip(contenders, ranks, strict=True)
-        contenders = [replace(each, rank=rank, versus=judgement.comparisons[each.name]) for each, rank in placed]
+        contenders = [
+            replace(each, rank=rank, versus=judgement.comparisons[each.name])
+            for each, rank in placed
+        ]
     before = [value for run in described if (value := run.before_training(name)) is not None]
     return Findings(
         runs=list(runs),
@@ -165,7 +191,10 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     Raises:
         ConfigError: A metric was asked for that no run has, or that is of training.
     """
-    mains = [(str(run.at("main_metric", "name") or ""), str(run.at("main_metric", "mode"))) for run in runs]
+    mains = [
+        (str(run.at("main_metric", "name") or ""), str(run.at("main_metric", "mode")))
+        for run in runs
+    ]
     declared = Counter((name, mode) for name, mode in mains if name and mode in ("min", "max"))
     if metric is None:
         return declared.most_common(1)[0][0] if declared else (DEFAULT_METRIC, "min")
@@ -184,5 +213,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 def matters_of(runs: Sequence[Run]) -> float | None:
     """Read the smallest difference that counts from the runs' configuration, where all that say one agree."""
-    said = {float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))}
+    said = {
+        float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))
+    }
     return said.pop() if len(said) == 1 else None

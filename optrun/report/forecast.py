@@ -41,7 +41,9 @@ def say(contenders: int, seeds: int) -> str:
         return ""
     found = f"a difference of {foreseen(contenders, seeds):.1f} sd is found in 4 of 5 cases"
     now = found if seeds >= MIN_SEEDS else "nothing is tested"
-    more = next((f"; {n} seeds: {foreseen(contenders, n):.1f} sd" for n in MORE_SEEDS if n > seeds), "")
+    more = next(
+        (f"; {n} seeds: {foreseen(contenders, n):.1f} sd" for n in MORE_SEEDS if n > seeds), ""
+    )
     told = "the standard deviation over the seeds of a contender"
     return f"{contenders} contenders, {seeds} seeds: {now}{more} (sd: {told})"
 
@@ -50,6 +52,8 @@ def by_workload(configs: Sequence[Mapping[str, object]]) -> list[list[Run]]:
     """Gather planned runs whose numbers can be compared; see `alike.workload_of`."""
     found = defaultdict[tuple[object, ...], list[Run]](list)
     for config in map(flatten, configs):
-        run = Run(Path(), "", NOT_STARTED, config=config, respelt={KEY: planned_step(config.get(KEY))})
+        run = Run(
+            Path(), "", NOT_STARTED, config=config, respelt={KEY: planned_step(config.get(KEY))}
+        )
         found[workload_of(run)].append(run)
     return list(found.values())

@@ -45,7 +45,9 @@ def expected(objectives: Sequence[Objective], runs: Sequence[Run]) -> Sequence[O
     known = {name for run in runs for name in known_objectives(run.log, run.summary)}
     for each in objectives:
         if each.name not in known:
-            raise ConfigError(f"objectives={each.name}: no run has such a number. {did_you_mean(each.name, known)}")
+            raise ConfigError(
+                f"objectives={each.name}: no run has such a number. {did_you_mean(each.name, known)}"
+            )
     return objectives
 
 
@@ -72,15 +74,23 @@ def points(findings: Findings) -> list[Point]:
     found: list[tuple[str, str, tuple[float, ...], int]] = []
     for name, arm in ((row.name, arm) for row in findings.rows for arm in row.arms):
         finished = [run for run in arm.counted if run.finished]
-        rows = [[objective_value(each, run.log, run.summary) for each in findings.objectives] for run in finished]
+        rows = [
+            [objective_value(each, run.log, run.summary) for each in findings.objectives]
+            for run in finished
+        ]
         known = [row for row in np.array(rows, dtype=np.float64) if np.isfinite(row).all()]
-        settings = describe({key: each for key, each in arm.settings.items() if key != "optimizer.name"})
+        settings = describe(
+            {key: each for key, each in arm.settings.items() if key != "optimizer.name"}
+        )
         found += [(name, settings, tuple(np.mean(known, axis=0)), len(known))] if known else []
     if not found:
         return []
     signs = np.array([each.sign for each in findings.objectives])
     front = on_front(signs * [values for _, _, values, _ in found])
-    return sorted(map(Point, *zip(*found, strict=True), front.tolist()), key=lambda each: signs[0] * each.values[0])
+    return sorted(
+        map(Point, *zip(*found, strict=True), front.tolist()),
+        key=lambda each: signs[0] * each.values[0],
+    )
 
 
 def pareto_sentence(findings: Findings) -> str:
@@ -106,7 +116,10 @@ def pareto_table(findings: Findings) -> Table | None:
     kept = [each for each in points(findings) if each.front]
     columns: list[Column[Point]] = [
         ("contender", False, lambda each: each.contender),
-        *((each.name, True, partial(cell, index, each.name)) for index, each in enumerate(findings.objectives)),
+        *(
+            (each.name, True, partial(cell, index, each.name))
+            for index, each in enumerate(findings.objectives)
+        ),
         ("seeds", True, lambda each: str(each.seeds)),
         ("settings", False, lambda each: each.settings),
     ]
@@ -118,7 +131,11 @@ def draw_pareto(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
     first, second = findings.objectives[:2]
     figure, ax = panel(theme, len(rows), _axis_label(first), _axis_label(second))
     found = points(findings)
-    ax.plot(*zip(*(each.values[:2] for each in found if each.front), strict=True), color=theme.muted, linestyle="--")
+    ax.plot(
+        *zip(*(each.values[:2] for each in found if each.front), strict=True),
+        color=theme.muted,
+        linestyle="--",
+    )
     ax.plot(*zip(*(each.values[:2] for each in found), strict=True), alpha=0)
     ax.margins(0.08)
     for series, row in enumerate(rows):
@@ -127,7 +144,9 @@ def draw_pareto(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
         draw_dots(figure, ax, series, row.name, dots, second.mode, theme)
     for axis, objective in ((ax.xaxis, first), (ax.yaxis, second)):
         axis.set_major_locator(MaxNLocator(5))
-        axis.set_major_formatter(FuncFormatter(lambda number, _, name=objective.name: shown(name, number)))
+        axis.set_major_formatter(
+            FuncFormatter(lambda number, _, name=objective.name: shown(name, number))
+        )
     legend(ax, theme, below=figure, series=range(len(rows)))
     return figure
 
@@ -147,5 +166,9 @@ def _axis_label(objective: Objective) -> str:
 
 def _told(point: Point, findings: Findings) -> str:
     named = zip(findings.objectives, point.values, strict=True)
-    numbers = ", ".join(f"{objective.name} {shown(objective.name, number)}" for objective, number in named)
-    return f"{point.contender}, {point.settings}: {numbers}{' (on the front)' if point.front else ''}"
+    numbers = ", ".join(
+        f"{objective.name} {shown(objective.name, number)}" for objective, number in named
+    )
+    return (
+        f"{point.contender}, {point.settings}: {numbers}{' (on the front)' if point.front else ''}"
+    )

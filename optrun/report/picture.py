@@ -12,10 +12,20 @@ from matplotlib.axes import Axes
 from optrun.base.formatting import number
 from optrun.report.arms import Contender
 from optrun.report.table import listed, value
-from optrun.report.theme import MARKERS, Chart, Theme, above, number_axis, of_series, ring, style_axes
+from optrun.report.theme import (
+    MARKERS,
+    Chart,
+    Theme,
+    above,
+    number_axis,
+    of_series,
+    ring,
+    style_axes,
+)
 
 SHOWN = 8
-"""More contenders than this cannot be told apart by colour; the best are drawn, the table has all."""
+"""More contenders than this cannot be told apart by colour; the best are drawn, the table has all.
+"""
 WIDTH = 4.3
 """Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side on a desk."""
 FAR = 4.0
@@ -47,7 +57,12 @@ def short_name(text: str) -> str:
 def style_of(theme: Theme, series: int, **more: object) -> dict[str, Any]:
     """Give a contender its colour and marker; those beyond the first `SHOWN` have no colour of their own."""
     colour = theme.series[series] if series < SHOWN else theme.muted
-    return {"color": colour, "marker": MARKERS[series] if series < SHOWN else "o", "markersize": 4.5, **more}
+    return {
+        "color": colour,
+        "marker": MARKERS[series] if series < SHOWN else "o",
+        "markersize": 4.5,
+        **more,
+    }
 
 
 def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
@@ -66,7 +81,8 @@ def reach(distances: Iterable[float], least: float = 0.0) -> float:
         least: What is shown in any case.
 
     Returns:
-        The nearer half is inside; each further one, too, unless it is `FAR` times as far as all before it.
+        The nearer half is inside; each further one, too, unless it is `FAR` times as far as all
+        before it.
 
     Example:
         >>> reach([0.0, 0.01, 0.02, 0.05]), reach([0.0, 0.01, 0.02, 0.6])
@@ -79,7 +95,9 @@ def reach(distances: Iterable[float], least: float = 0.0) -> float:
     return far
 
 
-def limit(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0, edge: Sequence[float] = ()) -> None:
+def limit(
+    ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0, edge: Sequence[float] = ()
+) -> None:
     """Limit y by `reach`.
 
     Args:
@@ -102,7 +120,9 @@ def limit(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0, e
     ax.set_ylim(low, high)
 
 
-def tell_cut(ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]) -> None:
+def tell_cut(
+    ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]
+) -> None:
     """Say above the picture which contenders ended outside, and else where values are cut off.
 
     Args:
@@ -113,7 +133,11 @@ def tell_cut(ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]
         values: Everything that was drawn.
     """
     low, high = ax.get_ylim()
-    gone = [f"{short_name(name)} {value(end)}" for name, end in ends if math.isfinite(end) and not low <= end <= high]
+    gone = [
+        f"{short_name(name)} {value(end)}"
+        for name, end in ends
+        if math.isfinite(end) and not low <= end <= high
+    ]
     if gone:
         text = f"{'↑' if mode == 'min' else '↓'} {listed(gone, 2)}"
     elif any(math.isfinite(each) and not low <= each <= high for each in values):
@@ -135,7 +159,14 @@ class Dot:
 
 
 def draw_dots(
-    figure: Chart, ax: Axes, series: int, label: str, dots: Sequence[Dot], mode: str, theme: Theme, width: float = 0.0
+    figure: Chart,
+    ax: Axes,
+    series: int,
+    label: str,
+    dots: Sequence[Dot],
+    mode: str,
+    theme: Theme,
+    width: float = 0.0,
 ) -> None:
     """Draw the outcomes of a contender: a ring around the chosen one, on the worse edge what lies outside.
 
@@ -144,7 +175,8 @@ def draw_dots(
         ax: Where.
         series: The contender.
         label: In the legend.
-        dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a value further out.
+        dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a
+            value further out.
         mode: "min" or "max".
         theme: Colours.
         width: Of the line that joins them.

@@ -38,14 +38,20 @@ def searched_keys(findings: Findings) -> list[str]:
     """List the tuned settings of which some contender has tried several values."""
 
     def is_searched(key: str) -> bool:
-        return any(len({arm.settings[key] for arm in outcomes(row, key)}) > 1 for row in findings.rows)
+        return any(
+            len({arm.settings[key] for arm in outcomes(row, key)}) > 1 for row in findings.rows
+        )
 
     return [*filter(is_searched, findings.tuned_keys)]
 
 
 def outcomes(contender: Contender, key: str = "") -> list[Arm]:
     """List the arms with an outcome that have the setting."""
-    return [arm for arm in contender.arms if (not key or key in arm.settings) and (arm.finished or arm.diverged)]
+    return [
+        arm
+        for arm in contender.arms
+        if (not key or key in arm.settings) and (arm.finished or arm.diverged)
+    ]
 
 
 def places(values: Sequence[Setting]) -> dict[Setting, float]:
@@ -56,7 +62,11 @@ def places(values: Sequence[Setting]) -> dict[Setting, float]:
         ({1: 0.0, 10: 0.5, 100: 1.0}, {None: 0.0, 'a': 0.5, 'b': 1.0})
     """
     distinct = list(dict.fromkeys(values))
-    numbers = [x for x in distinct if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+    numbers = [
+        x
+        for x in distinct
+        if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+    ]
     if len(numbers) == len(distinct) > 1:
         wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
         scaled = np.log(numbers) if wide else np.asarray(numbers, dtype=np.float64)
@@ -68,13 +78,14 @@ def places(values: Sequence[Setting]) -> dict[Setting, float]:
 def importances(findings: Findings) -> dict[str, float]:
     """Weigh the searched settings: how much do the good quarter of configurations differ from all in each?
 
-    Each contender is weighed by itself, since its good values are its own, and counts as often as it has
-    configurations. One that diverged is as bad as the worst.
+    Each contender is weighed by itself, since its good values are its own, and counts as often as
+    it has configurations. One that diverged is as bad as the worst.
 
     Returns:
         Shares, 1 together, the largest first; empty without optuna or with too few configurations.
 
-    Source: Watanabe, Bansal, Hutter 2023 (PED-ANOVA), `optuna.importance.PedAnovaImportanceEvaluator`.
+    Source: Watanabe, Bansal, Hutter 2023 (PED-ANOVA),
+        `optuna.importance.PedAnovaImportanceEvaluator`.
     """
     keys = searched_keys(findings)
     if len(keys) < 2 or importlib.util.find_spec("optuna") is None:
@@ -86,7 +97,11 @@ def importances(findings: Findings) -> dict[str, float]:
         for key, share in _weigh(arms, keys, findings.mode).items() if weighed else ():
             total[key] += share * len(arms)
     whole = sum(total.values())
-    return {key: total[key] / whole for key in sorted(keys, key=lambda key: -total[key])} if whole else {}
+    return (
+        {key: total[key] / whole for key in sorted(keys, key=lambda key: -total[key])}
+        if whole
+        else {}
+    )
 
 
 def _weigh(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> dict[str, float]:
@@ -101,7 +116,9 @@ def _weigh(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> dict[str, flo
     study = optuna.create_study()
     for arm, score in zip(arms, np.nan_to_num(scores, nan=np.nanmax(scores)), strict=True):
         params = {key: where[key][arm.settings[key]] for key in keys}
-        study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=float(score)))
+        study.add_trial(
+            optuna.create_trial(params=params, distributions=spaces, value=float(score))
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an evaluator that is called experimental
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_SHARE)
@@ -113,7 +130,9 @@ def leaf(key: str) -> str:
     return key.removesuffix(".name") if key.endswith(".name") else key.partition(".")[2] or key
 
 
-def draw_parallel(rows: Sequence[Contender], findings: Findings, shares: Mapping[str, float], theme: Theme) -> Chart:
+def draw_parallel(
+    rows: Sequence[Contender], findings: Findings, shares: Mapping[str, float], theme: Theme
+) -> Chart:
     """Draw an axis for each setting and one for the score, a line for each configuration, good ones on top.
 
     Args:
@@ -126,34 +145,63 @@ def draw_parallel(rows: Sequence[Contender], findings: Findings, shares: Mapping
     figure, ax = panel(theme, 3, "", "")
     ax.grid(False)
     lines = [(series, row, arm) for series, row in enumerate(rows) for arm in outcomes(row)]
-    settings: dict[str, list[Setting]] = {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
+    settings: dict[str, list[Setting]] = (
+        {"contender": [row.name for _, row, _ in lines]} if len(rows) > 1 else {}
+    )
     settings |= {key: [arm.settings.get(key) for *_, arm in lines] for key in keys}
-    columns = [[where[each] for each in values] for values in settings.values() if (where := places(values))]
+    columns = [
+        [where[each] for each in values]
+        for values in settings.values()
+        if (where := places(values))
+    ]
     sign = 1.0 if findings.mode == "min" else -1.0
     scores = np.array([sign * arm.mean if arm.finished else math.inf for *_, arm in lines])
-    best, last, ranks = float(scores.min()), len(columns), np.argsort(np.argsort(scores)) / len(scores)
+    best, last, ranks = (
+        float(scores.min()),
+        len(columns),
+        np.argsort(np.argsort(scores)) / len(scores),
+    )
     far = reach(scores - best) or 1.0
     columns.append([max(-0.06, 1 - (score - best) / far) for score in scores])
     for index, (series, row, arm) in enumerate(lines):
         heights = [column[index] for column in columns]
         colour = _GOOD_TO_BAD(ranks[index]) if arm.finished else theme.alarm
-        look: dict[str, Any] = {"linewidth": 1.3 - 0.7 * ranks[index], "alpha": 0.8 - 0.55 * ranks[index]}
-        look |= {"linewidth": 3.0, "alpha": 1.0} if arm is row.arm else {"linestyle": "-" if arm.finished else ":"}
+        look: dict[str, Any] = {
+            "linewidth": 1.3 - 0.7 * ranks[index],
+            "alpha": 0.8 - 0.55 * ranks[index],
+        }
+        look |= (
+            {"linewidth": 3.0, "alpha": 1.0}
+            if arm is row.arm
+            else {"linestyle": "-" if arm.finished else ":"}
+        )
         order = 5 if arm is row.arm else 3 - ranks[index]
         of_series(ax.plot(range(last + 1), heights, color=colour, zorder=order, **look), series)
         figure.mark(ax, last, heights[-1], _told(row, arm), series=series)
     for x, (key, values) in enumerate(settings.items()):
         _label(ax, x, {each: _word(each) for each in places(values)}, places(values), theme)
         if key in shares:
-            ax.text(x, 1.09, f"{100 * shares[key]:.0f} %", fontsize=7.5, color=theme.muted, ha="center")
-    _label(ax, last, {best: value(sign * best), far: value(sign * (best + far))}, {best: 1.0, far: 0.0}, theme)
+            ax.text(
+                x, 1.09, f"{100 * shares[key]:.0f} %", fontsize=7.5, color=theme.muted, ha="center"
+            )
+    _label(
+        ax,
+        last,
+        {best: value(sign * best), far: value(sign * (best + far))},
+        {best: 1.0, far: 0.0},
+        theme,
+    )
     ax.set(xlim=(-0.15, last + 0.15), ylim=(-0.08, 1.15), yticks=[], xticks=range(last + 1))
-    ax.set_xticklabels([*map(leaf, settings), findings.metric], rotation=30, ha="right", fontsize=7.5)
+    ax.set_xticklabels(
+        [*map(leaf, settings), findings.metric], rotation=30, ha="right", fontsize=7.5
+    )
     ax.spines[["left", "bottom"]].set_visible(False)
     return figure
 
 
-def _label(ax: Axes, x: int, words: Mapping[Setting, str], heights: Mapping[Setting, float], theme: Theme) -> None:
+def _label(
+    ax: Axes, x: int, words: Mapping[Setting, str], heights: Mapping[Setting, float], theme: Theme
+) -> None:
     """Draw the axis of a setting, with all of few values and the ends of many."""
     ax.plot([x, x], [0, 1], color=theme.muted, linewidth=1)
     shown = sorted(words, key=lambda each: heights[each])
@@ -164,13 +212,21 @@ def _label(ax: Axes, x: int, words: Mapping[Setting, str], heights: Mapping[Sett
 
 
 def _word(setting: object) -> str:
-    text = NONE if setting is None else rate(setting) if isinstance(setting, float) else str(setting)
+    text = (
+        NONE if setting is None else rate(setting) if isinstance(setting, float) else str(setting)
+    )
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
 
 
 def _told(row: Contender, arm: Arm) -> str:
     """Describe a configuration and its outcome."""
     rest = {key: found for key, found in arm.settings.items() if key not in row.settings}
-    settings = ", ".join(f"{leaf(key)} {rate(v) if isinstance(v, float) else v}" for key, v in rest.items())
-    result = "diverged" if not arm.finished else value(arm.mean) + (" (a seed diverged)" if arm.diverged else "")
+    settings = ", ".join(
+        f"{leaf(key)} {rate(v) if isinstance(v, float) else v}" for key, v in rest.items()
+    )
+    result = (
+        "diverged"
+        if not arm.finished
+        else value(arm.mean) + (" (a seed diverged)" if arm.diverged else "")
+    )
     return f"{row.name}, {settings}: {result}"

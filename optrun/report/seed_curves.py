@@ -15,7 +15,16 @@ from optrun.report.arms import Contender
 from optrun.report.collect import Array, Run
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings
-from optrun.report.picture import Dot, draw_dots, limit, panel, reach, short_name, style_of, tell_cut
+from optrun.report.picture import (
+    Dot,
+    draw_dots,
+    limit,
+    panel,
+    reach,
+    short_name,
+    style_of,
+    tell_cut,
+)
 from optrun.report.searched import searched_keys
 from optrun.report.table import value
 from optrun.report.theme import PAGE, SEEDS, Chart, Theme, count_axis, legend, log_axis, of_series
@@ -71,22 +80,31 @@ def seed_curves(rows: Sequence[Contender], metric: str, axis: Axis) -> list[Seed
     return found
 
 
-def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: Axis, theme: Theme) -> Chart:
+def draw_seed_curves(
+    curves: Sequence[SeedCurve], metric: str, mode: str, axis: Axis, theme: Theme
+) -> Chart:
     """Draw mean lines, and bands over seeds for a few."""
     below = {"step": "optimizer step", "epoch": "passes over the training data"}[axis]
     figure, ax = panel(theme, len(curves), below, metric)
     for place, curve in enumerate(curves):
         style, every = style_of(theme, curve.series), max(1, len(curve.x) // 8)
-        style["markevery"] = (curve.series * every // 8, every)  # not at the same places: a line may lie on another
+        style["markevery"] = (
+            curve.series * every // 8,
+            every,
+        )  # not at the same places: a line may lie on another
         label = short_name(curve.name) + ("" if curve.finished else " (not finished)")
         style |= {"label": label, "linestyle": "-" if curve.finished else "--"}
         of_series(ax.plot(curve.x, curve.mean, linewidth=1.8, **style), curve.series)
         if len(curve.values) > 1 and (len(curves) <= _BANDS or place < 2):
             low, high = curve.values.min(axis=0), curve.values.max(axis=0)
-            band = ax.fill_between(curve.x, low, high, color=style["color"], alpha=0.16, linewidth=0)
+            band = ax.fill_between(
+                curve.x, low, high, color=style["color"], alpha=0.16, linewidth=0
+            )
             of_series(band, curve.series)
         elif len(curve.values) > 1 and theme is PAGE:
-            seeds = ax.plot(curve.x, curve.values.T, color=style["color"], linewidth=0.8, alpha=0.75, zorder=3)
+            seeds = ax.plot(
+                curve.x, curve.values.T, color=style["color"], linewidth=0.8, alpha=0.75, zorder=3
+            )
             of_series(seeds, curve.series, SEEDS)
         told = [_told(curve, axis, index) for index in range(len(curve.x))]
         figure.mark_line(ax, curve.x, curve.mean, told, series=curve.series)
@@ -106,7 +124,11 @@ def _told(curve: SeedCurve, axis: Axis, index: int) -> str:
 
 def _over(seeds: Sequence[float] | Array, mean: float) -> str:
     """Write a mean, and the range of several seeds that it is over."""
-    over = f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)" if len(seeds) > 1 else ""
+    over = (
+        f" ({value(min(seeds))} to {value(max(seeds))}, {len(seeds)} seeds)"
+        if len(seeds) > 1
+        else ""
+    )
     return value(mean) + over
 
 
@@ -115,10 +137,19 @@ def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
     sign = 1.0 if mode == "min" else -1.0
     ends = [float(curve.mean[-1]) for curve in curves]
     best = min(sign * end for end in ends)
-    # The first value is that of the untrained model, and a quarter further on the steep descent is over.
-    early = float(np.median([sign * curve.mean[(len(curve.mean) + 2) // 4] for curve in curves])) - best
+    # The first value is that of the untrained model, and a quarter further on the steep descent is
+    # over.
+    early = (
+        float(np.median([sign * curve.mean[(len(curve.mean) + 2) // 4] for curve in curves])) - best
+    )
     least = min(early, max(3 * reach([sign * end - best for end in ends]), 0.33 * early))
-    limit(ax, ends, mode, least=least, edge=[sign * min(float((sign * curve.values).min()) for curve in curves)])
+    limit(
+        ax,
+        ends,
+        mode,
+        least=least,
+        edge=[sign * min(float((sign * curve.values).min()) for curve in curves)],
+    )
 
 
 def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]:
@@ -141,8 +172,11 @@ def draw_basins(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
     figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
     ax.margins(x=0.05)
-    # With other settings searched, too, neighbours differ by more than lr: a line through them would show that noise.
-    joined = len(searched_keys(findings)) < 2 or max(len(row.basin.points) for row in rows) <= _CROWDED
+    # With other settings searched, too, neighbours differ by more than lr: a line through them
+    # would show that noise.
+    joined = (
+        len(searched_keys(findings)) < 2 or max(len(row.basin.points) for row in rows) <= _CROWDED
+    )
     bests = [(row.name, row.basin.best.mean) for row in rows if row.basin.best is not None]
     if bests:
         means = [mean for _, mean in bests]
@@ -153,8 +187,15 @@ def draw_basins(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
     low, high = ax.get_ylim()
     for series, row in enumerate(rows):
         basin = row.basin
-        inside = {lr: arm for lr, arm in basin.points.items() if lr not in basin.diverged or low <= arm.mean <= high}
-        told = {lr: f"{row.name}, lr {rate(lr)}: {_over(arm.finished, arm.mean)}" for lr, arm in inside.items()}
+        inside = {
+            lr: arm
+            for lr, arm in basin.points.items()
+            if lr not in basin.diverged or low <= arm.mean <= high
+        }
+        told = {
+            lr: f"{row.name}, lr {rate(lr)}: {_over(arm.finished, arm.mean)}"
+            for lr, arm in inside.items()
+        }
         dots = [Dot(lr, arm.mean, told[lr], arm is basin.best) for lr, arm in inside.items()]
         dots += [Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged") for lr in basin.diverged]
         colour = style_of(theme, series)["color"]

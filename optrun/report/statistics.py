@@ -1,7 +1,8 @@
 """Compare contenders over seeds: which of them could be the best, by how much the others differ, how many seeds tell.
 
-Everything here works on numbers alone and knows nothing of runs. A seed is easy or hard for every contender, so all
-tests are paired by seed. Their error rates and power are simulated by `benchmarks/verdict.py`.
+Everything here works on numbers alone and knows nothing of runs. A seed is easy or hard for every
+contender, so all tests are paired by seed. Their error rates and power are simulated by
+`benchmarks/verdict.py`.
 """
 
 from __future__ import annotations
@@ -136,11 +137,15 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
     size = np.abs(filled).max(axis=-1, initial=0.0)
-    size = np.maximum(size[..., :, None], size[..., None, :])  # the unit of a pair's differences: no square overflows
+    size = np.maximum(
+        size[..., :, None], size[..., None, :]
+    )  # the unit of a pair's differences: no square overflows
     size = np.where(size > 0, size, 1.0)
     both = known[..., :, None, :] & known[..., None, :, :]
     n = both.sum(axis=-1)
-    difference = np.where(both, filled[..., :, None, :] - filled[..., None, :, :], 0.0) / size[..., None]
+    difference = (
+        np.where(both, filled[..., :, None, :] - filled[..., None, :, :], 0.0) / size[..., None]
+    )
     mean = difference.sum(axis=-1) / np.maximum(n, 1)
     squares = (np.where(both, difference - mean[..., None], 0.0) ** 2).sum(axis=-1)
     sd = np.sqrt(squares / np.maximum(n - 1, 1))
@@ -155,9 +160,10 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
 def rule_out(values: Array, mode: str, alpha: float = ALPHA) -> NDArray[np.bool_]:
     """Decide which contenders cannot be the best.
 
-    Contender i is ruled out if, for some j, the one-sided paired t test of "i is no worse than j" rejects at
-    alpha / (k - 1). Of the best contender these k - 1 statements are all true. By Bonferroni it is lost with a chance
-    of at most alpha, whatever the spreads and however contenders depend on each other.
+    Contender i is ruled out if, for some j, the one-sided paired t test of "i is no worse than j"
+    rejects at alpha / (k - 1). Of the best contender these k - 1 statements are all true. By
+    Bonferroni it is lost with a chance of at most alpha, whatever the spreads and however
+    contenders depend on each other.
 
     Args:
         values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
@@ -167,9 +173,10 @@ def rule_out(values: Array, mode: str, alpha: float = ALPHA) -> NDArray[np.bool_
     Returns:
         Shape (..., k).
 
-    Source: Hsu 1984, Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of
-    Statistics 12; Hsu 1996, Multiple Comparisons, ch. 4. Hsu pools one variance over all contenders and uses the joint
-    distribution of the differences; here each pair has its own variance, and Bonferroni bounds the error.
+    Source: Hsu 1984, Constrained simultaneous confidence intervals for multiple comparisons with
+    the best, Annals of Statistics 12; Hsu 1996, Multiple Comparisons, ch. 4. Hsu pools one variance
+    over all contenders and uses the joint distribution of the differences; here each pair has its
+    own variance, and Bonferroni bounds the error.
     """
     rejected = paired_tests(values, mode).p < alpha / _others(values.shape[-2])
     return np.asarray(rejected.any(axis=-1))
@@ -187,15 +194,19 @@ def compare(
     """Judge contenders: with the best as `rule_out` does, or by two-sided tests against a baseline, Holm over k - 1.
 
     Args:
-        scores: Name of contender -> seed -> score. Each pair is compared over the seeds that both have.
+        scores: Name of contender -> seed -> score. Each pair is compared over the seeds that both
+            have.
         mode: "min" if less is better, "max" if more is.
         baseline: A contender that was named before anything ran.
-        matters: Smallest difference that counts, in units of the metric; None: the standard deviation over seeds.
-        sd: Standard deviation over seeds, if `scores` holds stand-ins for diverged runs; None: that of `scores`.
+        matters: Smallest difference that counts, in units of the metric; None: the standard
+            deviation over seeds.
+        sd: Standard deviation over seeds, if `scores` holds stand-ins for diverged runs; None: that
+            of `scores`.
         looks: How often these contenders were judged while seeds were added, this time included.
 
     Raises:
-        ValueError: No contender has a score, or a score is not finite; an unknown baseline, or another mode.
+        ValueError: No contender has a score, or a score is not finite; an unknown baseline, or
+            another mode.
     """
     if mode not in ("min", "max"):
         raise ValueError(f"mode={mode!r}: expected min or max")
@@ -214,9 +225,14 @@ def compare(
     if baseline is None:
         smallest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
         p = np.minimum(1.0, tests.p[range(len(names)), smallest] * others)
-        shared = np.where(np.eye(len(names), dtype=bool) & (len(means) > 1), 0, tests.seeds).max(axis=1)
-        # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or shares too few.
-        reference = min(map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS))
+        shared = np.where(np.eye(len(names), dtype=bool) & (len(means) > 1), 0, tests.seeds).max(
+            axis=1
+        )
+        # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
+        # shares too few.
+        reference = min(
+            map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
+        )
         sides, confidence = 1, 1 - 2 * alpha / others
     else:
         reference = names.index(baseline)
@@ -228,14 +244,24 @@ def compare(
     for i, name in enumerate(names):
         n, t = int(tests.seeds[i, reference]), float(tests.t[i, reference])
         difference, spread = float(tests.difference[i, reference]), float(tests.sd[i, reference])
-        reach = float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2)) * spread / math.sqrt(max(n, 1))
+        reach = (
+            float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2))
+            * spread
+            / math.sqrt(max(n, 1))
+        )
         low, high = difference - reach, difference + reach
         if i == reference and baseline is not None:
             verdict = Verdict.baseline
         elif p[i] < alpha and -matters <= low and high <= matters:
             verdict = Verdict.either_will_do if baseline is None else Verdict.differs_little
         elif p[i] < alpha:
-            verdict = Verdict.ruled_out if baseline is None else Verdict.worse if t > 0 else Verdict.better
+            verdict = (
+                Verdict.ruled_out
+                if baseline is None
+                else Verdict.worse
+                if t > 0
+                else Verdict.better
+            )
         elif shared[i] < MIN_SEEDS:
             verdict = Verdict.too_few
         elif i != reference and n >= MIN_SEEDS and math.isnan(t):
@@ -243,14 +269,27 @@ def compare(
         else:
             verdict = Verdict.could_be_best if baseline is None else Verdict.no_difference
         comparisons[name] = Comparison(
-            name=name, reference=names[reference], seeds=n, difference=difference, low=low, high=high, p=float(p[i]),
-            verdict=verdict, by=names[smallest[i]] if baseline is None and p[i] < alpha else "",
+            name=name,
+            reference=names[reference],
+            seeds=n,
+            difference=difference,
+            low=low,
+            high=high,
+            p=float(p[i]),
+            verdict=verdict,
+            by=names[smallest[i]] if baseline is None and p[i] < alpha else "",
             seen=detectable(spread, n, alpha / others, sides=sides),
-        )  # fmt: skip
+        )
     return Judgement(
-        comparisons=comparisons, ranking=ranking, reference=names[reference], named=baseline is not None, sd=sd,
-        matters=matters, alpha=alpha, confidence=confidence,
-    )  # fmt: skip
+        comparisons=comparisons,
+        ranking=ranking,
+        reference=names[reference],
+        named=baseline is not None,
+        sd=sd,
+        matters=matters,
+        alpha=alpha,
+        confidence=confidence,
+    )
 
 
 def _others(contenders: int) -> int:
@@ -285,7 +324,9 @@ def holm(p: ArrayLike) -> Array:
     values = np.asarray(p, dtype=np.float64)
     order = np.argsort(values, kind="stable")
     adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order]))
+    adjusted[order] = np.minimum(
+        1.0, np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order])
+    )
     return adjusted
 
 
@@ -310,8 +351,8 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
 def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     """Estimate the standard deviation between seeds, without what a seed does to all contenders alike.
 
-    It is that of the residuals of a two-way table, contender + seed, over the seeds that all share. Without such a
-    table it is `pooled_sd`.
+    It is that of the residuals of a two-way table, contender + seed, over the seeds that all share.
+    Without such a table it is `pooled_sd`.
 
     Args:
         scores: Seed -> score of each contender.
@@ -329,11 +370,13 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
 
 
-def detectable(sd: float, seeds: int, alpha: float, *, power: float = POWER, sides: int = 1) -> float:
+def detectable(
+    sd: float, seeds: int, alpha: float, *, power: float = POWER, sides: int = 1
+) -> float:
     """Compute the difference that a paired t test finds with a given chance.
 
-    It is delta * sd / sqrt(seeds), where a noncentral t of noncentrality delta passes the critical value of the central
-    one with chance `power`.
+    It is delta * sd / sqrt(seeds), where a noncentral t of noncentrality delta passes the critical
+    value of the central one with chance `power`.
 
     Args:
         sd: Standard deviation of the differences; NaN gives NaN.
@@ -357,27 +400,35 @@ def foreseen(contenders: int, seeds: int, *, baseline: bool = False) -> float:
         baseline: One contender was named beforehand.
 
     Returns:
-        In standard deviations of a contender over seeds, without what a seed does to all of them alike.
+        In standard deviations of a contender over seeds, without what a seed does to all of them
+        alike.
     """
     return detectable(math.sqrt(2), seeds, ALPHA / _others(contenders), sides=2 if baseline else 1)
 
 
 def seeds_for(
-    difference: float, *, sd: float, degrees: float, contenders: int, most: int, power: float = POWER,
+    difference: float,
+    *,
+    sd: float,
+    degrees: float,
+    contenders: int,
+    most: int,
+    power: float = POWER,
     baseline: bool = False,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Count the seeds of a confirmation that finds a difference with a given chance.
 
-    The chance is an average over what the spread may be, since few seeds of a pilot say little about it: the smallest n
-    with
+    The chance is an average over what the spread may be, since few seeds of a pilot say little
+    about it: the smallest n with
 
         sqrt(2) sd / sqrt(n) * q <= difference,
 
-    where q is the `power` quantile of a noncentral t with `degrees` and noncentrality t_{1 - alpha, n - 1}.
+    where q is the `power` quantile of a noncentral t with `degrees` and noncentrality t_{1 - alpha,
+    n - 1}.
 
     Args:
-        difference: The smallest that matters, in units of the metric. Never the one a pilot observed: that was
-            selected for being large.
+        difference: The smallest that matters, in units of the metric. Never the one a pilot
+            observed: that was selected for being large.
         sd: Of a contender's residuals in the pilot (two-way table of contenders and seeds).
         degrees: Of freedom of `sd`, (contenders - 1) (seeds - 1) for a whole table.
         contenders: Of the confirmation.
@@ -386,11 +437,12 @@ def seeds_for(
         baseline: The contenders are compared with a baseline.
 
     Returns:
-        At least `MIN_SEEDS`; None if more than `most` are needed, or if the pilot shows no spread (`degrees` of 0).
+        At least `MIN_SEEDS`; None if more than `most` are needed, or if the pilot shows no spread
+        (`degrees` of 0).
 
-    Source: Julious and Owen 2006, Sample size calculations for clinical studies allowing for uncertainty about the
-    variance, Pharmaceutical Statistics 5. A bound of the spread that holds in 80 % of pilots finds 0.88 to 0.92 instead
-    of 0.8, and asks for half as many seeds again.
+    Source: Julious and Owen 2006, Sample size calculations for clinical studies allowing for
+    uncertainty about the variance, Pharmaceutical Statistics 5. A bound of the spread that holds in
+    80 % of pilots finds 0.88 to 0.92 instead of 0.8, and asks for half as many seeds again.
     """
     if not degrees > 0 or math.isnan(sd):
         return None
@@ -408,12 +460,13 @@ def censored_median(times: Array, happened: NDArray[np.bool_]) -> float:
     """Estimate the median of times of which some are only known to be longer.
 
     Args:
-        times: Shape (n,), n >= 1: when it happened, or until when it had not; infinite: it never does.
+        times: Shape (n,), n >= 1: when it happened, or until when it had not; infinite: it never
+            does.
         happened: Shape (n,).
 
     Returns:
-        Where the Kaplan-Meier estimate falls to 1/2; where it is 1/2 for a while, the middle of that while. Infinite
-        where it stays above; NaN where the time of an event is not known.
+        Where the Kaplan-Meier estimate falls to 1/2; where it is 1/2 for a while, the middle of
+        that while. Infinite where it stays above; NaN where the time of an event is not known.
 
     Source: Kaplan and Meier 1958, Nonparametric estimation from incomplete observations, section 2.
     """
@@ -421,7 +474,9 @@ def censored_median(times: Array, happened: NDArray[np.bool_]) -> float:
 
     if np.isnan(times[happened]).any():
         return math.nan
-    known = np.where(np.isfinite(times), times, np.nanmax(times[np.isfinite(times)], initial=0.0) + 1)
+    known = np.where(
+        np.isfinite(times), times, np.nanmax(times[np.isfinite(times)], initial=0.0) + 1
+    )
     curve = stats.ecdf(stats.CensoredData.right_censored(known, ~happened)).sf
     below = curve.quantiles[curve.probabilities < 0.5 - 1e-9]
     half = curve.quantiles[np.abs(curve.probabilities - 0.5) <= 1e-9]

@@ -27,14 +27,16 @@ def dated_folder(beneath: Path) -> Path:
     """Name a folder by date and time that is not there yet."""
     now = datetime.now().astimezone()
     day, stem = beneath / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
-    return next(each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists())
+    return next(
+        each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists()
+    )
 
 
 def in_sweep(run: Path) -> bool:
     """Tell whether a run directory is that of a job: a sweep keeps its books beside it.
 
-    There a job that failed always has a summary. One with no more than Hydra's folder was handed to a launcher, and
-    left when the sweep was stopped.
+    There a job that failed always has a summary. One with no more than Hydra's folder was handed to
+    a launcher, and left when the sweep was stopped.
     """
     return (run.parent / SWEEP).is_file() or (run.parent / ".sweep").is_dir()
 
@@ -46,10 +48,20 @@ def is_search(sweep: Path) -> bool:
 
 def find_waiting(sweep: Path) -> dict[Path, list[str]]:
     """Find the jobs of a sweep's last command that have not begun: folder -> overrides."""
-    rows = _read(sweep, "jobs", lambda row: (str(row["name"]), row["status"], [*map(str, row["overrides"])]))
+    rows = _read(
+        sweep, "jobs", lambda row: (str(row["name"]), row["status"], [*map(str, row["overrides"])])
+    )
     # A name is one folder beneath the sweep, whatever a file from elsewhere says.
-    new = {sweep / name: overrides for name, status, overrides in rows if status == "new" and Path(name).name == name}
-    return {path: overrides for path, overrides in new.items() if not path.exists() or RunDir(path).is_unbegun()}
+    new = {
+        sweep / name: overrides
+        for name, status, overrides in rows
+        if status == "new" and Path(name).name == name
+    }
+    return {
+        path: overrides
+        for path, overrides in new.items()
+        if not path.exists() or RunDir(path).is_unbegun()
+    }
 
 
 def objectives_of(sweeps: Iterable[Path]) -> list[Objective]:
@@ -58,7 +70,11 @@ def objectives_of(sweeps: Iterable[Path]) -> list[Objective]:
     def parse(noted: Mapping[str, object]) -> Objective:
         return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
 
-    return list(dict.fromkeys(each for sweep in dict.fromkeys(sweeps) for each in _read(sweep, "objectives", parse)))
+    return list(
+        dict.fromkeys(
+            each for sweep in dict.fromkeys(sweeps) for each in _read(sweep, "objectives", parse)
+        )
+    )
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
@@ -85,7 +101,8 @@ def look(folders: Sequence[Path], metric: str, seeds: int, *, note: bool) -> int
         folders: The sweeps of a report.
         metric: What it compares by: each has its own looks.
         seeds: How many seeds its contenders have, the most of one.
-        note: Whether this look is written down; a page that follows a running sweep shows no verdict.
+        note: Whether this look is written down; a page that follows a running sweep shows no
+            verdict.
 
     Returns:
         1 for the first; as before where this number of seeds was looked at before.
@@ -95,7 +112,11 @@ def look(folders: Sequence[Path], metric: str, seeds: int, *, note: bool) -> int
         held: dict[str, list[int]] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError):
             noted = read_json(folder / LOOKS).items()
-            held = {str(name): [n for n in own if type(n) is int] for name, own in noted if isinstance(own, list)}
+            held = {
+                str(name): [n for n in own if type(n) is int]
+                for name, own in noted
+                if isinstance(own, list)
+            }
         own = held.setdefault(metric, [])
         if seeds not in own and note:
             own.append(seeds)

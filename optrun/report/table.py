@@ -37,9 +37,13 @@ class Table:
 
 def filled(table: Table) -> Table:
     """Keep the columns in which something stands, for a terminal that has no room for the others."""
-    kept = [any(cell not in ("", NONE) for cell in cells) for cells in zip(*table.rows, strict=True)]
+    kept = [
+        any(cell not in ("", NONE) for cell in cells) for cells in zip(*table.rows, strict=True)
+    ]
     rows = [[*compress(row, kept)] for row in table.rows]
-    return Table([*compress(table.columns, kept)], [*compress(table.numeric, kept)], rows, table.styles)
+    return Table(
+        [*compress(table.columns, kept)], [*compress(table.numeric, kept)], rows, table.styles
+    )
 
 
 def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:
@@ -48,14 +52,18 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     Args:
         table: What to show.
         title: Above it.
-        width: Of the terminal, in characters: the last columns are left out where no word of theirs would fit. None:
-            all are shown.
+        width: Of the terminal, in characters: the last columns are left out where no word of theirs
+            would fit. None: all are shown.
     """
     headed = any(table.columns)
-    grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
+    grid = RichTable(
+        title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False
+    )
     widths = [None] * len(table.columns) if width is None else _fitted(table, width)
     for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
-        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted)
+        grid.add_column(
+            Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted
+        )
     colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
     for row, style in zip(table.rows, table.styles, strict=True):
         grid.add_row(*(Text(cell) for cell in row[: len(widths)]), style=colours.get(style, ""))
@@ -67,7 +75,9 @@ def _fitted(table: Table, width: int) -> list[int]:
 
     rich by itself narrows every column at once, down to pieces of words.
     """
-    columns = [[column, *(row[index] for row in table.rows)] for index, column in enumerate(table.columns)]
+    columns = [
+        [column, *(row[index] for row in table.rows)] for index, column in enumerate(table.columns)
+    ]
     wanted = [max(map(len, cells)) for cells in columns]
     least = []
     for (head, *cells), numeric in zip(columns, table.numeric, strict=True):

@@ -33,11 +33,18 @@ _PERF: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def tabulate(rows: Iterable[T], columns: Sequence[Column[T]], style: Callable[[T], str] = lambda _: "") -> Table:
+def tabulate(
+    rows: Iterable[T], columns: Sequence[Column[T]], style: Callable[[T], str] = lambda _: ""
+) -> Table:
     """Lay out rows, a cell for each column."""
     listed = list(rows)
     cells = [[cell(row) for _, _, cell in columns] for row in listed]
-    return Table([name for name, _, _ in columns], [right for _, right, _ in columns], cells, [*map(style, listed)])
+    return Table(
+        [name for name, _, _ in columns],
+        [right for _, right, _ in columns],
+        cells,
+        [*map(style, listed)],
+    )
 
 
 def ranking_table(findings: Findings) -> Table:
@@ -56,8 +63,14 @@ def ranking_table(findings: Findings) -> Table:
         (True, ("seeds", True, lambda row: seeds(row.arm))),
         (several, (against, True, lambda row: difference(row.versus))),
         (True, ("diverged", True, lambda row: _lost(_runs(row)))),
-        (not math.isnan(target), (f"steps to {at_least(target, findings.mode)}", True, partial(_to_target, findings))),
-        (bool(tuned) and unequal, (best_of, True, lambda row: _known(expected_best(_tried(row), same, findings.mode)))),
+        (
+            not math.isnan(target),
+            (f"steps to {at_least(target, findings.mode)}", True, partial(_to_target, findings)),
+        ),
+        (
+            bool(tuned) and unequal,
+            (best_of, True, lambda row: _known(expected_best(_tried(row), same, findings.mode))),
+        ),
         (True, ("tried", True, _effort)),
         (True, ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)]))),
     ]
@@ -77,7 +90,11 @@ def scores_table(comparison: Comparison) -> Table:
         *((each.name, True, partial(_score, each.scaled())) for each in comparison.counted),
     ]
     order = dict.fromkeys([*(judged.ranking if judged is not None else ()), *scores])
-    return tabulate(order, columns, lambda name: _STYLES.get(found[name].verdict, "") if name in found else "muted")
+    return tabulate(
+        order,
+        columns,
+        lambda name: _STYLES.get(found[name].verdict, "") if name in found else "muted",
+    )
 
 
 def workloads_table(comparison: Comparison) -> Table:
@@ -97,14 +114,19 @@ def arms_table(findings: Findings) -> Table:
     """Tabulate every configuration, best first: its settings, a column each, what it came to, speed and memory."""
     chosen = {id(row.arm) for row in findings.ranked}
     columns: list[Column[Arm]] = [
-        *((key, False, lambda arm, key=key: _shown(arm.settings.get(key))) for key in findings.keys),
+        *(
+            (key, False, lambda arm, key=key: _shown(arm.settings.get(key)))
+            for key in findings.keys
+        ),
         (f"{findings.metric} (mean ± sd)", True, mean_sd),
         ("seeds", True, seeds),
         ("states", False, lambda arm: states(arm.runs)),
         *((told, True, partial(_middle, name)) for name, (told, _) in _PERF.items()),
     ]
     ordered = sorted(findings.arms, key=lambda arm: arm.cost(findings.mode))
-    return tabulate(ordered, columns, lambda arm: "best" * (id(arm) in chosen) if arm.scores else "muted")
+    return tabulate(
+        ordered, columns, lambda arm: "best" * (id(arm) in chosen) if arm.scores else "muted"
+    )
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
@@ -119,16 +141,32 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         ("run", False, lambda run: run.label),
         *((key, False, partial(setting, key)) for key in keys),
         ("seed", True, lambda run: NONE if run.seed is None else str(run.seed)),
-        ("status", False, lambda run: "diverged" if run.diverged and run.status != "failed" else run.status),
+        (
+            "status",
+            False,
+            lambda run: "diverged" if run.diverged and run.status != "failed" else run.status,
+        ),
         ("step", True, _step),
         (f"last {metric}", True, lambda run: value(run.last(metric))),
         ("best", True, lambda run: _best(run, metric, mode)),
         ("wall time", True, lambda run: _total([run.wall_seconds])),
-        *([("device", False, lambda run: run.device or NONE)] if any(run.device for run in runs) else []),
-        ("note", False, lambda run: run.diverged or run.message or "; ".join(run.problems) or branches.note(run)),
+        *(
+            [("device", False, lambda run: run.device or NONE)]
+            if any(run.device for run in runs)
+            else []
+        ),
+        (
+            "note",
+            False,
+            lambda run: (
+                run.diverged or run.message or "; ".join(run.problems) or branches.note(run)
+            ),
+        ),
     ]
     bad = [id(run) for run in runs if run.diverged or run.status == "failed"]
-    return tabulate(runs, columns, lambda run: "worse" if id(run) in bad else "muted" * (not run.finished))
+    return tabulate(
+        runs, columns, lambda run: "worse" if id(run) in bad else "muted" * (not run.finished)
+    )
 
 
 def metrics_table(run: Run) -> Table:
@@ -147,10 +185,18 @@ def answers_table(run: Run) -> Table | None:
     columns = [
         ("step", True, lambda line: str(line.step)),
         ("prompt", False, lambda line: plain(line.prompt)),
-        ("the row says", False, lambda line: NONE if line.reference is None else plain(line.reference)),
+        (
+            "the row says",
+            False,
+            lambda line: NONE if line.reference is None else plain(line.reference),
+        ),
         ("the model answered", False, lambda line: plain(line.generated)),
     ]
-    return tabulate([line for line in lines if line.step == lines[-1].step], columns) if lines else None
+    return (
+        tabulate([line for line in lines if line.step == lines[-1].step], columns)
+        if lines
+        else None
+    )
 
 
 def runs_csv(comparison: Comparison) -> str:
@@ -158,7 +204,12 @@ def runs_csv(comparison: Comparison) -> str:
     perf = (*_PERF, "samples_per_second")
     lines: list[Mapping[str, object]] = []
     for found in comparison.workloads:
-        rank = {id(run): (row.rank, row.name) for row in found.rows for arm in row.arms for run in arm.runs}
+        rank = {
+            id(run): (row.rank, row.name)
+            for row in found.rows
+            for arm in row.arms
+            for run in arm.runs
+        }
         unit = "" if comparison.several else f" {found.metric}"
         for run in found.runs:
             position, contender = rank.get(id(run), (None, ""))
@@ -166,10 +217,19 @@ def runs_csv(comparison: Comparison) -> str:
             lines.append(
                 {"run": run.label}
                 | ({"workload": found.name, "metric": found.metric} if comparison.several else {})
-                | {"status": run.status, "diverged": run.diverged, "contender": contender, "rank": position}
+                | {
+                    "status": run.status,
+                    "diverged": run.diverged,
+                    "contender": contender,
+                    "rank": position,
+                }
                 | {"seed": run.seed, "step": run.global_step, "max_steps": run.max_steps}
                 | {f"config.{key}": run.config.get(key) for key in found.keys}
-                | {f"last{unit}": run.last(found.metric), f"best{unit}": best[0], "best_step": best[1]}
+                | {
+                    f"last{unit}": run.last(found.metric),
+                    f"best{unit}": best[0],
+                    "best_step": best[1],
+                }
                 | {"score": run.score(found.metric), "wall_seconds": run.wall_seconds}
                 | {name: run.perf(name) for name in perf}
                 | {"device": run.device, "message": run.message, "path": str(run.path)}
@@ -220,7 +280,9 @@ def _effort(row: Contender) -> str:
 
 def _total(seconds: Sequence[float | None]) -> str:
     known = [each for each in seconds if each is not None]
-    return NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
+    return (
+        NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
+    )
 
 
 def _score(scores: Scores, name: str) -> str:
@@ -228,7 +290,13 @@ def _score(scores: Scores, name: str) -> str:
 
 
 def _shown(setting: object) -> str:
-    return NONE if setting is None else rate(setting) if isinstance(setting, float) else plain(str(setting))
+    return (
+        NONE
+        if setting is None
+        else rate(setting)
+        if isinstance(setting, float)
+        else plain(str(setting))
+    )
 
 
 def _known(number: float) -> str:
@@ -248,7 +316,11 @@ def mean_sd(arm: Arm) -> str:
     if math.isnan(arm.sd):
         return mean
     decimals = len(mean.partition(".")[2])
-    return f"{mean} ± {value(arm.sd)}" if "e" in mean or not decimals else f"{mean} ± {arm.sd:.{decimals}f}"
+    return (
+        f"{mean} ± {value(arm.sd)}"
+        if "e" in mean or not decimals
+        else f"{mean} ± {arm.sd:.{decimals}f}"
+    )
 
 
 def states(runs: Sequence[Run]) -> str:
@@ -259,14 +331,21 @@ def states(runs: Sequence[Run]) -> str:
 
 def seeds(arm: Arm) -> str:
     """Say how many seeds have a score, and of how many."""
-    return str(len(arm.scores)) if len(arm.scores) == len(arm.runs) else f"{len(arm.scores)} of {len(arm.runs)}"
+    return (
+        str(len(arm.scores))
+        if len(arm.scores) == len(arm.runs)
+        else f"{len(arm.scores)} of {len(arm.runs)}"
+    )
 
 
 def difference(versus: Compared | None, digits: int = 4) -> str:
     """Format the difference to the reference, with its interval where there is one, and true minus signs."""
     if versus is None or versus.name == versus.reference or math.isnan(versus.difference):
         return NONE
-    told, low, high = (f"{each:+.{digits}f}".replace("-", "−") for each in (versus.difference, versus.low, versus.high))
+    told, low, high = (
+        f"{each:+.{digits}f}".replace("-", "−")
+        for each in (versus.difference, versus.low, versus.high)
+    )
     return told if math.isnan(versus.low) else f"{told} [{low}, {high}]"
 
 
@@ -280,13 +359,18 @@ def verdict(findings: Findings, row: Contender) -> str:
 
 
 _STYLES = {
-    Verdict.could_be_best: "best", Verdict.better: "better", Verdict.ruled_out: "worse", Verdict.worse: "worse",
-}  # fmt: skip
+    Verdict.could_be_best: "best",
+    Verdict.better: "better",
+    Verdict.ruled_out: "worse",
+    Verdict.worse: "worse",
+}
 
 
 def row_style(row: Contender) -> str:
     """Choose the style of a contender's row, by its verdict."""
-    return "muted" if row.rank is None or row.versus is None else _STYLES.get(row.versus.verdict, "")
+    return (
+        "muted" if row.rank is None or row.versus is None else _STYLES.get(row.versus.verdict, "")
+    )
 
 
 def _middle(name: str, arm: Arm) -> str:

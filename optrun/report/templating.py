@@ -1,7 +1,8 @@
 """Fill the templates beside this file with text that nobody vouches for.
 
-Names of runs, labels and messages come from outside. Every value is escaped by default, for HTML or for Markdown; only
-what is `Markup` (inline pictures, tables, code blocks, made here) goes through as it is.
+Names of runs, labels and messages come from outside. Every value is escaped by default, for HTML or
+for Markdown; only what is `Markup` (inline pictures, tables, code blocks, made here) goes through
+as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from optrun.report.table import escape_markdown, to_markdown
 
 def fill_html(template: str, /, **content: object) -> str:
     """Fill a template whose values become HTML text."""
-    return _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
+    return (
+        _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
+    )
 
 
 def fill_markdown(template: str, package: str = "optrun.report", /, **content: object) -> str:
@@ -51,7 +54,11 @@ def _environment(finalize: Callable[[str], str], package: str) -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else finalize(str(value)),
     )
-    environment.filters |= {"table": lambda table: Markup(to_markdown(table)), "fenced": _fenced, "code": _code}
+    environment.filters |= {
+        "table": lambda table: Markup(to_markdown(table)),
+        "fenced": _fenced,
+        "code": _code,
+    }
     return environment
 
 

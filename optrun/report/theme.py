@@ -1,7 +1,8 @@
 """How every picture of optrun looks: colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
 
-A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds stand-ins that `to_svg`
-turns into CSS variables, so that one inline SVG follows the reader's light or dark setting.
+A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds
+stand-ins that `to_svg` turns into CSS variables, so that one inline SVG follows the reader's light
+or dark setting.
 """
 
 from __future__ import annotations
@@ -45,8 +46,26 @@ SOFTWARE = "optrun report"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """One per colour, so that no line is told by its colour alone."""
 
-SERIES_LIGHT = ("#0067a5", "#d1510a", "#00856a", "#a63d8f", "#b97d00", "#3d9bd6", "#7a4a1e", "#5a6270")
-SERIES_DARK = ("#58aef0", "#ff8a4c", "#3fc9a3", "#e58ad2", "#e9b949", "#8fd0ff", "#d0a077", "#a9b4c2")
+SERIES_LIGHT = (
+    "#0067a5",
+    "#d1510a",
+    "#00856a",
+    "#a63d8f",
+    "#b97d00",
+    "#3d9bd6",
+    "#7a4a1e",
+    "#5a6270",
+)
+SERIES_DARK = (
+    "#58aef0",
+    "#ff8a4c",
+    "#3fc9a3",
+    "#e58ad2",
+    "#e9b949",
+    "#8fd0ff",
+    "#d0a077",
+    "#a9b4c2",
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +86,29 @@ class Theme:
     """One colour per compared thing, in order."""
 
 
-LIGHT = Theme(ink="#1b1f24", muted="#5b6470", grid="#d9dde3", paper="#ffffff", alarm="#c4162a", series=SERIES_LIGHT)
-DARK = Theme(ink="#e8eaed", muted="#a0a8b3", grid="#3a404a", paper="#15181d", alarm="#ff6b78", series=SERIES_DARK)
+LIGHT = Theme(
+    ink="#1b1f24",
+    muted="#5b6470",
+    grid="#d9dde3",
+    paper="#ffffff",
+    alarm="#c4162a",
+    series=SERIES_LIGHT,
+)
+DARK = Theme(
+    ink="#e8eaed",
+    muted="#a0a8b3",
+    grid="#3a404a",
+    paper="#15181d",
+    alarm="#ff6b78",
+    series=SERIES_DARK,
+)
 PAGE = Theme(
-    "#010101", "#010102", "#010103", "#010104", "#010105", tuple(f"#0102{n:02x}" for n in range(len(SERIES_LIGHT)))
+    "#010101",
+    "#010102",
+    "#010103",
+    "#010104",
+    "#010105",
+    tuple(f"#0102{n:02x}" for n in range(len(SERIES_LIGHT))),
 )
 
 
@@ -106,7 +144,14 @@ class Chart(Figure):
         self.marks: list[Mark] = []
 
     def mark(
-        self, ax: Axes, x: float, y: float, text: str, *, series: int | None = None, transform: Transform | None = None
+        self,
+        ax: Axes,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        series: int | None = None,
+        transform: Transform | None = None,
     ) -> None:
         """Let a point tell its value.
 
@@ -118,13 +163,26 @@ class Chart(Figure):
             series: The contender, counted as the page counts them; None: of nobody.
             transform: Of x and y; None: that of the data.
         """
-        self.marks.append(Mark(ax, ax.transData if transform is None else transform, float(x), float(y), text, series))
+        self.marks.append(
+            Mark(
+                ax,
+                ax.transData if transform is None else transform,
+                float(x),
+                float(y),
+                text,
+                series,
+            )
+        )
 
-    def mark_line(self, ax: Axes, x: Array, y: Array, told: Sequence[str], *, series: int | None = None) -> None:
+    def mark_line(
+        self, ax: Axes, x: Array, y: Array, told: Sequence[str], *, series: int | None = None
+    ) -> None:
         """Let points of a line tell their values, on the page all of few, evenly many of more."""
         shown = set(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int).tolist())
         for index in np.flatnonzero(np.isfinite(y)).tolist():
-            self.marks.append(Mark(ax, ax.transData, x[index], y[index], told[index], series, index in shown))
+            self.marks.append(
+                Mark(ax, ax.transData, x[index], y[index], told[index], series, index in shown)
+            )
 
     def rows(self) -> Iterable[tuple[str, float, float]]:
         """List the marks: what each tells, and where it lies."""
@@ -149,7 +207,13 @@ def variables(theme: Theme) -> dict[str, str]:
 
 
 def style_axes(
-    ax: Axes, theme: Theme, *, title: str = "", subtitle: str = "", xlabel: str = "", ylabel: str = ""
+    ax: Axes,
+    theme: Theme,
+    *,
+    title: str = "",
+    subtitle: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
 ) -> None:
     """Style axes quietly: a light grid behind the data, no box, title and subtitle on the left above it."""
     ax.set_facecolor("none")
@@ -173,23 +237,42 @@ def above(ax: Axes, theme: Theme, text: str, x: int, points: int, *, fontsize: f
     """Write above the axes, flush with their left (0) or right (1) end, so many points higher."""
     side = "right" if x else "left"
     ax.annotate(
-        text, (x, 1), xycoords="axes fraction", xytext=(0, points), textcoords="offset points",
-        fontsize=fontsize, color=theme.muted, ha=side, va="bottom",
-    )  # fmt: skip
+        text,
+        (x, 1),
+        xycoords="axes fraction",
+        xytext=(0, points),
+        textcoords="offset points",
+        fontsize=fontsize,
+        color=theme.muted,
+        ha=side,
+        va="bottom",
+    )
 
 
 def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None) -> list[Line2D]:
     """Draw a ring around the best."""
     return ax.plot(
-        x, y, color=colour, linewidth=0, zorder=5, clip_on=False, marker="o", markersize=11, markerfacecolor="none",
-        markeredgewidth=1.6, label=label,
-    )  # fmt: skip
+        x,
+        y,
+        color=colour,
+        linewidth=0,
+        zorder=5,
+        clip_on=False,
+        marker="o",
+        markersize=11,
+        markerfacecolor="none",
+        markeredgewidth=1.6,
+        label=label,
+    )
 
 
-def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), below: Chart | None = None) -> None:
+def legend(
+    ax: Axes, theme: Theme, *, series: Sequence[int] = (), below: Chart | None = None
+) -> None:
     """Add a legend without a box, over paper; `series` says whose its entries are.
 
-    With `below` it stands under the panels of this figure, in as many columns as its longest label leaves room for.
+    With `below` it stands under the panels of this figure, in as many columns as its longest label
+    leaves room for.
     """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
@@ -238,7 +321,13 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
     axis = ax.xaxis if which == "x" else ax.yaxis
     (ax.set_xscale if which == "x" else ax.set_yscale)("log")
     ratio = max(values) / min(values) if len(values) else 10.0
-    subs = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if ratio < 8 else (1.0, 2.0, 5.0) if ratio < 60 else (1.0, 3.0)
+    subs = (
+        (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+        if ratio < 8
+        else (1.0, 2.0, 5.0)
+        if ratio < 60
+        else (1.0, 3.0)
+    )
     axis.set_major_locator(LogLocator(base=10, subs=subs if ratio < 2000 else (1.0,), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
     axis.set_minor_locator(NullLocator())
@@ -274,23 +363,28 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
     """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
 
     Args:
-        figure: Drawn with the theme `PAGE`. The marks of a `Chart` become circles with a `<title>`, which a browser
-            shows on hover without any script.
+        figure: Drawn with the theme `PAGE`. The marks of a `Chart` become circles with a `<title>`,
+            which a browser shows on hover without any script.
         name: Unique in the page; keeps the ids of several pictures apart.
         label: What a screen reader says.
 
     Returns:
-        One `<svg>` element: text stays text, colours are CSS variables, size follows the page. What belongs to
-        contender 3 has the class `s3`, its entry in the legend `k3`, what shows on hover alone `h3`.
+        One `<svg>` element: text stays text, colours are CSS variables, size follows the page. What
+        belongs to contender 3 has the class `s3`, its entry in the legend `k3`, what shows on hover
+        alone `h3`.
     """
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
         figure.set_facecolor("none")
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})  # `savefig` draws twice
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None}
+        )  # `savefig` draws twice
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="([skh])-(\d+)"', r'<g class="\1\2"', text)  # of a group's id what is ours
+    text = re.sub(
+        r'<g id="([skh])-(\d+)"', r'<g class="\1\2"', text
+    )  # of a group's id what is ours
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     for variable, colour in variables(PAGE).items():
         text = text.replace(colour, f"var(--{variable})")
@@ -324,5 +418,7 @@ def _circles(figure: Chart) -> str:
             continue
         series = "" if mark.series is None else f" s{mark.series}"
         at = f'cx="{x * points:.1f}" cy="{(figure.bbox.height - y) * points:.1f}"'
-        found.append(f'<circle class="m{series}" {at} r="6"><title>{html.escape(mark.text)}</title></circle>\n')
+        found.append(
+            f'<circle class="m{series}" {at} r="6"><title>{html.escape(mark.text)}</title></circle>\n'
+        )
     return "".join(found)

@@ -1,4 +1,7 @@
-"""Answer in one line: which optimizer, at which lr, and how sure. The sentences stand in `templates/line.txt`."""
+"""Answer in one line: which optimizer, at which lr, and how sure.
+
+The sentences stand in `templates/line.txt`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ class SweepVerdict:
 
     kind: str
     """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the seeds that chose the
-    configurations), `compared`, `confirmed` (fresh seeds, configurations fixed before), `exploratory` (another metric
-    than the sweep's own)."""
+    configurations), `compared`, `confirmed` (fresh seeds, configurations fixed before),
+    `exploratory` (another metric than the sweep's own).
+    """
     metric: str
     possible: tuple[str, ...]
     """Contenders that could be the best, best mean first; with a baseline, those that are not worse than it."""
@@ -58,36 +62,62 @@ def kind_of(comparison: Comparison) -> str:
 
 def is_tested(judged: Judgement) -> bool:
     """Tell whether two contenders share enough seeds for a test."""
-    return any(each.seeds >= MIN_SEEDS for name, each in judged.comparisons.items() if name != judged.reference)
+    return any(
+        each.seeds >= MIN_SEEDS
+        for name, each in judged.comparisons.items()
+        if name != judged.reference
+    )
 
 
 def is_selected(row: Contender) -> bool:
     """Tell whether another configuration was compared with the chosen one by what the contender is judged by.
 
-    One that was run on other seeds, and on fewer, was not: the chosen one stands there for its number of seeds.
+    One that was run on other seeds, and on fewer, was not: the chosen one stands there for its
+    number of seeds.
     """
     best = row.arm
     others = [arm for arm in row.arms if arm is not best and arm.scores]
-    return any(set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others)
+    return any(
+        set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others
+    )
 
 
 def judge(
-    comparison: Comparison, *, confirmed: str = "", looks: int = 1, left: int = 0, note: str = "", waits: bool = False
+    comparison: Comparison,
+    *,
+    confirmed: str = "",
+    looks: int = 1,
+    left: int = 0,
+    note: str = "",
+    waits: bool = False,
 ) -> SweepVerdict:
     """Make the line of a report.
 
     Args:
         comparison: What was found.
-        confirmed: The fresh seeds, where configurations were fixed before any of these runs, such as `5-9`.
+        confirmed: The fresh seeds, where configurations were fixed before any of these runs, such
+            as `5-9`.
         looks: How often the growing set of seeds was asked, this time among them.
         left: Runs that have not come to an end, of a page that follows them.
         note: What confirmations still wait for, or were not planned for.
-        waits: Whether nothing is judged yet: the report is of a confirmation that has not come to its end.
+        waits: Whether nothing is judged yet: the report is of a confirmation that has not come to
+            its end.
     """
     judged, kind = comparison.judgement, kind_of(comparison)
     kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
-    content: dict[str, object] = {"comparison": comparison, "found": comparison.findings, "judged": judged}
-    content |= {"kind": kind, "confirmed": confirmed, "looks": looks, "left": left, "note": note, "waits": waits}
+    content: dict[str, object] = {
+        "comparison": comparison,
+        "found": comparison.findings,
+        "judged": judged,
+    }
+    content |= {
+        "kind": kind,
+        "confirmed": confirmed,
+        "looks": looks,
+        "left": left,
+        "note": note,
+        "waits": waits,
+    }
     known = None if kind == "none" else judged
     possible = [] if known is None else known.possible
     out = [] if known is None else [name for name in known.ranking if name not in possible]
@@ -108,31 +138,51 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     rows = {} if comparison.several else {row.name: row for row in found.ranked}
     names = {name: _whole(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
-    versus = {name: each for name, each in judged.comparisons.items() if name != judged.reference and each.seeds}
+    versus = {
+        name: each
+        for name, each in judged.comparisons.items()
+        if name != judged.reference and each.seeds
+    }
     apart = [versus[name] for name in possible if name in versus]
     groups: dict[str, list[str]] = {}
     for name, whole in names.items():
         groups.setdefault(judged.words(name), []).append(whole)
-    first, tested = [name for name in names if means[name] == means[judged.ranking[0]]], is_tested(judged)
+    first, tested = (
+        [name for name in names if means[name] == means[judged.ranking[0]]],
+        is_tested(judged),
+    )
     # Where nothing is tested everyone is possible, and the line names the first alone.
-    further = [(name, beyond(row, found)) for name, row in rows.items() if name in (possible if tested else first)]
+    further = [
+        (name, beyond(row, found))
+        for name, row in rows.items()
+        if name in (possible if tested else first)
+    ]
     best = next(iter(rows.values()), None)
     seeds = min(len(scores[name]) for name in possible or names)
     return {
         "first": [names[name] for name in first],
         "mean": "" if best is None else mean_sd(best.arm),
         "seeds": seeds,
-        "judged_by": min((each.seeds for each in (versus.values() if len(possible) == 1 else apart)), default=seeds),
+        "judged_by": min(
+            (each.seeds for each in (versus.values() if len(possible) == 1 else apart)),
+            default=seeds,
+        ),
         "tested": tested,
         "baseline": _whole(judged.reference, comparison) if judged.named else "",
-        "groups": {verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline},
+        "groups": {
+            verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline
+        },
         "possible": [names[name] for name in possible],
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
         "ahead": value(min((abs(each.difference) for each in versus.values()), default=0.0)),
-        "apart": value(most) if (most := max((abs(each.difference) for each in apart), default=0.0)) else "",
+        "apart": value(most)
+        if (most := max((abs(each.difference) for each in apart), default=0.0))
+        else "",
         "shared": bool(apart),
-        "seen": value(max(seen)) if (seen := [each.seen for each in apart if not math.isnan(each.seen)]) else "",
+        "seen": value(max(seen))
+        if (seen := [each.seen for each in apart if not math.isnan(each.seen)])
+        else "",
         "edges": [(name, rate(lr)) for name, lr in further if lr is not None][:2],
         "learnt": "" if best is None else _learnt(best),
     }

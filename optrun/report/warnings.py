@@ -24,9 +24,28 @@ _ALIKE = 1.4
 _TELLING_SECONDS = 10.0
 """A shorter run is slow or quick by how it started; its speed says nothing of the machine."""
 _KINDS = (
-    "edge", "coarse", "budget", "schedule", "task", "data", "code", "trunk", "seeds", "few-seeds", "diverged", "failed",
-    "unfinished", "not-started", "single-lr", "tuning", "repeated", "metric", "hardware", "speed", "files",
-)  # fmt: skip
+    "edge",
+    "coarse",
+    "budget",
+    "schedule",
+    "task",
+    "data",
+    "code",
+    "trunk",
+    "seeds",
+    "few-seeds",
+    "diverged",
+    "failed",
+    "unfinished",
+    "not-started",
+    "single-lr",
+    "tuning",
+    "repeated",
+    "metric",
+    "hardware",
+    "speed",
+    "files",
+)
 """The gravest first."""
 
 
@@ -48,7 +67,9 @@ OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
 
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
-    found = chain(_edges(findings), _unlike(findings), _seeds(findings), _runs(findings), _versions(findings))
+    found = chain(
+        _edges(findings), _unlike(findings), _seeds(findings), _runs(findings), _versions(findings)
+    )
     return sorted(found, key=lambda each: _KINDS.index(each.kind))
 
 
@@ -61,9 +82,15 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
 
 def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
     """Warn where contenders differ in something."""
-    told = {name: f"{each:,}" if isinstance(each, int) else str(each) for name, each in of.items() if each is not None}
+    told = {
+        name: f"{each:,}" if isinstance(each, int) else str(each)
+        for name, each in of.items()
+        if each is not None
+    }
     if len({*told.values()}) > 1:
-        yield _warn(kind, listed="; ".join(f"{name} {each}" for name, each in told.items()), **details)
+        yield _warn(
+            kind, listed="; ".join(f"{name} {each}" for name, each in told.items()), **details
+        )
 
 
 def _edges(findings: Findings) -> Iterable[Warning]:
@@ -77,7 +104,11 @@ def _edges(findings: Findings) -> Iterable[Warning]:
             if lr is None and further is not None:
                 yield _warn("edge", (), try_lr=rate(further), tried=len(row.basin.tried), **about)
             elif lr is not None and (factor := max(best / lr, lr / best)) > _COARSE:
-                about |= {"beside": rate(lr), "gone": lr in row.basin.diverged, "factor": f"{factor:.3g}"}
+                about |= {
+                    "beside": rate(lr),
+                    "gone": lr in row.basin.diverged,
+                    "factor": f"{factor:.3g}",
+                }
                 yield _warn("coarse", (), try_lr=rate(math.sqrt(best * lr)), **about)
 
 
@@ -85,12 +116,21 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
     """Warn where contenders were not tuned alike, or did not run equally long."""
     rows = findings.ranked
     if findings.tuned_keys:
-        yield from _unequal("tuning", {row.name: sum(bool(a.scores) for a in row.arms) for row in rows})
-    single = [row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
+        yield from _unequal(
+            "tuning", {row.name: sum(bool(a.scores) for a in row.arms) for row in rows}
+        )
+    single = [
+        row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys
+    ]
     if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
         yield _warn("single-lr", listed=listed(single))
     samples, steps = (
-        {row.name: next((n for run in row.arm.runs if (n := getattr(run, name)) is not None), None) for row in rows}
+        {
+            row.name: next(
+                (n for run in row.arm.runs if (n := getattr(run, name)) is not None), None
+            )
+            for row in rows
+        }
         for name in ("samples", "max_steps")
     )
     examples = all(samples.values())
@@ -108,35 +148,65 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
     few += [row.name for row in rows if row.name not in few and len(row.arm.scores) < MIN_SEEDS]
     if few:
         branched = any(fork_of(run) for row in rows for run in row.arm.runs)
-        more = f"For more seeds {ADVICE}." if branched else "Run the best configurations again with seed=0,1,2,3,4."
+        more = (
+            f"For more seeds {ADVICE}."
+            if branched
+            else "Run the best configurations again with seed=0,1,2,3,4."
+        )
         yield _warn("few-seeds", least=MIN_SEEDS, listed=listed(few), more=more)
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
     """Warn where ranked runs differ in what should be alike: task, data, code, hardware, luck, speed."""
-    runs = [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
+    runs = [
+        run
+        for row in findings.rows
+        for run in row.arm.runs
+        if run.score(findings.metric) is not None
+    ]
     if text := shared_luck(runs):
         yield _warn("trunk", text=text)
     if len(tasks := _distinct(run.config.get("task.name") for run in runs)) > 1:
         yield _warn("task", listed=listed(tasks))
-    prints = {(run.seed, str(mark)) for run in runs if (mark := run.at("data", "fingerprint")) is not None}
-    # A split that is cut with the seed differs between seeds by design; it must not differ within one.
+    prints = {
+        (run.seed, str(mark)) for run in runs if (mark := run.at("data", "fingerprint")) is not None
+    }
+    # A split that is cut with the seed differs between seeds by design; it must not differ within
+    # one.
     if len(prints) > len({seed for seed, _ in prints}):
         yield _warn("data")
-    names = {"optrun": "versions", "torch": "versions", "transformers": "versions", "commit": "git", "dirty": "git"}
-    found = {name: _distinct(run.at(section, name) for run in runs) for name, section in names.items()}
-    if differing := [f"{name} {listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1]:
+    names = {
+        "optrun": "versions",
+        "torch": "versions",
+        "transformers": "versions",
+        "commit": "git",
+        "dirty": "git",
+    }
+    found = {
+        name: _distinct(run.at(section, name) for run in runs) for name, section in names.items()
+    }
+    if differing := [
+        f"{name} {listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1
+    ]:
         yield _warn("code", listed="; ".join(differing))
     if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
         yield _warn("hardware")
     worst, slowest = _ALIKE, None
     for arm in findings.arms:  # alike but for the seed
-        long = [run for run in arm.runs if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS]
+        long = [
+            run
+            for run in arm.runs
+            if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS
+        ]
         speeds = [speed for run in long if (speed := run.perf("tokens_per_second"))]
         if speeds and max(speeds) > worst * min(speeds):
             worst, slowest = max(speeds) / min(speeds), arm
     if slowest is not None:
-        yield _warn("speed", slowest=describe(slowest.settings) or "one configuration", factor=f"{worst:.1f}")
+        yield _warn(
+            "speed",
+            slowest=describe(slowest.settings) or "one configuration",
+            factor=f"{worst:.1f}",
+        )
 
 
 def _runs(findings: Findings) -> Iterable[Warning]:
@@ -155,7 +225,11 @@ def _runs(findings: Findings) -> Iterable[Warning]:
         "unfinished": [run for run in every if run.status in cut and not run.diverged],
         "not-started": [run for run in every if run.status == NOT_STARTED],
         "repeated": [run for arm in findings.arms for run in arm.repeated],
-        "metric": [run for run in every if run.finished and not run.diverged and run.score(findings.metric) is None],
+        "metric": [
+            run
+            for run in every
+            if run.finished and not run.diverged and run.score(findings.metric) is None
+        ],
         "schedule": early,
         "files": broken,
     }
@@ -164,7 +238,9 @@ def _runs(findings: Findings) -> Iterable[Warning]:
         "worst": "" if worst is None else value(worst),
         "message": failed[0].message if failed else "",
         "metric": findings.metric,
-        "early": listed([f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4),
+        "early": listed(
+            [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4
+        ),
         "broken": listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
     }
     yield from (_warn(kind, of, **details) for kind, of in about.items() if of)
@@ -176,4 +252,9 @@ def _distinct(values: Iterable[object]) -> list[str]:
 
 
 def _numbers(values: Sequence[int]) -> str:
-    return "{" + ", ".join(str(value) for value in values[:8]) + (", …" if len(values) > 8 else "") + "}"
+    return (
+        "{"
+        + ", ".join(str(value) for value in values[:8])
+        + (", …" if len(values) > 8 else "")
+        + "}"
+    )

@@ -30,7 +30,10 @@ class _Page(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page as it stands."""
-        if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost") or self.path != "/":
+        if (
+            self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost")
+            or self.path != "/"
+        ):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         file = self._file()
@@ -62,9 +65,13 @@ def served(file: Callable[[], Path | None], port: int = 0) -> Iterator[str]:
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Page, file))
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"optrun report port={port}: {error}. Without port= a free one is taken.") from error
+        raise ConfigError(
+            f"optrun report port={port}: {error}. Without port= a free one is taken."
+        ) from error
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -97,7 +104,11 @@ def watch(
     made: Report | None = None
     seen: object = None
     with served(lambda: None if made is None else made.files[0], port) as address:
-        console.print(f"{address} follows {', '.join(map(str, dirs))}; Ctrl-C ends it", markup=False, soft_wrap=True)
+        console.print(
+            f"{address} follows {', '.join(map(str, dirs))}; Ctrl-C ends it",
+            markup=False,
+            soft_wrap=True,
+        )
         try:
             while True:
                 now = _fingerprint(dirs)
@@ -116,7 +127,9 @@ def _fingerprint(dirs: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     found = []
     for directory in dirs:
         runs = find_runs(directory)
-        for file in [each / name for each in runs for name in (METRICS, SUMMARY)] + [directory / SWEEP] * bool(runs):
+        for file in [each / name for each in runs for name in (METRICS, SUMMARY)] + [
+            directory / SWEEP
+        ] * bool(runs):
             with suppress(OSError):
                 stat = file.stat()
                 found.append((str(file), stat.st_size, stat.st_mtime_ns))

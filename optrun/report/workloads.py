@@ -1,7 +1,7 @@
 """Split runs into workloads, and judge contenders over all of them: a report is a list of workloads, mostly of one.
 
-A workload is what is learnt and judged by: the task and the rows that evaluation reads. Numbers of two workloads cannot
-be compared; scores on the scale of what was learnt in each can be.
+A workload is what is learnt and judged by: the task and the rows that evaluation reads. Numbers of
+two workloads cannot be compared; scores on the scale of what was learnt in each can be.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Comparison:
     def of(cls, found: Findings) -> Comparison:
         """Make that of a single workload."""
         rows = found.rows
-        scores, lost = {row.name: row.arm.scores for row in rows}, {row.name: row.arm.lost for row in rows}
+        scores, lost = (
+            {row.name: row.arm.scores for row in rows},
+            {row.name: row.arm.lost for row in rows},
+        )
         return cls([found], scores, lost, found.judgement)
 
     @property
@@ -82,17 +85,29 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
 
     Args:
         runs: What was collected; at least one.
-        asked: As for `findings.find`. Of several workloads the metric goes for those that logged it; `matters` is in
-            units of the score.
+        asked: As for `findings.find`. Of several workloads the metric goes for those that logged
+            it; `matters` is in units of the score.
 
     Raises:
-        ConfigError: As `findings.find`; a baseline that no workload has; `target` over several workloads.
+        ConfigError: As `findings.find`; a baseline that no workload has; `target` over several
+            workloads.
     """
-    metric, baseline, target, by = asked.get("metric"), asked.get("baseline"), asked.get("target"), asked.get("by", ())
+    metric, baseline, target, by = (
+        asked.get("metric"),
+        asked.get("baseline"),
+        asked.get("target"),
+        asked.get("by", ()),
+    )
     parts = split(runs) if len(runs) > 1 else {}
     find_in = partial(find, tuned=asked.get("tuned", ()), objectives=asked.get("objectives", ()))
-    between = dict.fromkeys(key for part in parts.values() for key in telling(compared(differing(part)), part))
-    shared = [key for key in by or between if all(any(key in run.config for run in part) for part in parts.values())]
+    between = dict.fromkeys(
+        key for part in parts.values() for key in telling(compared(differing(part)), part)
+    )
+    shared = [
+        key
+        for key in by or between
+        if all(any(key in run.config for run in part) for part in parts.values())
+    ]
     several = []
     for name, part in parts.items() if len(parts) > 1 else ():
         logged = metric if any(metric in run.log.names() for run in part) else None
@@ -106,19 +121,29 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
             "Leave it out, or make a report of each workload by itself."
         )
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}")
+        raise ConfigError(
+            f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}"
+        )
     several = [replace(each, left_out=_why_left_out(each)) for each in several]
     counted = [each for each in several if not each.left_out]
     rows = [row for each in counted for row in each.ranked]
     scores, judgement = _mean_scores(counted), None
-    lost = {name: set[int]().union(*(row.arm.lost for row in rows if row.name == name)) for name in scores}
+    lost = {
+        name: set[int]().union(*(row.arm.lost for row in rows if row.name == name))
+        for name in scores
+    }
     if sum(map(bool, scores.values())) > 1:
         if baseline is not None:
             scores.setdefault(baseline, {})  # what has no score differs from nobody
-        finished = ([x for seed, x in own.items() if seed not in lost.get(name, ())] for name, own in scores.items())
+        finished = (
+            [x for seed, x in own.items() if seed not in lost.get(name, ())]
+            for name, own in scores.items()
+        )
         sd = pooled_sd(finished)
         matters, looks = asked.get("matters"), asked.get("looks", 1)
-        judgement = compare(scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks)
+        judgement = compare(
+            scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks
+        )
     return Comparison(several, scores, lost, judgement)
 
 
@@ -145,7 +170,11 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     found = {}
     for name in dict.fromkeys(name for table in tables for name in table):
         rows = [table.get(name, {}) for table in tables]
-        found[name] = {seed: fmean(row[seed] for row in rows) for seed in rows[0] if all(seed in row for row in rows)}
+        found[name] = {
+            seed: fmean(row[seed] for row in rows)
+            for seed in rows[0]
+            if all(seed in row for row in rows)
+        }
     return found
 
 
@@ -179,6 +208,11 @@ def _names(parts: Sequence[list[Run]]) -> list[str]:
     names = names or [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
     if len(set(names)) < len(names):
         keys = [key for key in differing(firsts) if key.partition(".")[0] in ("task", "data")]
-        told = [describe({key: run.setting(key) for key in telling(keys, firsts)}) for run in firsts]
-        names = [f"{name} ({more})" if names.count(name) > 1 else name for name, more in zip(names, told, strict=True)]
+        told = [
+            describe({key: run.setting(key) for key in telling(keys, firsts)}) for run in firsts
+        ]
+        names = [
+            f"{name} ({more})" if names.count(name) > 1 else name
+            for name, more in zip(names, told, strict=True)
+        ]
     return numbered([*map(plain, names)])

@@ -50,17 +50,26 @@ def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
 def base_digest(model: PreTrainedModel, first: int | None = None) -> str:
     """Digest the frozen weights, or all of a model without an adapter; 32 hexadecimal digits.
 
-    Equal digests mean equal names, shapes and values; or as many values of each tensor, which come `first`.
+    Equal digests mean equal names, shapes and values; or as many values of each tensor, which come
+    `first`.
     """
     total = hashlib.sha256()
     dtype = mapped_dtype(model)
     for name, tensor in sorted(base_tensors(model).items()):
-        values = tensor if dtype is None or not tensor.is_floating_point() else tensor.reshape(-1)[:first].to(dtype)
-        total.update(f"{name} {values.dtype} {tuple(tensor.shape)} {tensor_digest(values)}\n".encode())
+        values = (
+            tensor
+            if dtype is None or not tensor.is_floating_point()
+            else tensor.reshape(-1)[:first].to(dtype)
+        )
+        total.update(
+            f"{name} {values.dtype} {tuple(tensor.shape)} {tensor_digest(values)}\n".encode()
+        )
     return total.hexdigest()[:32]
 
 
-def refuse_other_adapter(saved: CheckpointMetadata, here: PlainMapping | None, config: RunConfig) -> None:
+def refuse_other_adapter(
+    saved: CheckpointMetadata, here: PlainMapping | None, config: RunConfig
+) -> None:
     """Refuse a checkpoint of other weights than those that train: an adapter beside another base, or none at all.
 
     Args:
@@ -132,13 +141,16 @@ def rebuilt(
     config = typed(tree)
     facts = saved.adapter
     if not isinstance(config.adapter, LoraConfig) or facts is None:
-        raise CheckpointError(f"{checkpoint}: its configuration has no adapter, and its weights are one.")
+        raise CheckpointError(
+            f"{checkpoint}: its configuration has no adapter, and its weights are one."
+        )
     require_quantization(config.model)
     asked = quantization_of(config.model)
     adapter = replace(
         config.adapter,
         target_modules=list(facts["target_modules"]),
-        target_parameters=facts.get("target_parameters") or None,  # older checkpoints have no such key
+        target_parameters=facts.get("target_parameters")
+        or None,  # older checkpoints have no such key
         modules_to_save=list(facts["modules_to_save"]),
         exclude_modules=None,
         layers_to_transform=None,
@@ -147,7 +159,9 @@ def rebuilt(
     def beside_factors(*, plain: bool) -> PreTrainedModel:
         torch.manual_seed(config.seed)
         model, base = weights_of(config.model, kind, copy.deepcopy(values))
-        inject(adapter, model, config.task.AUTO_CLASS, base=base, quantization=asked, dequantized=plain)
+        inject(
+            adapter, model, config.task.AUTO_CLASS, base=base, quantization=asked, dequantized=plain
+        )
         return model
 
     model = beside_factors(plain=False)
@@ -160,7 +174,9 @@ def rebuilt(
 
 def _in_words(quantization: Mapping[str, object] | None) -> str:
     asked = quantization or {"quantization": None}
-    return " ".join(f"model.{name}={'null' if value is None else value}" for name, value in asked.items())
+    return " ".join(
+        f"model.{name}={'null' if value is None else value}" for name, value in asked.items()
+    )
 
 
 def _origin(path: str | None, name: str, seed: int) -> str:

@@ -42,9 +42,20 @@ from optrun.runner.prepare import Prepared
 from optrun.runner.reference import settle_reference
 from optrun.runner.resume.checkpoint import OpenedCheckpoint
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
-from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
+from optrun.runner.resume.data_position import (
+    move,
+    plan_values,
+    refuse_other_data,
+    vocabulary_digest,
+)
 from optrun.runner.resume.global_batch import SettledBatch, asked_for, open_note, settle_batch
-from optrun.runner.resume.restore import environment, other_environment, restore_state, stop_request, train_state
+from optrun.runner.resume.restore import (
+    environment,
+    other_environment,
+    restore_state,
+    stop_request,
+    train_state,
+)
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
@@ -109,7 +120,8 @@ def assemble(
         request: Configuration and command line.
         prepared: Data and model; the model is moved to the device.
         device: Where to train.
-        opened: The checkpoint to go on from, or the trunk to branch from; None, or without a snapshot: from the start.
+        opened: The checkpoint to go on from, or the trunk to branch from; None, or without a
+            snapshot: from the start.
         world: The ranks that share the run.
 
     Raises:
@@ -137,12 +149,16 @@ def assemble(
         config=dict(values),
         config_digest=config_digest(values),
         split_by=prepared.split_by,
-        plan=plan_values(plan, f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}", task.train),
+        plan=plan_values(
+            plan, f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}", task.train
+        ),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
-        adapter=world.broadcast(world.agree(lambda: adapter_facts(model) if world.is_main else None)),
+        adapter=world.broadcast(
+            world.agree(lambda: adapter_facts(model) if world.is_main else None)
+        ),
     )
     _refuse_other_start(constants, task, model, world)
     constants.reference = settle_reference(
@@ -156,10 +172,17 @@ def assemble(
     if branch is not None:
         refuse_ended(branch.folder, branch.step, total, length_key(config))
     ranking = ranking_of(config, task)
-    notes = [*start.notes, chunked_note, rank_by(state, ranking), open_note(request, batch, world.size)]
+    notes = [
+        *start.notes,
+        chunked_note,
+        rank_by(state, ranking),
+        open_note(request, batch, world.size),
+    ]
     groups = [] if saved is None or moves_layers(start.changes) else _whole_groups(saved.optimizer)
     train_step = _train_step(config, prepared, device, schedule_steps, world, groups, notes)
-    kernel = kernel_of(train_step.optimizer, device.type, whole=not isinstance(config.distributed, FsdpConfig))
+    kernel = kernel_of(
+        train_step.optimizer, device.type, whole=not isinstance(config.distributed, FsdpConfig)
+    )
     refuse_different_kernels(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
     if saved is None:
@@ -174,7 +197,9 @@ def assemble(
     if snapshot is not None and branch is not None:
         notes += restore_branch(branch, snapshot, model, train_step, total)
     elif snapshot is not None:
-        notes += restore_state(snapshot, model, train_step, start.changes, config.checkpoint.on_other_optimizer)
+        notes += restore_state(
+            snapshot, model, train_step, start.changes, config.checkpoint.on_other_optimizer
+        )
     train_loader, eval_loaders = build_loaders(config, task, device)
     setup = TrainingSetup(
         model=model,
@@ -218,7 +243,9 @@ def _start(
     changes = changes_since(saved, batch.request.values, opened.started_from)
     refuse_other_data(saved, constants, changes)
     if opened.trunk is not None:
-        branch, state = begin_branch(opened.trunk, saved, constants, changes, config.branch_schedule)
+        branch, state = begin_branch(
+            opened.trunk, saved, constants, changes, config.branch_schedule
+        )
         constants.branch = branch.metadata()
         listed = table(branch.changes, "other than the trunk's:", derived=batch.derived)
         return Start(state, changes, [listed] if listed else [], branch)
@@ -231,7 +258,9 @@ def _start(
     return Start(state, changes, notes, stop=stop_request(saved, asked_for(changes, batch.derived)))
 
 
-def _refuse_other_start(constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World) -> None:
+def _refuse_other_start(
+    constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World
+) -> None:
     """Refuse ranks that would train something else: the last look before the first step.
 
     Raises:
@@ -247,9 +276,17 @@ def _refuse_other_start(constants: CheckpointMetadata, task: Task, model: PreTra
         "adapter": constants.adapter,
         "plan": constants.plan,
         **{f"model configuration {name}": value for name, value in constants.model_config.items()},
-        "model": [constants.model_class, [[name, list(param.shape)] for name, param in model.named_parameters()]],
-        "weights (the first of each tensor)": None if mapped_dtype(model) is None else base_digest(model, first=1024),
-        **{f"plugin {record.get('plugin')}": record.get("sha256") for record in constants.plugins or ()},
+        "model": [
+            constants.model_class,
+            [[name, list(param.shape)] for name, param in model.named_parameters()],
+        ],
+        "weights (the first of each tensor)": None
+        if mapped_dtype(model) is None
+        else base_digest(model, first=1024),
+        **{
+            f"plugin {record.get('plugin')}": record.get("sha256")
+            for record in constants.plugins or ()
+        },
     }
     refuse_different(world, facts)
 
@@ -268,7 +305,11 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
     """
     for key, value, instead in (
         ("checkpoint.metric", config.checkpoint.metric, "leave it null"),
-        ("training.early_stopping_patience", config.training.early_stopping_patience, "leave it null"),
+        (
+            "training.early_stopping_patience",
+            config.training.early_stopping_patience,
+            "leave it null",
+        ),
         ("scheduler.metric", schedule_metric, "take a schedule of the step"),
     ):
         if value is not None:
@@ -288,7 +329,9 @@ def known_metric(task: Task, key: str, metric: str) -> None:
     if metric not in known:
         close = nearest(metric, known)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}.")
+        raise ConfigError(
+            f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}."
+        )
 
 
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
@@ -311,7 +354,9 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
         return None
     lengths: np.ndarray | None = getattr(task.train, "lengths", None)
     if lengths is None:
-        raise ConfigError(f"training.group_by_length=true: the examples of task={task.name} have no length.")
+        raise ConfigError(
+            f"training.group_by_length=true: the examples of task={task.name} have no length."
+        )
     return lengths
 
 
@@ -343,10 +388,14 @@ def _train_step(
         started=started,
         notes=placed,
     )
-    groups = transferred(groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=placed)
+    groups = transferred(
+        groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=placed
+    )
     notes += placed
     refuse_sparse_gradients(model, config.distributed.name, device.type)
-    forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
+    forward, gradient_sync = distribute(
+        model, config.distributed, world, device, block_paths(model)
+    )
     if prepared.sharded:
         cast_slices(model)
         try_sharded(model, config)
@@ -370,7 +419,9 @@ def _train_step(
             f"training.noise_scale=true: the loss of task={config.task.name} compares all examples of a step, so a "
             "micro-batch has no gradient of its own. Leave it out."
         )
-    kind: Callable[..., TrainStep] = partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
+    kind: Callable[..., TrainStep] = (
+        partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
+    )
     return kind(
         device,
         config.training.precision.value,
@@ -397,9 +448,13 @@ def eval_prefixes(task: Task) -> list[str]:
     return [f"eval/{name}/" if name else "eval/" for name in task.eval_sets]
 
 
-def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, dict[str, BatchLoader]]:
+def build_loaders(
+    config: RunConfig, task: Task, device: torch.device
+) -> tuple[BatchLoader, dict[str, BatchLoader]]:
     """Build the batch loaders of the training split and of each evaluation set."""
-    changes = getattr(task.transform, "__func__", None) is not Task.transform  # that one changes nothing
+    changes = (
+        getattr(task.transform, "__func__", None) is not Task.transform
+    )  # that one changes nothing
 
     def loader(examples: ExampleSource) -> BatchLoader:
         return BatchLoader(
@@ -414,12 +469,15 @@ def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[
     return loader(task.train), {name: loader(examples) for name, examples in task.eval_sets.items()}
 
 
-def _whole_groups(optimizer: Mapping[str, list[Mapping[str, object]]]) -> list[Mapping[str, object]]:
+def _whole_groups(
+    optimizer: Mapping[str, list[Mapping[str, object]]],
+) -> list[Mapping[str, object]]:
     """Take the groups of a checkpoint; none if their layers are damaged, which loading the optimizer names."""
     groups = optimizer.get("groups", [])
     kinds = {"layer": str, "layer_id": int | None, "lr_scale": int | float, "role": str}
     whole = isinstance(groups, list) and all(
-        isinstance(group, dict) and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
+        isinstance(group, dict)
+        and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
         for group in groups
     )
     return groups if whole else []

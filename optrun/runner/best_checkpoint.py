@@ -21,5 +21,9 @@ def best_told(summary: PlainMapping) -> str:
     if held.get("tied", 1) == 1:
         return told
     loss = loss_beside(main["name"])
-    lower = f"the lower {loss} ({number(held['loss'])}), then " if "loss" in held and loss != main["name"] else ""
+    lower = (
+        f"the lower {loss} ({number(held['loss'])}), then "
+        if "loss" in held and loss != main["name"]
+        else ""
+    )
     return f"{told}, a tie of {int(held['tied'])} evaluations: {lower}the later step is taken"

@@ -88,7 +88,11 @@ def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
 
 
 def begin_branch(
-    trunk: Trunk, saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes, schedule: BranchSchedule
+    trunk: Trunk,
+    saved: CheckpointMetadata,
+    now: CheckpointMetadata,
+    changes: Changes,
+    schedule: BranchSchedule,
 ) -> tuple[Branch, TrainState]:
     """Take the counters of the trunk, where the branch stands at the same place in the same data.
 
@@ -105,7 +109,9 @@ def begin_branch(
         ConfigError: The data, the order or the batch is another one.
         CheckpointError: A newer version saved the counters.
     """
-    own = {key: pair for key, pair in changes.items() if key not in _OWN and not _follows(key, changes)}
+    own = {
+        key: pair for key, pair in changes.items() if key not in _OWN and not _follows(key, changes)
+    }
     _refuse_other_plan(saved.plan, now.plan, own, trunk)
     state = train_state(saved)
     state.best, state.last, state.before_training, state.without_end = {}, {}, {}, {}
@@ -137,7 +143,11 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     before = of_steps({**now, "ordering": "permutation", **before})  # an older run says less of it
     now = of_steps(now)
     other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
-    named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key == "seed" or key.startswith(_PLAN))
+    named = ", ".join(
+        f"{key}={value}"
+        for key, (_, value) in changes.items()
+        if key == "seed" or key.startswith(_PLAN)
+    )
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
         raise ConfigError(
             f"{named or 'the data'}: the training examples are not those of the trunk {trunk.folder} (fingerprint "
@@ -145,8 +155,14 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
             "Restore them, or start a new run without branch_from."
         )
     if other:
-        words = {"examples": "training examples", "ordering": "order of the examples", "grouped": "grouped by length"}
-        listed = ", ".join(f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other)
+        words = {
+            "examples": "training examples",
+            "ordering": "order of the examples",
+            "grouped": "grouped by length",
+        }
+        listed = ", ".join(
+            f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other
+        )
         raise ConfigError(
             f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk {trunk.folder}. Choose "
             "training.per_device_train_batch_size and training.gradient_accumulation_steps so that they agree."
@@ -173,7 +189,9 @@ def restore_branch(
         CheckpointError: As `restore_state`.
     """
     snapshot = restore_weights(snapshot, model, branch.changes)
-    taken, branch.optimizer_state = inherit_state(train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer)
+    taken, branch.optimizer_state = inherit_state(
+        train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer
+    )
     if taken:
         refuse_mutated_optimizer(snapshot, train_step)
     notes = []

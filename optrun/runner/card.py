@@ -17,14 +17,33 @@ from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 from optrun.runner.class_tables import tables_of
 
-_METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
-                 "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"}  # fmt: skip
+_METRIC_TYPES = {
+    "accuracy",
+    "f1",
+    "perplexity",
+    "mcc",
+    "matthews_correlation",
+    "pearson",
+    "pearsonr",
+    "spearman",
+    "spearmanr",
+    "precision",
+    "recall",
+    "loss",
+    "mse",
+    "mae",
+    "rmse",
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ABSOLUTE = re.compile(r"""(^|[\s='",:\[{(])(~?/[^\s'",\]})]+)""")
 _HYPER_PARAMETERS = ("optimizer", "scheduler", "param_groups", "clip", "adapter")
 _TRAINING = (
-    "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "precision",
-)  # fmt: skip
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "precision",
+)
 _NEVER = ("path", "token", "password", "secret")  # keys that say where, or to whom, not how
 
 
@@ -51,7 +70,11 @@ class TaskCard:
 
 
 def model_card(
-    summary: Mapping[str, object], config: Mapping[str, object], task_card: TaskCard | None = None, *, name: str = ""
+    summary: Mapping[str, object],
+    config: Mapping[str, object],
+    task_card: TaskCard | None = None,
+    *,
+    name: str = "",
 ) -> str:
     """Write the text of `model/README.md`.
 
@@ -62,8 +85,8 @@ def model_card(
         name: Heading; default: made of model, optimizer and data.
 
     Returns:
-        Markdown with YAML metadata on top: library, tags, pipeline, metrics, and base model and dataset where these are
-        names of the hub.
+        Markdown with YAML metadata on top: library, tags, pipeline, metrics, and base model and
+        dataset where these are names of the hub.
     """
     task = str(lookup(config, "task", "kind") or lookup(config, "task", "name") or "")
     facts = task_card or TaskCard()
@@ -95,7 +118,11 @@ def model_card(
 
 
 def _metadata(
-    summary: Mapping[str, object], config: Mapping[str, object], heading: str, task: str, facts: TaskCard
+    summary: Mapping[str, object],
+    config: Mapping[str, object],
+    heading: str,
+    task: str,
+    facts: TaskCard,
 ) -> str:
     """Make the YAML that the hub reads."""
     optimizer = str(lookup(config, "optimizer", "name") or "")
@@ -112,7 +139,9 @@ def _metadata(
     for key, number in _evaluation(summary).items():
         prefix, _, metric = key.rpartition("/")
         if metric in _METRIC_TYPES:
-            sets.setdefault(prefix.removeprefix("eval").removeprefix("/") or "evaluation", {})[metric] = number
+            sets.setdefault(prefix.removeprefix("eval").removeprefix("/") or "evaluation", {})[
+                metric
+            ] = number
     known = list(dict.fromkeys(metric for found in sets.values() for metric in found))
     if known:
         metadata["metrics"] = [key for key in known if key != "loss"] or known
@@ -125,7 +154,10 @@ def _metadata(
                     {
                         "task": {"type": tag},
                         "dataset": {"name": plain(_dataset(config)), "type": data, "split": split},
-                        "metrics": [{"type": key, "value": round(number, 6)} for key, number in found.items()],
+                        "metrics": [
+                            {"type": key, "value": round(number, 6)}
+                            for key, number in found.items()
+                        ],
                     }
                     for split, found in sets.items()
                 ],
@@ -136,7 +168,10 @@ def _metadata(
 
 def _examples(summary: Mapping[str, object]) -> str:
     """Say how many examples were trained and evaluated on."""
-    train, evaluated = lookup(summary, "data", "train_examples"), lookup(summary, "data", "eval_examples")
+    train, evaluated = (
+        lookup(summary, "data", "train_examples"),
+        lookup(summary, "data", "eval_examples"),
+    )
     if not (isinstance(train, int) and isinstance(evaluated, int)):
         return ""
     return f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for evaluation."
@@ -144,20 +179,31 @@ def _examples(summary: Mapping[str, object]) -> str:
 
 def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
     """Say of which step the weights are, and how the training ended, where that was not its end."""
-    status, step, limit = summary.get("status"), summary.get("global_step"), summary.get("max_steps")
+    status, step, limit = (
+        summary.get("status"),
+        summary.get("global_step"),
+        summary.get("max_steps"),
+    )
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
         reached = f"step {step:,} of {limit:,}"
         if status == "finished":
             return f"These are the weights of {reached}.", ""
         return "", f"The training stopped at {reached}."
-    return "", f"The training ended as: {status}." if status and status not in ("finished", "running") else ""
+    return "", f"The training ended as: {status}." if status and status not in (
+        "finished",
+        "running",
+    ) else ""
 
 
 def _results(summary: Mapping[str, object]) -> Table:
     """Tabulate last and best value of every evaluation metric, as far as these weights were trained."""
-    table = Table(["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True])
+    table = Table(
+        ["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True]
+    )
     for key, number in _evaluation(summary, finite=False).items():
-        top_value, top_step = (lookup(summary, "metrics", "best", key, field) for field in ("value", "step"))
+        top_value, top_step = (
+            lookup(summary, "metrics", "best", key, field) for field in ("value", "step")
+        )
         table.rows.append(
             [
                 key.removeprefix("eval/"),
@@ -194,7 +240,11 @@ def _usage(task: TaskCard) -> str:
 def _commands(summary: Mapping[str, object]) -> list[str]:
     """List the command that began the run, then those that went on with it in another way."""
     resumes = summary.get("resumes")
-    changed = [resume for resume in resumes if lookup(resume, "changes")] if isinstance(resumes, list) else []
+    changed = (
+        [resume for resume in resumes if lookup(resume, "changes")]
+        if isinstance(resumes, list)
+        else []
+    )
     found = [_text(summary, "command"), *(_text(resume, "command") for resume in changed)]
     return [" ".join(command.splitlines()) for command in found if command]
 
@@ -215,9 +265,13 @@ def _settings(config: Mapping[str, object]) -> Table:
             options = ", ".join(
                 f"{key}={item}"
                 for key, item in chosen.items()
-                if key not in ("name", "default_lr") and item not in (None, "", [], {}) and not key.endswith(_NEVER)
+                if key not in ("name", "default_lr")
+                and item not in (None, "", [], {})
+                and not key.endswith(_NEVER)
             )
-            table.rows.append([group, f"{chosen['name']} ({options})" if options else str(chosen["name"])])
+            table.rows.append(
+                [group, f"{chosen['name']} ({options})" if options else str(chosen["name"])]
+            )
     return table
 
 
@@ -231,7 +285,9 @@ def _facts(summary: Mapping[str, object]) -> list[str]:
         values = summary.get(section)
         if isinstance(values, Mapping):
             scalars = [
-                f"{key} {item}" for key, item in values.items() if isinstance(item, (str, int, float)) and item != ""
+                f"{key} {item}"
+                for key, item in values.items()
+                if isinstance(item, (str, int, float)) and item != ""
             ]
             facts += [f"{section}: {', '.join(scalars)}"] if scalars else []
     return facts
@@ -240,7 +296,9 @@ def _facts(summary: Mapping[str, object]) -> list[str]:
 def _heading(config: Mapping[str, object]) -> str:
     model = _origin(config).rpartition("/")[2] or str(lookup(config, "model", "name") or "model")
     data, optimizer = lookup(config, "data", "name"), lookup(config, "optimizer", "name")
-    return plain(model + (f" on {data}" if data else "") + (f" with {optimizer}" if optimizer else ""))
+    return plain(
+        model + (f" on {data}" if data else "") + (f" with {optimizer}" if optimizer else "")
+    )
 
 
 def _origin(config: Mapping[str, object]) -> str:
@@ -278,7 +336,11 @@ def _dataset(config: Mapping[str, object]) -> str:
         if isinstance(source, (list, tuple)) and source:
             source = f"{source[0]} and {len(source) - 1} more" if len(source) > 1 else source[0]
         if isinstance(source, str) and source:
-            return source.rstrip("/").rpartition("/")[2] if source.startswith(("/", "~", ".")) else source
+            return (
+                source.rstrip("/").rpartition("/")[2]
+                if source.startswith(("/", "~", "."))
+                else source
+            )
     return data
 
 
@@ -288,13 +350,28 @@ def _evaluation(summary: Mapping[str, object], *, finite: bool = True) -> dict[s
     found: dict[str, float] = {}
     for key, number in last.items() if isinstance(last, Mapping) else ():
         number = math.nan if number == "NaN" else number
-        if str(key).startswith("eval/") and isinstance(number, (int, float)) and not isinstance(number, bool):
+        if (
+            str(key).startswith("eval/")
+            and isinstance(number, (int, float))
+            and not isinstance(number, bool)
+        ):
             leaf = str(key).rpartition("/")[2]
             if not leaf.endswith(
-                ("seconds", "runtime", "per_second", "samples", "examples", "tokens", "batches", "time")
+                (
+                    "seconds",
+                    "runtime",
+                    "per_second",
+                    "samples",
+                    "examples",
+                    "tokens",
+                    "batches",
+                    "time",
+                )
             ):
                 found[str(key)] = float(number)
-    return {key: number for key, number in found.items() if math.isfinite(number)} if finite else found
+    return (
+        {key: number for key, number in found.items() if math.isfinite(number)} if finite else found
+    )
 
 
 def _text(section: Mapping[str, object], *keys: str) -> str:

@@ -21,7 +21,9 @@ LEAST = 2**30
 """Bytes of a micro-batch's logits, in float32, from which `auto` computes them in chunks: alike on every machine."""
 
 
-def settle_chunked_loss(task: Task, model: PreTrainedModel, config: RunConfig, world: World = ALONE) -> str | None:
+def settle_chunked_loss(
+    task: Task, model: PreTrainedModel, config: RunConfig, world: World = ALONE
+) -> str | None:
     """Let a model compute its losses in chunks where that is asked for, or worth while and possible.
 
     Args:
@@ -49,7 +51,9 @@ def settle_chunked_loss(task: Task, model: PreTrainedModel, config: RunConfig, w
         return None
     why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
     if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
-        why = world.broadcast(world.agree(lambda: why_whole(model, shift=task.shift) if world.is_main else None))
+        why = world.broadcast(
+            world.agree(lambda: why_whole(model, shift=task.shift) if world.is_main else None)
+        )
     if why is None:
         task.chunked = True
         ChunkedForward(model, shift=task.shift)

@@ -1,4 +1,7 @@
-"""Figures of each class as a person sees them: tables, and the folder that `optrun evaluate ... out=DIR` writes."""
+"""Figures of each class as a person sees them: tables, and the folder that `optrun evaluate ...
+
+out=DIR` writes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ _MOST_SHOWN = 12
 """A confusion matrix of more classes does not fit into a terminal."""
 
 
-def tables_of(summary: Mapping[str, object], *, most: int = _MOST_ROWS) -> Iterator[tuple[str, Table]]:
+def tables_of(
+    summary: Mapping[str, object], *, most: int = _MOST_ROWS
+) -> Iterator[tuple[str, Table]]:
     """Yield each evaluation set's figures by class, if they are of the weights that the summary is of.
 
     Args:
@@ -39,9 +44,18 @@ def tables_of(summary: Mapping[str, object], *, most: int = _MOST_ROWS) -> Itera
     fits = step == summary.get("global_step") and isinstance(sets, Mapping)
     for name, values in sets.items() if fits else ():
         rows = lookup(values, "classes")
-        if isinstance(rows, list) and 0 < len(rows) <= most and all(isinstance(row, Mapping) and row for row in rows):
+        if (
+            isinstance(rows, list)
+            and 0 < len(rows) <= most
+            and all(isinstance(row, Mapping) and row for row in rows)
+        ):
             means = values.get("means")
-            yield str(name), _tabulated(str(next(iter(rows[0]))), rows, means if isinstance(means, list) else [])
+            yield (
+                str(name),
+                _tabulated(
+                    str(next(iter(rows[0]))), rows, means if isinstance(means, list) else []
+                ),
+            )
 
 
 def figures_table(found: ClassTable) -> Table:
@@ -49,13 +63,19 @@ def figures_table(found: ClassTable) -> Table:
     return _tabulated(found.noun, _values(found.noun, found.rows), _values(found.noun, found.means))
 
 
-def _tabulated(noun: str, rows: Sequence[Mapping[str, object]], means: Sequence[Mapping[str, object]]) -> Table:
+def _tabulated(
+    noun: str, rows: Sequence[Mapping[str, object]], means: Sequence[Mapping[str, object]]
+) -> Table:
     """Tabulate figures by name; `noun` is the key of the row's own name."""
     table = Table([noun, *_KEYS], [False, True, True, True, True])
     for row in [*rows, *means]:
         *figures, support = (row.get(key) for key in _KEYS)
-        shown = [number(float(figure)) if isinstance(figure, int | float) else NONE for figure in figures]
-        table.rows.append([str(row.get(noun, "")), *shown, count(support) if isinstance(support, int) else NONE])
+        shown = [
+            number(float(figure)) if isinstance(figure, int | float) else NONE for figure in figures
+        ]
+        table.rows.append(
+            [str(row.get(noun, "")), *shown, count(support) if isinstance(support, int) else NONE]
+        )
     table.styles = [*[""] * len(rows), *["muted"] * len(means)]
     return table
 
@@ -110,11 +130,16 @@ def write_folder(
     """
     with storing(folder), written_aside(folder) as aside:
         whole = {**values, "tables": {name: as_values(found) for name, found in tables.items()}}
-        (aside / "evaluation.json").write_text(json.dumps(to_json(whole), indent=1) + "\n", encoding="utf-8")
+        (aside / "evaluation.json").write_text(
+            json.dumps(to_json(whole), indent=1) + "\n", encoding="utf-8"
+        )
         for name, found in tables.items():
             end = f"-{name}" if name else ""
             noun = {"class": "classes", "entity": "entities"}.get(found.noun, f"{found.noun}s")
-            figures = [[row.name, *(getattr(row, key) for key in _KEYS)] for row in [*found.rows, *found.means]]
+            figures = [
+                [row.name, *(getattr(row, key) for key in _KEYS)]
+                for row in [*found.rows, *found.means]
+            ]
             _write_csv(aside / f"{noun}{end}.csv", [found.noun, *_KEYS], figures)
             if found.confusion is not None:
                 counts = zip(found.labels, found.confusion.tolist(), strict=True)
@@ -131,7 +156,10 @@ def _draw(folder: Path, end: str, found: ClassTable, subtitle: str) -> None:
     assert found.confusion is not None
     counts = found.confusion.tolist()
     for theme, kind in ((LIGHT, ""), (DARK, "-dark")):
-        save_png(draw_confusion(found.labels, counts, theme, subtitle=subtitle), folder / f"confusion{end}{kind}.png")
+        save_png(
+            draw_confusion(found.labels, counts, theme, subtitle=subtitle),
+            folder / f"confusion{end}{kind}.png",
+        )
     svg = standalone_svg(
         draw_confusion(found.labels, counts, PAGE, subtitle=subtitle),
         name=f"confusion{end}",

@@ -83,7 +83,9 @@ def build_loop(
     components: list[Callback] = []
     sync: Callable[[], None] = lambda: None  # noqa: E731  # a rank that writes no lines has none to flush
     if world.is_main:
-        metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
+        metrics_log = MetricsLogger(
+            session.manifest, storage_policy(config.checkpoint.on_storage_error, note)
+        )
         components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
         if config.training.profile is not None:
             from optrun.training.profiler import Profiler
@@ -96,16 +98,22 @@ def build_loop(
     hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
         hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.start.stop)
-    snapshots = Snapshots(setup, assembled.constants, allow_nonfinite=config.checkpoint.allow_nonfinite)
+    snapshots = Snapshots(
+        setup, assembled.constants, allow_nonfinite=config.checkpoint.allow_nonfinite
+    )
 
     def take(random: RandomStates, in_place: bool) -> Snapshot:
-        snapshots.constants.plugins = records(session.request.values)  # with what was imported meanwhile
+        snapshots.constants.plugins = records(
+            session.request.values
+        )  # with what was imported meanwhile
         stop = None if training.stop is None else asdict(training.stop)
         return snapshots(random.packed(), hooks.state_dict(), stop, in_place=in_place)
 
     def restore(step: int) -> TrainState:
         state, saved = go_back(run, step, config.checkpoint.save_steps, setup, world)
-        same = saved.config_digest == assembled.constants.config_digest  # else the request was answered already
+        same = (
+            saved.config_digest == assembled.constants.config_digest
+        )  # else the request was answered already
         hooks.load_state_dict(saved.callbacks or {}, stop_request(saved, {}) if same else None)
         return state
 
@@ -121,7 +129,9 @@ def build_loop(
     return Loop(
         setup,
         hooks,
-        Evaluator(setup, session.signal_handler, session.display.evaluating, session.summary.keep_classes),
+        Evaluator(
+            setup, session.signal_handler, session.display.evaluating, session.summary.keep_classes
+        ),
         checkpoints,
         Divergence(setup, run, checkpoints, restore, note),
         session.signal_handler,
@@ -147,14 +157,18 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
     for name, config in callback_configs(configs).items():
         key, row = f"callbacks.{name}", registry.choices("callback")[name]
         try:
-            built[key] = row.load()(**{field.name: getattr(config, field.name) for field in fields(config)})
+            built[key] = row.load()(
+                **{field.name: getattr(config, field.name) for field in fields(config)}
+            )
         except ConfigError:
             raise
         except Exception as error:  # whatever a user's class raises
             raise ConfigError(f"{key}: cannot be built: {type(error).__name__}: {error}") from error
         for hook in dir(built[key]):
             if hook.startswith("on_") and hook not in HOOKS:
-                raise ConfigError(f"{key}: {hook} is no hook of the training loop. {did_you_mean(hook, HOOKS)}")
+                raise ConfigError(
+                    f"{key}: {hook} is no hook of the training loop. {did_you_mean(hook, HOOKS)}"
+                )
     return built
 
 
@@ -169,12 +183,16 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
     if peak is None:
         return None
     if is_sharded(setup.model):
-        note("perf/mfu is not measured: operations are counted on one device, and the model is spread over several.")
+        note(
+            "perf/mfu is not measured: operations are counted on one device, and the model is spread over several."
+        )
         return None
     from optrun.model.flops import step_flops
 
     # Made here, not by the loader's workers, which belong to training.
-    with contextlib.closing(replace(setup.train_loader, workers=0).training(setup.plan, 0)) as batches:
+    with contextlib.closing(
+        replace(setup.train_loader, workers=0).training(setup.plan, 0)
+    ) as batches:
         batch = next(batches)[0]
     try:
         flops = step_flops(setup.model, step.to_device(inputs_of(batch)), step.autocast())

@@ -18,7 +18,9 @@ _DARK = 0.55
 """Shares above this are drawn in so full a colour that paper reads better on it than ink."""
 
 
-def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme: Theme, *, subtitle: str) -> Chart:
+def draw_confusion(
+    labels: Sequence[str], counts: Sequence[Sequence[int]], theme: Theme, *, subtitle: str
+) -> Chart:
     """Draw a cell for each pair of classes: its colour the share of the true class, its text share and count.
 
     Args:
@@ -32,7 +34,9 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme
     cell = 0.62 if size <= 12 else 0.44 if numbered else max(0.12, 9 / size)
     names = [_short(label) for label in labels]
     margin = 0.075 * max(map(len, names))
-    figure = Chart(max(4.2, size * cell + 1.4 + margin), max(3.4, size * cell + 1.5 + min(margin, 1.1)), theme)
+    figure = Chart(
+        max(4.2, size * cell + 1.4 + margin), max(3.4, size * cell + 1.5 + min(margin, 1.1)), theme
+    )
     ax = figure.add_subplot()
     style_axes(ax, theme, title="True and predicted classes", subtitle=subtitle)
     ax.grid(visible=False)
@@ -41,7 +45,16 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme
     for row, line in enumerate(counts):
         total = sum(line)
         for column, number in enumerate(line):
-            _cell(ax, theme, row, column, number, number / total if total else 0.0, size=size, numbered=numbered)
+            _cell(
+                ax,
+                theme,
+                row,
+                column,
+                number,
+                number / total if total else 0.0,
+                size=size,
+                numbered=numbered,
+            )
             if not numbered and number:
                 told = f"{labels[row]} taken for {labels[column]}: {number:,}"
                 figure.mark(ax, column + 0.5, row + 0.5, told)
@@ -53,13 +66,25 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]], theme
 
 
 def _cell(
-    ax: Axes, theme: Theme, row: int, column: int, number: int, share: float, *, size: int, numbered: bool
+    ax: Axes,
+    theme: Theme,
+    row: int,
+    column: int,
+    number: int,
+    share: float,
+    *,
+    size: int,
+    numbered: bool,
 ) -> None:
     """Draw one pair of classes: right ones in the first colour, wrong ones in the second."""
     colour = theme.series[0 if row == column else 1]
-    ax.add_patch(Rectangle((column, row), 1, 1, facecolor="none", edgecolor=theme.grid, linewidth=0.6))
+    ax.add_patch(
+        Rectangle((column, row), 1, 1, facecolor="none", edgecolor=theme.grid, linewidth=0.6)
+    )
     if share:
-        inner = Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="none", alpha=0.06 + 0.94 * share)
+        inner = Rectangle(
+            (column, row), 1, 1, facecolor=colour, edgecolor="none", alpha=0.06 + 0.94 * share
+        )
         ax.add_patch(inner)
     if not numbered or not number:
         return

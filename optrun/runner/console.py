@@ -77,7 +77,9 @@ def run_log(run: RunDir, values: Mapping[str, object] | None = None) -> Iterator
     """
     with contextlib.suppress(FileNotFoundError):
         if kind := kind_of(run.log):
-            raise StorageError(f"{run.log}: {kind}; expected a regular file, which this run writes. Remove it.")
+            raise StorageError(
+                f"{run.log}: {kind}; expected a regular file, which this run writes. Remove it."
+            )
     logger = logging.getLogger("optrun")
     handler = _LogFile(run.log, encoding="utf-8")
     handler.setFormatter(_Lines(values or {}))
@@ -119,7 +121,9 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     summary = outcome.summary
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
-        continuation = re.sub(r"\n(\s*\n){2,}", "\n\n", continuation).rstrip()  # a model may write line breaks alone
+        continuation = re.sub(
+            r"\n(\s*\n){2,}", "\n\n", continuation
+        ).rstrip()  # a model may write line breaks alone
         console.print(
             Panel(
                 f"[bold]{escape(printable(prompt))}[/]{escape(printable(continuation))}",
@@ -128,28 +132,42 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             )
         )
     _results(console, summary)
-    for line in (sentence_of(summary), best_told(summary), summary["message"] if summary.get("stopped") else ""):
+    for line in (
+        sentence_of(summary),
+        best_told(summary),
+        summary["message"] if summary.get("stopped") else "",
+    ):
         if line:  # broken between words, which a terminal does not do
             width = console.width if console.is_terminal else _PIPED
-            parts = textwrap.wrap(printable(line), width, break_long_words=False, break_on_hyphens=False)
+            parts = textwrap.wrap(
+                printable(line), width, break_long_words=False, break_on_hyphens=False
+            )
             console.print(escape("\n".join(parts)), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
     stopped = summary.get("stopped")  # by a patience of one's own, or a callback
-    longer = f"{stopped['by']}=..." if stopped else f"training.max_steps={2 * int(summary['max_steps'])}"
+    longer = (
+        f"{stopped['by']}=..." if stopped else f"training.max_steps={2 * int(summary['max_steps'])}"
+    )
     held_out = bool(summary.get("main_metric"))  # else all rows of its source were trained on
     rows_of = "" if held_out else data.EVALUATION_ROWS
     rows = [
         ("written", path),
         ("resume", f"{optrun} resume={shlex.quote(path)} {longer}"),
-        *([("evaluate", f"{optrun} evaluate {shlex.quote(path)} {rows_of}".rstrip())] if held_out or rows_of else []),
+        *(
+            [("evaluate", f"{optrun} evaluate {shlex.quote(path)} {rows_of}".rstrip())]
+            if held_out or rows_of
+            else []
+        ),
         ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
     for label, text in rows:
-        console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True
+        )
 
 
 def _results(console: Console, summary: SummaryValues) -> None:
@@ -168,7 +186,12 @@ def _results(console: Console, summary: SummaryValues) -> None:
         table.add_column(name, justify="right")
     metrics = summary["metrics"]
     main = (summary.get("main_metric") or {}).get("name")
-    names = [name for prefix in ("train/loss", "eval/") for name in metrics["last"] if name.startswith(prefix)]
+    names = [
+        name
+        for prefix in ("train/loss", "eval/")
+        for name in metrics["last"]
+        if name.startswith(prefix)
+    ]
     for name in names:
         held = metrics["best"].get(name)
         table.add_row(

@@ -49,8 +49,9 @@ class Evaluated:
 def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
     """Evaluate a checkpoint on the evaluation split of a configuration.
 
-    What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
-    that was trained for them is that of the run, the classes are those of the checkpoint.
+    What the weights were trained with stays with them, whatever the configuration's training data
+    is now: a tokenizer that was trained for them is that of the run, the classes are those of the
+    checkpoint.
 
     Args:
         config: Which data and task, and where to run.
@@ -58,9 +59,10 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         checkpoint: Whole.
 
     Raises:
-        ConfigError: Data that does not fit, no rows to evaluate on, or a tokenizer that is not the one it was trained
-            with.
-        CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do not fit the model.
+        ConfigError: Data that does not fit, no rows to evaluate on, or a tokenizer that is not the
+            one it was trained with.
+        CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do
+            not fit the model.
     """
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
@@ -76,7 +78,11 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         named = config.data.EVALUATION_ROWS
         raise ConfigError(
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
-            + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
+            + (
+                f"evaluate on. Name rows it has not seen: {named}."
+                if named
+                else f"evaluate on: {config.data.name}."
+            )
         )
     warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)

@@ -50,7 +50,8 @@ def write_model(
 ) -> None:
     """Write `save_pretrained` form: configuration, safetensors, tokenizer, model card; of an adapter, peft's.
 
-    An adapter beside weights that were made from a seed is merged into them: nobody could load it otherwise.
+    An adapter beside weights that were made from a seed is merged into them: nobody could load it
+    otherwise.
 
     Args:
         folder: New or empty.
@@ -67,7 +68,11 @@ def write_model(
     adapter = injected(model)
     if adapter is not None and adapter.base is not None:
         write_adapter(folder, model)
-        arguments = {"num_labels": model.config.num_labels} if facts is not None and facts.classifies else {}
+        arguments = (
+            {"num_labels": model.config.num_labels}
+            if facts is not None and facts.classifies
+            else {}
+        )
         facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
     else:
         if adapter is not None:  # nobody else has its base
@@ -98,7 +103,10 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
     config.inference_mode = True
     config.save_pretrained(str(folder))
     tensors = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
-    whole = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    whole = {
+        f"base_model.model.{name}": tensor.detach().cpu().contiguous()
+        for name, tensor in tensors.items()
+    }
     save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
@@ -136,7 +144,11 @@ def write_tokenizer(manifest: RunManifest, tokenizer: Saved) -> None:
         StorageError: The disk refused.
     """
     folder = manifest.run.tokenizer
-    with storing(folder), manifest.rewriting(f"{folder.name}/*"), written_aside(folder, replaces=True) as aside:
+    with (
+        storing(folder),
+        manifest.rewriting(f"{folder.name}/*"),
+        written_aside(folder, replaces=True) as aside,
+    ):
         tokenizer.save_pretrained(str(aside))
 
 
@@ -154,7 +166,11 @@ def publish(
         StorageError: The disk refused.
     """
     folder = manifest.run.model
-    with storing(folder), manifest.rewriting(f"{folder.name}/*"), written_aside(folder, replaces=True) as aside:
+    with (
+        storing(folder),
+        manifest.rewriting(f"{folder.name}/*"),
+        written_aside(folder, replaces=True) as aside,
+    ):
         write_model(aside, model, tokenizer, summary, config, sample)
 
 
@@ -166,8 +182,8 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
         folder: Where there is room for it on the disk: no rank holds it in memory.
 
     Returns:
-        On rank 0 a model on the CPU whose weights lie in a file, or the model itself where it is no sharded one; else
-        None.
+        On rank 0 a model on the CPU whose weights lie in a file, or the model itself where it is no
+        sharded one; else None.
 
     Raises:
         StorageError: The disk refused.
@@ -189,7 +205,9 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     with torch.device("meta"):
         whole: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
         inject_alike(model, whole)
-    tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers()}  # some are saved nowhere
+    tensors |= {
+        name: buffer.cpu() for name, buffer in model.named_buffers()
+    }  # some are saved nowhere
     place_tensors(whole, tensors)
     whole.tie_weights()
     return whole.train(model.training)
@@ -202,7 +220,10 @@ def _told_of_a_quantised_base(asked: Mapping[str, object], *, merged: bool) -> s
     options = ", ".join(
         ["load_in_8bit=True"]
         if asked["quantization"] == "8bit"
-        else ["load_in_4bit=True", *(f"{name}={value!r}" for name, value in asked.items() if name != "quantization")]
+        else [
+            "load_in_4bit=True",
+            *(f"{name}={value!r}" for name, value in asked.items() if name != "quantization"),
+        ]
     )
     return (
         "the factors were trained beside a quantised base: give the base "
@@ -222,7 +243,8 @@ def export(
     """Write the model of a checkpoint in `save_pretrained` form; an adapter in that of peft.
 
     Args:
-        run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are there.
+        run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are
+            there.
         checkpoint: Whole.
         destination: New or empty.
         merged: Write an adapter and its base as one model.
@@ -232,16 +254,19 @@ def export(
         Name of the transformers class that loads it, or its base.
 
     Raises:
-        ConfigError: A merge of what has no adapter; the base of an adapter is not where it was, or another one.
-        CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model class is not one of
-            this transformers.
+        ConfigError: A merge of what has no adapter; the base of an adapter is not where it was, or
+            another one.
+        CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model
+            class is not one of this transformers.
         StorageError: The disk refused.
         LockedError: The destination lies in a run directory that another process writes.
     """
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
     model, snapshot = load_trained(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
-        raise ConfigError(f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole.")
+        raise ConfigError(
+            f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole."
+        )
     adapter = injected(model)
     if not merged and adapter is not None and adapter.base is None:
         raise ConfigError(
@@ -262,10 +287,18 @@ def export(
     if (told := best_told(summary)).startswith(f"best: step {step:,} "):
         note(told)
     # What is told is told of these weights, not of those the run ended with.
-    told_of = {"global_step": step, "max_steps": snapshot.metadata.total_steps, "wall_seconds": known["seconds"]}
+    told_of = {
+        "global_step": step,
+        "max_steps": snapshot.metadata.total_steps,
+        "wall_seconds": known["seconds"],
+    }
     metrics = {key: known.get(key, {}) for key in ("last", "best", "before_training")}
     summary |= {**told_of, "metrics": metrics}
-    with recorded(destination, aside_of(destination)), storing(destination), written_aside(destination) as aside:
+    with (
+        recorded(destination, aside_of(destination)),
+        storing(destination),
+        written_aside(destination) as aside,
+    ):
         write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
     return snapshot.metadata.model_class
 

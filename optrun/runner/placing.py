@@ -28,7 +28,9 @@ def place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> No
     if not isinstance(config.distributed, FsdpConfig):
         model.to(device)
         if keeps is not None:
-            expect_apart(model, keeps, Precision(device, config.training.precision.value).autocast())
+            expect_apart(
+                model, keeps, Precision(device, config.training.precision.value).autocast()
+            )
     elif keeps is not None:
         raise ConfigError(
             f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
@@ -46,4 +48,6 @@ def try_sharded(model: PreTrainedModel, config: RunConfig) -> None:
         refuse_seer(config.model, model)
     keeps = config.task.keeps_apart
     if keeps is not None:
-        expect_apart(model, keeps, Precision(model.device, config.training.precision.value).autocast())
+        expect_apart(
+            model, keeps, Precision(model.device, config.training.precision.value).autocast()
+        )

@@ -94,8 +94,8 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
         asked: Rows, options, and the file to write.
 
     Raises:
-        ConfigError: Anything asked for that does not fit the task or the rows; the file is there already, or was begun
-            with another model, other rows or options.
+        ConfigError: Anything asked for that does not fit the task or the rows; the file is there
+            already, or was begun with another model, other rows or options.
         CheckpointError: The checkpoint, or what is read of the run, is damaged.
         StoppedEarly: Ctrl-C; what was predicted is kept.
         StorageError: The disk refused.
@@ -141,7 +141,9 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
         "rows": len(split.rows),
         "options": {**predictor.options, **asked.options},
         "generation": dict(asked.generation),
-        "columns": {name: value for name, value in _named(rows.columns).items() if value is not None},
+        "columns": {
+            name: value for name, value in _named(rows.columns).items() if value is not None
+        },
         **({"read": dict(asked.read)} if asked.read else {}),
         "data.max_length": config.data.max_length,
         "seed": config.seed,
@@ -159,7 +161,9 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
             partial.put_in_place()
     forget(asked.out)
     seconds = time.monotonic() - begun
-    return Predicted(asked.out, snapshot.global_step, len(split.rows), continued, seconds, rows.notes)
+    return Predicted(
+        asked.out, snapshot.global_step, len(split.rows), continued, seconds, rows.notes
+    )
 
 
 def options_of(config: RunConfig) -> Mapping[str, object]:
@@ -205,10 +209,14 @@ def _refuse_strange(kind: type[Predictor], config: RunConfig, asked: Asked) -> N
                 f"data.{key}={asked.columns[key]}: {task} predicts from no such column. It reads: {known}."
             )
     if asked.cut and not kind.cuts:
-        raise ConfigError(f"data.max_length={config.data.max_length}: predictions of {task} cut no rows. Leave it out.")
+        raise ConfigError(
+            f"data.max_length={config.data.max_length}: predictions of {task} cut no rows. Leave it out."
+        )
     for key, value in asked.generation.items():
         if not kind.generates:
-            raise ConfigError(f"generation.{key}={value}: {task} generates no text, so it has no effect. Leave it out.")
+            raise ConfigError(
+                f"generation.{key}={value}: {task} generates no text, so it has no effect. Leave it out."
+            )
     for key, value in asked.options.items():
         if key not in kind.options:
             hint = did_you_mean(key, kind.options) if kind.options else "Leave it out."
@@ -226,11 +234,15 @@ def _tokenizer(config: RunConfig, run: RunDir) -> Any:
     if images and isinstance(config.model, FromConfigConfig):
         return load_image_preparation(config.model)
     if not run.tokenizer.is_dir():
-        raise CheckpointError(f"{run.tokenizer}: missing: how the inputs were prepared is not known. Restore it.")
+        raise CheckpointError(
+            f"{run.tokenizer}: missing: how the inputs were prepared is not known. Restore it."
+        )
     return saved_preparation(run.tokenizer) if images else saved_tokenizer(run.tokenizer)
 
 
-def _predict(predictor: Predictor, partial: Partial, batch_size: int, seed: int, device: torch.device) -> None:
+def _predict(
+    predictor: Predictor, partial: Partial, batch_size: int, seed: int, device: torch.device
+) -> None:
     """Predict the rows that are left, a window at a time; random states are left as they were.
 
     Raises:
@@ -289,4 +301,8 @@ def predict_window(
 
 def _tensors(batch: list[Inputs]) -> Batch:
     """Collect the arrays of the longest row, for the message of what takes too much."""
-    return {name: torch.from_numpy(value) for name, value in batch[0].items() if isinstance(value, np.ndarray)}
+    return {
+        name: torch.from_numpy(value)
+        for name, value in batch[0].items()
+        if isinstance(value, np.ndarray)
+    }

@@ -92,8 +92,8 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
         model: The model choice in force.
 
     Returns:
-        How its rows are split; its own tokenizer, if the checkpoint was trained with it, it is whole, and nobody asked
-        for another one.
+        How its rows are split; its own tokenizer, if the checkpoint was trained with it, it is
+        whole, and nobody asked for another one.
     """
     saved = opened.saved
     if opened.folder is None or saved is None:
@@ -101,7 +101,11 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     run = RunDir(opened.folder.parent.parent)
     found = TrainedArtifacts(None, trains=True, split_by=saved.split_by)
     asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
-    if asked or not (run.tokenizer / "tokenizer.json").is_file() or problems_of(run, [f"{TOKENIZER}/*"]):
+    if (
+        asked
+        or not (run.tokenizer / "tokenizer.json").is_file()
+        or problems_of(run, [f"{TOKENIZER}/*"])
+    ):
         return found
     with contextlib.suppress(ConfigError):
         if vocabulary_digest(saved_tokenizer(run.tokenizer)) == saved.tokenizer:
@@ -110,22 +114,31 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
 
 
 def prepare(
-    config: RunConfig, artifacts: TrainedArtifacts | None = None, *, meta: bool = False, sharded: bool = False
+    config: RunConfig,
+    artifacts: TrainedArtifacts | None = None,
+    *,
+    meta: bool = False,
+    sharded: bool = False,
 ) -> Prepared:
     """Prepare tokenizer, data, task and model, in this order; the model's name, keys and head are checked first.
 
     Args:
         config: Typed and checked.
-        artifacts: Taken instead of making them from the training data, as far as they are there; None: the run begins.
+        artifacts: Taken instead of making them from the training data, as far as they are there;
+            None: the run begins.
         meta: Build the model without memory for its weights, which come from another rank.
-        sharded: The model will be cut over ranks: leave pretrained weights in their files, whatever `meta` says.
+        sharded: The model will be cut over ranks: leave pretrained weights in their files, whatever
+            `meta` says.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
     """
     artifacts = TrainedArtifacts(None, trains=True) if artifacts is None else artifacts
     require_adapter(config.adapter)
-    if isinstance(config.adapter, QloraConfig) and pick_device(config.training.device).type == "cpu":
+    if (
+        isinstance(config.adapter, QloraConfig)
+        and pick_device(config.training.device).type == "cpu"
+    ):
         raise ConfigError(
             f"adapter={config.adapter.name}: a base of 4 bits computes on a GPU, and this run is on a CPU. Take "
             "adapter=lora."
@@ -135,7 +148,11 @@ def prepare(
     kind, auto_class = task_class(config.task), config.task.AUTO_CLASS
     cached = hub.from_cache(
         getattr(part, key, None)
-        for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
+        for part, key in (
+            (config.model, "path"),
+            (config.model, "tokenizer"),
+            (config.data, "path"),
+        )
     )
     refuse_unknown(config.model, auto_class, getattr(config.parametrization, "base", {}))
     on_text = config.task.PROCESSOR == "AutoTokenizer"
@@ -143,7 +160,9 @@ def prepare(
         need_pillow()
     # Before any row is read: what is wrong with it costs no one an hour.
     tokenizer: Any = (
-        load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
+        load_tokenizer(config.model, words=kind.reads_words)
+        if on_text
+        else load_image_preparation(config.model)
     )
     source = load_source(
         config.data,
@@ -158,7 +177,9 @@ def prepare(
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(
-            lambda: vocabulary(config.task, source), vocab_size=config.model.vocab_size, kind=kind.text_kind
+            lambda: vocabulary(config.task, source),
+            vocab_size=config.model.vocab_size,
+            kind=kind.text_kind,
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     facts = data_facts(task, source, tokenizer)
@@ -168,7 +189,9 @@ def prepare(
         several = examples if config.task.of_sets else None
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
     needs = task.needs()
-    spec = ModelSpec.of_tokenizer(auto_class, needs.config, needs.max_length, tokenizer if on_text else None)
+    spec = ModelSpec.of_tokenizer(
+        auto_class, needs.config, needs.max_length, tokenizer if on_text else None
+    )
     model, notes, sizes = initial_model(config, spec, meta=meta, sharded=sharded)
     task.adapt(model)
     if artifacts.trains:

@@ -31,9 +31,13 @@ def expect_hub(name: str) -> None:
         raise ConfigError(f"{KEY}={name}: {_line(error)} Expected NAME or OWNER/NAME.") from error
     why = silence()
     if why is not None:
-        raise ConfigError(f"{KEY}={name}: {why}, and nothing can be published without the hub. Leave {KEY} out.")
+        raise ConfigError(
+            f"{KEY}={name}: {why}, and nothing can be published without the hub. Leave {KEY} out."
+        )
     if get_token() is None:
-        raise ConfigError(f"{KEY}={name}: nobody is logged in to the hub. `hf auth login`, or set HF_TOKEN.")
+        raise ConfigError(
+            f"{KEY}={name}: nobody is logged in to the hub. `hf auth login`, or set HF_TOKEN."
+        )
 
 
 def push(folder: Path, name: str, *, private: bool | None = None) -> str:
@@ -41,7 +45,8 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
 
     Args:
         folder: In `save_pretrained` form.
-        name: `OWNER/NAME`, or `NAME` below the account that is logged in; made where it is not there.
+        name: `OWNER/NAME`, or `NAME` below the account that is logged in; made where it is not
+            there.
         private: Whether a new repository is; None: as the account has it.
 
     Returns:
@@ -81,7 +86,9 @@ def _told(name: str) -> Iterator[None]:
         code = error.response.status_code if error.response is not None else None
         rights = " Is the token one that may write there?" if code in (401, 403) else ""
         said = error.server_message or _line(error)
-        raise OptrunError(f"{KEY}={name}: the hub refused it: {said}{rights} The exported folder is whole.") from error
+        raise OptrunError(
+            f"{KEY}={name}: the hub refused it: {said}{rights} The exported folder is whole."
+        ) from error
     except Exception as error:  # of whichever HTTP library this huggingface_hub is built on
         if not isinstance(error, OSError) and not type(error).__module__.startswith("httpx"):
             raise

@@ -1,7 +1,8 @@
 """What preferences are measured against: the log-probabilities of the model that training starts from.
 
-They are computed once for the same pairs, weights and precision, before the first step, and kept in the cache. Beside
-an adapter the start model is its frozen base; nowhere are there two models in memory while one trains.
+They are computed once for the same pairs, weights and precision, before the first step, and kept in
+the cache. Beside an adapter the start model is its frozen base; nowhere are there two models in
+memory while one trains.
 """
 
 from __future__ import annotations
@@ -68,20 +69,28 @@ def settle_reference(
     for pairs in (*sources, *task.eval_sets.values()):
         if isinstance(pairs, Pairs):
             own = world.agree(
-                lambda pairs=pairs: _logps(task, model, pairs, config, device, weights) if world.is_main else None  # type: ignore[misc]
+                lambda pairs=pairs: (
+                    _logps(task, model, pairs, config, device, weights) if world.is_main else None
+                )  # type: ignore[misc]
             )
             pairs.reference = world.broadcast(own)
     return weights
 
 
 def _logps(
-    task: Preference, model: PreTrainedModel, pairs: Pairs, config: RunConfig, device: torch.device, weights: str
+    task: Preference,
+    model: PreTrainedModel,
+    pairs: Pairs,
+    config: RunConfig,
+    device: torch.device,
+    weights: str,
 ) -> np.ndarray:
     """Compute log-probabilities, or find them in the cache."""
     precision, size = config.training.precision.value, config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")
     settings = (
-        f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}" + " chunked" * task.chunked
+        f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"
+        + " chunked" * task.chunked
     )
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
@@ -90,7 +99,10 @@ def _logps(
         training = model.training
         model.eval()
         try:
-            with lean_forward(model), without_factors(model) if _is_beside_start(config) else nullcontext():
+            with (
+                lean_forward(model),
+                without_factors(model) if _is_beside_start(config) else nullcontext(),
+            ):
                 return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
         finally:
             model.train(training)
@@ -136,7 +148,11 @@ def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> N
     if saved in (None, weights):
         return
     where = getattr(config.model, "path", None)
-    name = f"model={config.model.name} with seed={config.seed}" if where is None else f"model.path={where}"
+    name = (
+        f"model={config.model.name} with seed={config.seed}"
+        if where is None
+        else f"model.path={where}"
+    )
     raise ConfigError(
         f"{name}: these are not the weights that the run started from, which its preferences are measured against "
         f"(digest {saved} then, {weights} now). Restore them, or start a new run."

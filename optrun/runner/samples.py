@@ -25,7 +25,9 @@ class SampleWriter(Callback):
         refused: Called with what the disk said.
     """
 
-    def __init__(self, run: RunDir, answers: Callable[[PreTrainedModel], Iterable[Answer]], refused: Refused) -> None:
+    def __init__(
+        self, run: RunDir, answers: Callable[[PreTrainedModel], Iterable[Answer]], refused: Refused
+    ) -> None:
         self.path = run.samples
         self.answers = answers
         self.refused = refused
@@ -54,11 +56,16 @@ class SampleWriter(Callback):
             return []
         try:
             with training.setup.evaluation_weights():
-                return [SampleLine(training.global_step, **asdict(made)) for made in self.answers(training.model)]
+                return [
+                    SampleLine(training.global_step, **asdict(made))
+                    for made in self.answers(training.model)
+                ]
         except Exception as error:  # whatever a model's generate raises: the run goes on without
             self.failed = True
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            training.note(f"warning: task.samples: the model could not answer ({line}); no samples are written.")
+            training.note(
+                f"warning: task.samples: the model could not answer ({line}); no samples are written."
+            )
             return []
 
     def _write(self, lines: list[SampleLine]) -> None:

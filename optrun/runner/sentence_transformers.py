@@ -43,7 +43,10 @@ def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None
     files: dict[str, object] = {
         "modules.json": modules,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-        "config_sentence_transformers.json": {"__version__": versions, "similarity_fn_name": "cosine"},
+        "config_sentence_transformers.json": {
+            "__version__": versions,
+            "similarity_fn_name": "cosine",
+        },
         "1_Pooling/config.json": {"word_embedding_dimension": width, **chosen},
     }
     for name in names[1:]:

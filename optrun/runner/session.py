@@ -57,6 +57,8 @@ class Session:
         self._written = dict(self.request.values)
         text = as_text(self._written)
         self.summary.values["config_sha256"] = digest_of(text)
-        if self.run.summary.exists():  # first: a start that is killed in between left the file as a checkpoint has it
+        if (
+            self.run.summary.exists()
+        ):  # first: a start that is killed in between left the file as a checkpoint has it
             self.summary.write()
         self.manifest.replace(self.run.config, text.encode())

@@ -55,9 +55,12 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         optimizer: Over the model's parameters, with names.
 
     Returns:
-        Bytes; for an optimizer whose state is not known beforehand, twice the weights are assumed for it.
+        Bytes; for an optimizer whose state is not known beforehand, twice the weights are assumed
+        for it.
     """
-    weights: int = sum(tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values())
+    weights: int = sum(
+        tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values()
+    )
     known = [count for count in state_bytes(optimizer).values() if count is not None]
     trained = [param for group in optimizer.param_groups for param in group["params"]]
     if len(known) < len(trained):

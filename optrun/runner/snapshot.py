@@ -22,13 +22,16 @@ from optrun.training.setup import TrainingSetup
 class Copier:
     """Copies tensors to the CPU, into memory that is used again at the next call.
 
-    New memory costs more than the copy itself; what is kept instead is one copy of the state for the run's whole life.
+    New memory costs more than the copy itself; what is kept instead is one copy of the state for
+    the run's whole life.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor], *, in_place: bool = False) -> dict[str, torch.Tensor]:
+    def __call__(
+        self, tensors: Mapping[str, torch.Tensor], *, in_place: bool = False
+    ) -> dict[str, torch.Tensor]:
         """The copies, by the same names; they change at the next call.
 
         Args:
@@ -46,7 +49,9 @@ class Copier:
             if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
                 # Of a divided tensor: memory for what this rank holds of it.
                 held = self._buffers[name] = (
-                    torch.empty_like(tensor.detach(), device="cpu", memory_format=torch.contiguous_format)
+                    torch.empty_like(
+                        tensor.detach(), device="cpu", memory_format=torch.contiguous_format
+                    )
                     if isinstance(tensor, DTensor)
                     else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 )
@@ -55,7 +60,9 @@ class Copier:
                 copied_from.add(tensor.device)
             copies[name] = held
         for device in copied_from:
-            torch.cuda.synchronize(device)  # without one it waits for the current device, which may be another
+            torch.cuda.synchronize(
+                device
+            )  # without one it waits for the current device, which may be another
         return copies
 
 
@@ -64,15 +71,20 @@ class Snapshots:
 
     Args:
         setup: What is trained.
-        constants: What is the same at every step of this start of the run: configuration, fingerprints, versions.
+        constants: What is the same at every step of this start of the run: configuration,
+            fingerprints, versions.
         allow_nonfinite: Whether weights may hold NaN or infinity.
     """
 
-    def __init__(self, setup: TrainingSetup, constants: CheckpointMetadata, *, allow_nonfinite: bool) -> None:
+    def __init__(
+        self, setup: TrainingSetup, constants: CheckpointMetadata, *, allow_nonfinite: bool
+    ) -> None:
         self.setup = setup
         params = dict(setup.model.named_parameters())
         trainable = [name for name, param in params.items() if param.requires_grad]
-        self.constants = replace(constants, format=FORMAT, parameters=list(params), trainable=trainable)
+        self.constants = replace(
+            constants, format=FORMAT, parameters=list(params), trainable=trainable
+        )
         self.finite = () if allow_nonfinite else trainable
         self._copy_model = Copier()
         self._copy_optimizer = Copier()
@@ -91,7 +103,8 @@ class Snapshots:
             random: Random states, as JSON can hold them.
             callbacks: States of the loop's components.
             stop: The request to end training early; None: there is none.
-            in_place: Nothing changes until the snapshot is written, so that nothing on the CPU is copied.
+            in_place: Nothing changes until the snapshot is written, so that nothing on the CPU is
+                copied.
 
         Returns:
             A snapshot whose tensors are written over by the next one.
@@ -99,9 +112,13 @@ class Snapshots:
         state, step = self.setup.state, self.setup.train_step
         tensors, optimizer = named_state(step.optimizer)
         epoch, step_in_epoch = self.setup.plan.locate(state.position)
-        with evaluation_weights(step.optimizer):  # those it trains are among the optimizer's tensors
+        with evaluation_weights(
+            step.optimizer
+        ):  # those it trains are among the optimizer's tensors
             changes = averages(step.optimizer)  # to those it trains, at the end of the block
-            weights = self._copy_model(model_tensors(self.setup.model), in_place=in_place and not changes)
+            weights = self._copy_model(
+                model_tensors(self.setup.model), in_place=in_place and not changes
+            )
         return Snapshot(
             global_step=state.global_step,
             model=weights,

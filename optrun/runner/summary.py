@@ -37,7 +37,18 @@ MOST_CONFUSED = 50
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped", "branch", "classes"),
+    *(
+        "main_metric",
+        "model",
+        "data",
+        "versions",
+        "hardware",
+        "device",
+        "git",
+        "stopped",
+        "branch",
+        "classes",
+    ),
     *("generalisation",),
 )
 
@@ -77,7 +88,9 @@ class Summary:
             "started_at": now(),
             "updated_at": now(),
             "wall_seconds": 0.0,
-            "command": shlex.join(["optrun", *(() if OPTION in request.argv else options(used)), *request.argv]),
+            "command": shlex.join(
+                ["optrun", *(() if OPTION in request.argv else options(used)), *request.argv]
+            ),
             "config_name": request.config_name,
             "overrides": list(request.overrides),
             "plugins": used,
@@ -128,13 +141,19 @@ class Summary:
             model={
                 "class": model_class(model).__name__,
                 "parameters": sum(tensor_sizes(model).values()),
-                "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+                "trainable_parameters": sum(
+                    p.numel() for p in model.parameters() if p.requires_grad
+                ),
             },
             data={
                 "train_examples": len(task.train),
                 "eval_examples": sum(map(len, task.eval_sets.values())),
                 "fingerprint": fingerprint,
-                "eval_seen": {name: [one.known, one.texts] for name, one in facts.eval_sets.items() if one.known},
+                "eval_seen": {
+                    name: [one.known, one.texts]
+                    for name, one in facts.eval_sets.items()
+                    if one.known
+                },
             },
             versions=provenance.versions(),
             hardware={
@@ -151,7 +170,9 @@ class Summary:
         """Whether training was about to start."""
         return self.setup is not None
 
-    def resumed(self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()) -> None:
+    def resumed(
+        self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()
+    ) -> None:
         """Record one more start: from which step, with what changed, and the notes for the user."""
         self.values["resumes"].append(
             {
@@ -176,7 +197,10 @@ class Summary:
             return
         step, held = self.setup.state.global_step, self.values.get("classes") or {}
         sets = held["sets"] if held.get("step") == step else {}
-        self.values["classes"] = {"step": step, "sets": {**sets, name: as_values(table, MOST_CONFUSED)}}
+        self.values["classes"] = {
+            "step": step,
+            "sets": {**sets, name: as_values(table, MOST_CONFUSED)},
+        }
 
     def present(self) -> SummaryValues:
         """Return all values as they stand now; each reader of a run in progress takes them here."""

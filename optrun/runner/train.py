@@ -77,7 +77,8 @@ def train(
         run: Where to write; exists.
         display: Shows progress and notes.
         resume: Where to go on; None: from the start, or where rank 0 says.
-        stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that of the whole run.
+        stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that
+            of the whole run.
         owns_process: Whether a second signal may end the process.
         world: The ranks that share the run.
 
@@ -92,10 +93,16 @@ def train(
     ):
         if not world.is_main:
             silent = Summary(run, request, "")
-            return _train(Session(request, run, display, silent, signal_handler, started, world), None, stop_at)
+            return _train(
+                Session(request, run, display, silent, signal_handler, started, world),
+                None,
+                stop_at,
+            )
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
-            raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
+            raise ConfigError(
+                f"{run.path}: another process has run in this directory meanwhile. Choose another one."
+            )
         refuse_other_formats(run)
         run_id = run_id_of(run) or new_run_id()
         manifest, is_summary_whole = RunManifest(run), True
@@ -108,16 +115,22 @@ def train(
             summary.take_up()
         try:
             with _status(summary, display):
-                session = Session(request, run, display, summary, signal_handler, started, world, manifest)
+                session = Session(
+                    request, run, display, summary, signal_handler, started, world, manifest
+                )
                 return _train(session, resume, stop_at)
         finally:
             if run.metrics.is_file():
-                with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
+                with contextlib.suppress(
+                    OSError
+                ):  # a picture less; what ended the run is what counts
                     draw_curves(run.path)
             try:
                 manifest.close()
             except OSError as error:
-                display.note(f"{run.manifest}: {error.strerror or error}; what was written last is not covered.")
+                display.note(
+                    f"{run.manifest}: {error.strerror or error}; what was written last is not covered."
+                )
 
 
 def draw_curves(path: Path) -> None:
@@ -135,9 +148,13 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
         if summary.finished_before and not summary.begun:
             return
         try:
-            summary.end(status, str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_FAILED))
+            summary.end(
+                status, str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_FAILED)
+            )
         except OSError as error:  # a full disk must not hide why the run ended
-            display.note(f"{summary.run.summary}: {error.strerror or error}; status {status} is not in it.")
+            display.note(
+                f"{summary.run.summary}: {error.strerror or error}; status {status} is not in it."
+            )
 
     try:
         yield
@@ -152,11 +169,18 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
 
 def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
     """Train from the checkpoint, or the start, to the end."""
-    config, note, summary, world = session.config, session.display.note, session.summary, session.world
+    config, note, summary, world = (
+        session.config,
+        session.display.note,
+        session.summary,
+        session.world,
+    )
     require_tracker(config.tracking)
     require_optimizer(config.optimizer)
     if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
-        raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
+        raise ConfigError(
+            "training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none."
+        )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
     with opened_for(session, resume) as opened, heard(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
@@ -170,7 +194,9 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     if snapshot is not None and assembled.is_done:
         refuse_idle(asked_for(assembled.start.changes, assembled.derived), state.global_step)
         if world.from_main(lambda: summary.finished_before):
-            return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
+            return _leave_finished(
+                session, assembled, mended=resume is not None and bool(resume.notes)
+            )
     for line in (
         *size_warnings(config, device),
         *assembled.notes,
@@ -201,18 +227,26 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         if model is None or not world.is_main:
             return Outcome(session.run, summary.values)
         sample = _sample(prepared, model, note, seed=config.seed)
-        told = summary.finished(loop.training.stop if state.global_step < setup.total_steps else None)
-        publish(session.manifest, model, prepared.tokenizer, told, dict(session.request.values), sample)
+        told = summary.finished(
+            loop.training.stop if state.global_step < setup.total_steps else None
+        )
+        publish(
+            session.manifest, model, prepared.tokenizer, told, dict(session.request.values), sample
+        )
     summary.finish(told)
     return Outcome(session.run, summary.values, sample)
 
 
-def _answers(prepared: Prepared, note: Callable[[str], None]) -> Callable[[PreTrainedModel], Iterator[Answer]] | None:
+def _answers(
+    prepared: Prepared, note: Callable[[str], None]
+) -> Callable[[PreTrainedModel], Iterator[Answer]] | None:
     """Make what asks the model at each evaluation; None if the task wants no samples, or no rank has it whole."""
     if not getattr(prepared.task.config, "samples", 0):
         return None
     if is_sharded(prepared.model):
-        note("task.samples: no rank has the whole model with distributed=fsdp; no samples are written")
+        note(
+            "task.samples: no rank has the whole model with distributed=fsdp; no samples are written"
+        )
         return None
 
     def answers(model: PreTrainedModel) -> Iterator[Answer]:
@@ -234,7 +268,11 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
     except Stopped:
         signal = session.signal_handler.stop_signal
         assert signal is not None
-        where = "there is nothing to save yet" if opened.snapshot is None else "the checkpoints are as they were"
+        where = (
+            "there is nothing to save yet"
+            if opened.snapshot is None
+            else "the checkpoints are as they were"
+        )
         raise StoppedEarly(
             f"{signal.name} received while data and model were made ready: {where}. Go on with: "
             + session.summary.command("resume=auto", f"hydra.run.dir={session.run.path}")
@@ -263,7 +301,9 @@ def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> 
     return Outcome(session.run, summary.values)
 
 
-def _begin(session: Session, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None) -> None:
+def _begin(
+    session: Session, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
+) -> None:
     """Write what is known of the run before its first step, and see that its checkpoints have room."""
     run, summary, setup, start = session.run, session.summary, assembled.setup, assembled.start
     checkpoint, state = session.config.checkpoint, setup.state
@@ -275,7 +315,9 @@ def _begin(session: Session, prepared: Prepared, assembled: Assembled, resume: R
     summary.begin(setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
     if checkpoint.enabled:
         make_checkpoints_dir(run)
-        warning = space_warning(run, checkpoint, checkpoint_bytes(setup.model, setup.train_step.optimizer))
+        warning = space_warning(
+            run, checkpoint, checkpoint_bytes(setup.model, setup.train_step.optimizer)
+        )
         if warning is not None:
             session.display.note(warning)
     if resume is not None:
@@ -283,7 +325,8 @@ def _begin(session: Session, prepared: Prepared, assembled: Assembled, resume: R
     if assembled.is_done:
         truncate_after(run.metrics, state.global_step, session.manifest.replace)
     else:
-        # The line of an unfinished step is still to be written; those of the end of a shorter run go.
+        # The line of an unfinished step is still to be written; those of the end of a shorter run
+        # go.
         kept = -1 if state.untouched else state.global_step - state.unfinished
         take_up(run.metrics, kept, session.manifest.replace)
 
@@ -295,7 +338,11 @@ def _sample(
     try:
         with plain_attention(model):
             return prepared.task.sample(model, prepared.tokenizer, seed=seed)
-    except Exception as error:  # whatever it is: the model is trained, and is published without a sample
+    except (
+        Exception
+    ) as error:  # whatever it is: the model is trained, and is published without a sample
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        note(f"warning: task.prompt could not be continued ({line}); the model is published without a sample.")
+        note(
+            f"warning: task.prompt could not be continued ({line}); the model is published without a sample."
+        )
         return None

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) -> tuple[PreTrainedModel, Snapshot]:
+def load_trained(
+    run: RunDir, checkpoint: Path, *, dequantized: bool = False
+) -> tuple[PreTrainedModel, Snapshot]:
     """Build the model of a checkpoint; an adapter beside its base.
 
     Args:
@@ -46,7 +48,9 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     if snapshot.metadata.adapter is None:
-        dtype = next((tensor.dtype for tensor in snapshot.model.values() if tensor.is_floating_point()), None)
+        dtype = next(
+            (tensor.dtype for tensor in snapshot.model.values() if tensor.is_floating_point()), None
+        )
         model = kind._from_config(config, dtype=dtype)
         load_model_tensors(model, snapshot.model)
     else:
@@ -54,7 +58,9 @@ def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) ->
     return model.eval(), snapshot
 
 
-def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object) -> None:
+def refuse_other_vocabulary(
+    run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object
+) -> None:
     """Refuse a tokenizer of a run that is not the one its weights were trained with.
 
     Raises:
@@ -65,7 +71,10 @@ def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, t
             f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and nobody could use its weights "
             f"without. Restore the folder from a copy, or go on with the run, which writes it anew: resume={run.path}"
         )
-    if tokenizer is not None and snapshot.metadata.tokenizer not in (None, vocabulary_digest(tokenizer)):
+    if tokenizer is not None and snapshot.metadata.tokenizer not in (
+        None,
+        vocabulary_digest(tokenizer),
+    ):
         raise CheckpointError(
             f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "
             "words. Restore it from a copy."

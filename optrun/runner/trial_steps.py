@@ -21,7 +21,8 @@ class Trial:
     Attributes:
         seconds: Of a training step; None: its task has a reference to be computed first.
         device: On which.
-        lengths: Tokens of each training example; None: they have none, or it differs. Shape (examples,), int64.
+        lengths: Tokens of each training example; None: they have none, or it differs. Shape
+            (examples,), int64.
         notes: What preparing them told.
     """
 
@@ -38,7 +39,10 @@ def try_steps(config: RunConfig) -> Trial:
         ConfigError: Whatever a run would refuse of data and model.
     """
     prepared = prepare(config)
-    task, precision = prepared.task, Precision(pick_device(config.training.device), config.training.precision.value)
+    task, precision = (
+        prepared.task,
+        Precision(pick_device(config.training.device), config.training.precision.value),
+    )
     model = prepared.model.to(precision.device).train()
     size = min(config.training.step_over(1)[0], len(task.train))
     lengths = getattr(task.train, "lengths", None)
@@ -46,7 +50,9 @@ def try_steps(config: RunConfig) -> Trial:
         return Trial(None, precision.device.type, lengths, prepared.notes)
     seconds = 0.0
     for number in range(2):
-        examples = [task.transform(task.train[at], generator(0, "trial", number, at)) for at in range(size)]
+        examples = [
+            task.transform(task.train[at], generator(0, "trial", number, at)) for at in range(size)
+        ]
         begun = time.perf_counter()
         with precision.autocast():
             batch = precision.to_device(task.collate(examples))

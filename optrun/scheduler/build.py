@@ -14,7 +14,13 @@ from optrun.base.options import Group, ParamGroup
 from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.kind import kind_of
-from optrun.config.schema.scheduler import SCHEMAS, FloorConfig, PlateauConfig, SchedulerConfig, WeightDecayCurve
+from optrun.config.schema.scheduler import (
+    SCHEMAS,
+    FloorConfig,
+    PlateauConfig,
+    SchedulerConfig,
+    WeightDecayCurve,
+)
 from optrun.scheduler import builders, curves
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
@@ -30,22 +36,25 @@ def build_scheduler(
 ) -> Scheduler:
     """Build a scheduler that sets every group's learning rate from step to step.
 
-    A group may carry `schedule`, the name of a choice or a mapping with `name` and its keys, and then follows that.
+    A group may carry `schedule`, the name of a choice or a mapping with `name` and its keys, and
+    then follows that.
 
     Args:
         optimizer: Any torch optimizer; its groups keep the ratios of their lr.
-        config_or_name: A configuration, the name of a choice, or a function `global_step -> multiplier` of your own.
+        config_or_name: A configuration, the name of a choice, or a function `global_step ->
+            multiplier` of your own.
         num_training_steps: Optimizer steps of the whole run.
         **options: Beside a name: keys of that choice, such as `num_warmup_steps=100`.
 
     Returns:
-        The scheduler, with the lr for step 0 set; call `step()` after each optimizer step. It is a torch LRScheduler;
-        with a function of your own it can be pickled if that can.
+        The scheduler, with the lr for step 0 set; call `step()` after each optimizer step. It is a
+        torch LRScheduler; with a function of your own it can be pickled if that can.
 
     Raises:
         ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run.
         TypeError: Arguments of another kind, or options beside a configuration or a function.
-        ValueError: `num_training_steps` below 1, or a group whose lr is a function of the step already.
+        ValueError: `num_training_steps` below 1, or a group whose lr is a function of the step
+            already.
 
     Example:
         >>> import torch
@@ -61,12 +70,16 @@ def build_scheduler(
     _check_arguments(optimizer, num_training_steps)
     if callable(config_or_name) and not isinstance(config_or_name, str):
         if options:
-            raise TypeError(f"scheduler: {sorted(options)} stand beside a function of your own; put them into it.")
+            raise TypeError(
+                f"scheduler: {sorted(options)} stand beside a function of your own; put them into it."
+            )
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
         return Scheduler(optimizer, partial(_own_function, curve=config_or_name), name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
     base_lr = _base_lr(optimizer.param_groups)
-    follow = partial(_schedule_of_group, config=config, num_training_steps=num_training_steps, base_lr=base_lr)
+    follow = partial(
+        _schedule_of_group, config=config, num_training_steps=num_training_steps, base_lr=base_lr
+    )
     return Scheduler(optimizer, follow, name=config.name)
 
 
@@ -94,9 +107,13 @@ def _check_arguments(optimizer: object, num_training_steps: object) -> None:
         )
     if isinstance(num_training_steps, bool) or not isinstance(num_training_steps, numbers.Integral):
         kind = type(num_training_steps).__name__
-        raise TypeError(f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got {kind}.")
+        raise TypeError(
+            f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got {kind}."
+        )
     if int(num_training_steps) < 1:
-        raise ValueError(f"num_training_steps={num_training_steps}: expected a whole number, 1 or more.")
+        raise ValueError(
+            f"num_training_steps={num_training_steps}: expected a whole number, 1 or more."
+        )
 
 
 def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) -> Curve:
@@ -123,7 +140,9 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
     builder = row.load() if row.origin is None else partial(builders.registered, row.load())
     climb = builders.num_warmup_steps_of(config, num_training_steps)
     rest = max(num_training_steps - climb, 1)
-    curve: Curve = builder(config, builders.Span(num_training_steps, climb, rest, _final(config, lr)))
+    curve: Curve = builder(
+        config, builders.Span(num_training_steps, climb, rest, _final(config, lr))
+    )
     return curve
 
 
@@ -163,13 +182,18 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
     """
     if first == step:
         return f"{name} starts anew at the branch, over {total - first:,} steps (branch_schedule=restart)"
-    return f"{name} goes on at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
+    return (
+        f"{name} goes on at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
+    )
 
 
 def _base_lr(groups: list[ParamGroup]) -> float:
     """Find the peak of a group of scale 1, as far as the groups tell."""
     peaks = [
-        (float(group["initial_lr" if "initial_lr" in group else "lr"]), group.get("lr_scale") or 0.0)
+        (
+            float(group["initial_lr" if "initial_lr" in group else "lr"]),
+            group.get("lr_scale") or 0.0,
+        )
         for group in groups
     ]
     scaled = [peak / scale for peak, scale in peaks if scale]
@@ -204,7 +228,9 @@ def config_of_group(group: Group, default: SchedulerConfig) -> SchedulerConfig:
     options = {str(key): value for key, value in own.items() if key != "name"}
     config: SchedulerConfig = choice("scheduler", SCHEMAS, own["name"], options)
     if config.weight_decay_curve is not None:
-        raise ConfigError("schedule.weight_decay_curve: weight decay has one curve for the run; set it in `scheduler`.")
+        raise ConfigError(
+            "schedule.weight_decay_curve: weight decay has one curve for the run; set it in `scheduler`."
+        )
     return config
 
 
@@ -223,7 +249,9 @@ def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
     )
 
 
-def _weight_decay_curve(config: SchedulerConfig, num_training_steps: int) -> Curve | Literal["lr"] | None:
+def _weight_decay_curve(
+    config: SchedulerConfig, num_training_steps: int
+) -> Curve | Literal["lr"] | None:
     if config.weight_decay_curve is None:
         return None
     if config.weight_decay_curve is WeightDecayCurve.lr:

@@ -44,7 +44,9 @@ def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int
     if config.num_warmup_steps is not None:
         return config.num_warmup_steps
     default = DEFAULT_RATIO if isinstance(config, configs.InverseSqrtConfig) else 0.0
-    return math.ceil((default if config.warmup_ratio is None else config.warmup_ratio) * num_training_steps)
+    return math.ceil(
+        (default if config.warmup_ratio is None else config.warmup_ratio) * num_training_steps
+    )
 
 
 _TRIED = 100
@@ -58,7 +60,9 @@ def constant(_config: SchedulerConfig, span: Span) -> Curve:
 
 def linear(_config: configs.LinearConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=linear`."""
-    return curves.after_warmup(partial(curves.linear, decay_steps=span.rest, final=span.final), span.climb)
+    return curves.after_warmup(
+        partial(curves.linear, decay_steps=span.rest, final=span.final), span.climb
+    )
 
 
 def cosine(config: configs.CosineConfig, span: Span) -> Curve:
@@ -89,13 +93,17 @@ def polynomial(config: configs.PolynomialConfig, span: Span) -> Curve:
 
 def inverse_sqrt(_config: configs.InverseSqrtConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=inverse_sqrt`."""
-    return curves.floored(partial(curves.inverse_sqrt, num_warmup_steps=span.climb), span.final, since=span.climb)
+    return curves.floored(
+        partial(curves.inverse_sqrt, num_warmup_steps=span.climb), span.final, since=span.climb
+    )
 
 
 def noam(config: configs.NoamConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=noam`."""
     return curves.floored(
-        partial(curves.noam, num_warmup_steps=span.climb, d_model=config.d_model), span.final, since=span.climb
+        partial(curves.noam, num_warmup_steps=span.climb, d_model=config.d_model),
+        span.final,
+        since=span.climb,
     )
 
 
@@ -103,7 +111,9 @@ def wsd(config: configs.WsdConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=wsd`."""
     decay = config.num_decay_steps
     if decay is None:
-        decay = math.ceil((DEFAULT_RATIO if config.decay_ratio is None else config.decay_ratio) * span.total)
+        decay = math.ceil(
+            (DEFAULT_RATIO if config.decay_ratio is None else config.decay_ratio) * span.total
+        )
     body = partial(
         curves.wsd,
         num_stable_steps=max(span.total - span.climb - decay, 0),
@@ -126,7 +136,9 @@ def multistep(config: configs.MultistepConfig, span: Span) -> Curve:
     if milestones is None:
         milestones = [span.climb + math.ceil(share * span.rest) for share in (0.5, 0.75)]
     _not_in_warmup("scheduler.milestones", milestones, span.climb)
-    body = partial(curves.multistep, milestones=milestones, gamma=config.gamma, boundary=config.boundary.value)
+    body = partial(
+        curves.multistep, milestones=milestones, gamma=config.gamma, boundary=config.boundary.value
+    )
     return curves.during_warmup(curves.floored(body, span.final), span.climb)
 
 
@@ -139,7 +151,12 @@ def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
             f"scheduler.values: {len(config.values)} values for a run of {span.total} steps. "
             "Give one per step, or scheduler.boundaries."
         )
-    body = partial(curves.piecewise, values=config.values, boundaries=config.boundaries, boundary=config.boundary.value)
+    body = partial(
+        curves.piecewise,
+        values=config.values,
+        boundaries=config.boundaries,
+        boundary=config.boundary.value,
+    )
     return curves.during_warmup(body, span.climb)
 
 
@@ -153,7 +170,9 @@ def inverse_time(config: configs.InverseTimeConfig, span: Span) -> Curve:
     return _over_decay_steps(curves.inverse_time, config, span)
 
 
-def _over_decay_steps(function: Callable[..., float], config: configs.ExponentialConfig, span: Span) -> Curve:
+def _over_decay_steps(
+    function: Callable[..., float], config: configs.ExponentialConfig, span: Span
+) -> Curve:
     body = partial(
         function,
         decay_rate=config.decay_rate,
@@ -166,14 +185,17 @@ def _over_decay_steps(function: Callable[..., float], config: configs.Exponentia
 def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
     early = [at for at in steps if at < climb]
     if early:
-        raise ConfigError(f"{key}={steps}: {early[0]} lies in the warm-up, which lasts until step {climb}.")
+        raise ConfigError(
+            f"{key}={steps}: {early[0]} lies in the warm-up, which lasts until step {climb}."
+        )
 
 
 def registered(function: Callable[..., float], config: SchedulerConfig, span: Span) -> Curve:
     """Build the curve of a function that was registered, between the warm-up and `min_lr`.
 
     Args:
-        function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps from the end of the warm-up.
+        function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps from the end
+            of the warm-up.
         config: With the fields of its schema.
         span: As for every builder.
 
@@ -182,7 +204,9 @@ def registered(function: Callable[..., float], config: SchedulerConfig, span: Sp
     """
     body = partial(function, config=config, decay_steps=span.rest)
     for at in sorted({round(index * (span.rest - 1) / _TRIED) for index in range(_TRIED + 1)}):
-        said = f"scheduler={config.name}: {getattr(function, '__qualname__', function)} at step {at}"
+        said = (
+            f"scheduler={config.name}: {getattr(function, '__qualname__', function)} at step {at}"
+        )
         try:
             value: Any = body(at)
         except Exception as error:

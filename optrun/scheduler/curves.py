@@ -1,7 +1,8 @@
 """Every schedule as a function of the step: `global_step -> multiplier` of the peak learning rate.
 
-Steps are optimizer steps and count from 0; the step that is about to be made asks for its own value. Nothing here knows
-an optimizer or a tensor. `final` is where a curve ends, as a share of the peak.
+Steps are optimizer steps and count from 0; the step that is about to be made asks for its own
+value. Nothing here knows an optimizer or a tensor. `final` is where a curve ends, as a share of the
+peak.
 """
 
 from __future__ import annotations
@@ -54,7 +55,12 @@ def linear(global_step: int, *, decay_steps: int, final: float = 0.0) -> float:
 
 
 def polynomial(
-    global_step: int, *, decay_steps: int, final: float = 0.0, power: float = 1.0, cycle: bool = False
+    global_step: int,
+    *,
+    decay_steps: int,
+    final: float = 0.0,
+    power: float = 1.0,
+    cycle: bool = False,
 ) -> float:
     """Compute (1 - final) * (1 - step / decay_steps) ** power + final, as Keras and MindSpore PolynomialDecay.
 
@@ -97,7 +103,8 @@ def cosine(
         cycle_mult: Length of a cycle by the length of the one before; with restarts.
         cycle_decay: Peak of a cycle by the peak of the one before; with restarts.
 
-    Source: Loshchilov & Hutter 2017, arXiv:1608.03983, equation 5; Keras CosineDecay, MindSpore CosineDecayLR.
+    Source: Loshchilov & Hutter 2017, arXiv:1608.03983, equation 5; Keras CosineDecay, MindSpore
+        CosineDecayLR.
 
     Example:
         >>> [round(cosine(step, decay_steps=4), 4) for step in range(5)]
@@ -141,7 +148,9 @@ def inverse_sqrt(global_step: int, num_warmup_steps: float) -> float:
         [0.0, 0.25, 1.0, 0.5]
     """
     if num_warmup_steps <= 0:
-        raise ValueError(f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up.")
+        raise ValueError(
+            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up."
+        )
     if global_step < num_warmup_steps:
         return global_step / num_warmup_steps
     return math.sqrt(num_warmup_steps) / math.sqrt(global_step)
@@ -167,7 +176,9 @@ def noam(global_step: int, *, num_warmup_steps: float, d_model: int | None = Non
     if d_model is None:
         return inverse_sqrt(global_step, num_warmup_steps)
     if num_warmup_steps <= 0:
-        raise ValueError(f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up.")
+        raise ValueError(
+            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up."
+        )
     if global_step == 0:
         return 0.0
     return float(d_model**-0.5 * min(global_step**-0.5, global_step * num_warmup_steps**-1.5))
@@ -183,8 +194,10 @@ def wsd(
 ) -> float:
     """Keep the peak for `num_stable_steps`, then go down to `final` within `num_decay_steps`.
 
-    With x from 0 to 1 over the decay, the curve goes along `1 - x` (linear), `(1 + cos(pi x)) / 2` (cosine),
-    `1 - sqrt(x)` (one_minus_sqrt), `1 - x**2` (square), or in equal factors, `final ** x` (exponential).
+    With x from 0 to 1 over the decay, the curve goes along `1 - x` (linear), `(1 + cos(pi x)) / 2`
+    (cosine),
+    `1 - sqrt(x)` (one_minus_sqrt), `1 - x**2` (square), or in equal factors, `final ** x`
+    (exponential).
 
     Args:
         global_step: Step, from 0; the warm-up lies before it.
@@ -202,7 +215,11 @@ def wsd(
         >>> [wsd(step, num_stable_steps=2, num_decay_steps=4, shape="linear") for step in range(7)]
         [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    x = _progress(global_step - num_stable_steps, num_decay_steps) if global_step > num_stable_steps else 0.0
+    x = (
+        _progress(global_step - num_stable_steps, num_decay_steps)
+        if global_step > num_stable_steps
+        else 0.0
+    )
     if shape == "exponential":
         if final <= 0:
             raise ValueError(f"final={final}: expected a number above 0 for equal factors.")
@@ -214,7 +231,9 @@ def wsd(
         "square": lambda x: 1.0 - x * x,
     }
     if shape not in lefts:
-        raise ValueError(f"shape={shape}: expected one of {', '.join(sorted([*lefts, 'exponential']))}.")
+        raise ValueError(
+            f"shape={shape}: expected one of {', '.join(sorted([*lefts, 'exponential']))}."
+        )
     return final + (1.0 - final) * lefts[shape](x)
 
 
@@ -228,14 +247,17 @@ def step(global_step: int, *, step_size: int, gamma: float = 0.1) -> float:
     return float(gamma ** (global_step // step_size))
 
 
-def multistep(global_step: int, *, milestones: Sequence[int], gamma: float = 0.1, boundary: str = "paddle") -> float:
+def multistep(
+    global_step: int, *, milestones: Sequence[int], gamma: float = 0.1, boundary: str = "paddle"
+) -> float:
     """Raise gamma to the power of the milestones passed.
 
     Args:
         global_step: Step, from 0.
         milestones: Rising steps.
         gamma: Factor at each.
-        boundary: `paddle` (and torch): a milestone itself has the new value; `keras`: still the old one.
+        boundary: `paddle` (and torch): a milestone itself has the new value; `keras`: still the old
+            one.
 
     Raises:
         ValueError: Another word for `boundary`.
@@ -248,7 +270,11 @@ def multistep(global_step: int, *, milestones: Sequence[int], gamma: float = 0.1
 
 
 def piecewise(
-    global_step: int, *, values: Sequence[float], boundaries: Sequence[int] | None = None, boundary: str = "paddle"
+    global_step: int,
+    *,
+    values: Sequence[float],
+    boundaries: Sequence[int] | None = None,
+    boundary: str = "paddle",
 ) -> float:
     """Choose from a list of multipliers: one per stretch between boundaries, or one per step.
 
@@ -256,7 +282,8 @@ def piecewise(
         global_step: Step, from 0.
         values: Multipliers; one more than boundaries.
         boundaries: Rising steps. None: `values` are indexed by the step, and the last one stays.
-        boundary: `paddle` (and MindSpore): a boundary itself has the new value; `keras`: still the old one.
+        boundary: `paddle` (and MindSpore): a boundary itself has the new value; `keras`: still the
+            old one.
 
     Raises:
         ValueError: Another word for `boundary`.
@@ -274,7 +301,9 @@ def piecewise(
     return float(values[_passed(global_step, boundaries, boundary)])
 
 
-def exponential(global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False) -> float:
+def exponential(
+    global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False
+) -> float:
     """Compute decay_rate ** (step / decay_steps), as Keras ExponentialDecay and MindSpore ExponentialDecayLR.
 
     Args:
@@ -290,7 +319,9 @@ def exponential(global_step: int, *, decay_rate: float, decay_steps: int, stairc
     return float(decay_rate ** _turns(global_step, decay_steps, staircase))
 
 
-def inverse_time(global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False) -> float:
+def inverse_time(
+    global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False
+) -> float:
     """Compute 1 / (1 + decay_rate * step / decay_steps), as Keras InverseTimeDecay and the `decay` of its optimizers.
 
     Args:
@@ -348,7 +379,8 @@ def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
     return product(partial(warmup, num_warmup_steps=num_warmup_steps), curve)
 
 
-# What the combinators return is a partial of these: a closure could not be pickled with its scheduler.
+# What the combinators return is a partial of these: a closure could not be pickled with its
+# scheduler.
 
 
 def _product(global_step: int, *, curves: Sequence[Curve]) -> float:

@@ -77,7 +77,12 @@ class Plateau:
 
     def state_dict(self) -> StateDict:
         """Return what changes from evaluation to evaluation, and in which direction; JSON-able."""
-        counted = {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
+        counted = {
+            "multiplier": self.multiplier,
+            "best": self.best,
+            "num_bad": self.num_bad,
+            "cooling": self.cooling,
+        }
         return {**counted, "mode": self.mode}
 
     def load_state_dict(self, state: State) -> None:

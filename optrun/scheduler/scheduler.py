@@ -25,7 +25,8 @@ class GroupSchedule:
 
     Attributes:
         lr: Multiplier of its learning rate.
-        weight_decay: Multiplier of its weight decay; "lr": that of its lr, plateau included; None leaves it alone.
+        weight_decay: Multiplier of its weight decay; "lr": that of its lr, plateau included; None
+            leaves it alone.
         plateau: Further multiplier of its lr; None where that looks at no metric.
     """
 
@@ -41,15 +42,20 @@ class GroupSchedule:
         """Return what the weight decay is multiplied by; None if it is left alone."""
         if self.weight_decay is None:
             return None
-        return self.multiplier(global_step) if isinstance(self.weight_decay, str) else self.weight_decay(global_step)
+        return (
+            self.multiplier(global_step)
+            if isinstance(self.weight_decay, str)
+            else self.weight_decay(global_step)
+        )
 
 
 class Scheduler(LRScheduler):
     """Sets each group's lr to base times curve, and weight decay where that has a curve of its own.
 
-    The base of a group is `initial_lr`, the lr it was built with, scale included, so that ratios between groups stay.
-    Optimizer step e, counted from 0, is made with `curve(e)`. A group that is added later joins the schedule at the
-    step it has come to. `last_epoch`, as torch calls it, is the number of optimizer steps done.
+    The base of a group is `initial_lr`, the lr it was built with, scale included, so that ratios
+    between groups stay. Optimizer step e, counted from 0, is made with `curve(e)`. A group that is
+    added later joins the schedule at the step it has come to. `last_epoch`, as torch calls it, is
+    the number of optimizer steps done.
 
     Attributes:
         name: What drives the learning rate, for messages.
@@ -63,12 +69,15 @@ class Scheduler(LRScheduler):
         [0.05]
     """
 
-    def __init__(self, optimizer: Optimizer, follow: Callable[[Group], GroupSchedule], *, name: str) -> None:
+    def __init__(
+        self, optimizer: Optimizer, follow: Callable[[Group], GroupSchedule], *, name: str
+    ) -> None:
         """Set every group to its values for step 0 and mark the optimizer as driven.
 
         Args:
             optimizer: Any torch optimizer.
-            follow: From a parameter group to what it follows; asked once for each, also for those that come later.
+            follow: From a parameter group to what it follows; asked once for each, also for those
+                that come later.
             name: What `set_lr` names when it refuses.
 
         Raises:
@@ -139,7 +148,10 @@ class Scheduler(LRScheduler):
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> StateDict:
-        """Return where the schedule stands; JSON-able. The curves are configuration and not in it."""
+        """Return where the schedule stands; JSON-able.
+
+        The curves are configuration and not in it.
+        """
         last_lr = self.get_last_lr()
         plateaus = [schedule.plateau for schedule in self._schedules]
         return {
@@ -158,7 +170,9 @@ class Scheduler(LRScheduler):
         """
         for key in ("global_step", "plateaus"):
             if key not in state_dict:
-                raise ValueError(f"this is no scheduler's state: it has no key {key!r}, but {list(state_dict)[:6]}.")
+                raise ValueError(
+                    f"this is no scheduler's state: it has no key {key!r}, but {list(state_dict)[:6]}."
+                )
         self._take_in_groups()
         plateaus = state_dict["plateaus"]
         if len(plateaus) != len(self._schedules):
@@ -179,7 +193,9 @@ class Scheduler(LRScheduler):
 
     def _show(self, metric: float) -> None:
         if self.metric is None:
-            raise ValueError(f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau does.")
+            raise ValueError(
+                f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau does."
+            )
         for schedule in self._schedules:
             if schedule.plateau is not None:
                 schedule.plateau.observe(float(metric))
@@ -191,7 +207,9 @@ class Scheduler(LRScheduler):
 
     def _apply(self) -> None:
         self._take_in_groups()
-        for group, schedule, lr in zip(self.optimizer.param_groups, self._schedules, self.get_lr(), strict=True):
+        for group, schedule, lr in zip(
+            self.optimizer.param_groups, self._schedules, self.get_lr(), strict=True
+        ):
             _set(group, "lr", lr)
             scale = schedule.decay_multiplier(self.last_epoch)
             if scale is not None and "weight_decay" in group:
@@ -220,11 +238,17 @@ class Scheduler(LRScheduler):
                 f"the optimizer had {known} parameter groups, and now {len(groups)}: build a new schedule."
             )
         added = [self._follow(group) for group in groups[known:]]
-        _refuse_functions(self.optimizer, self.name, weight_decay=any(one.weight_decay is not None for one in added))
+        _refuse_functions(
+            self.optimizer,
+            self.name,
+            weight_decay=any(one.weight_decay is not None for one in added),
+        )
         plateaus = [one.plateau for one in (*self._schedules, *added) if one.plateau is not None]
         metrics = sorted({plateau.metric for plateau in plateaus})
         if len(metrics) > 1:
-            raise ConfigError(f"scheduler.metric: the groups watch different metrics, {', '.join(metrics)}.")
+            raise ConfigError(
+                f"scheduler.metric: the groups watch different metrics, {', '.join(metrics)}."
+            )
         for group, schedule in zip(groups[known:], added, strict=True):
             if schedule.plateau is not None:
                 schedule.plateau = copy.copy(plateaus[plateaus.index(schedule.plateau)])

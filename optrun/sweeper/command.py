@@ -19,7 +19,10 @@ _ALONE = "hydra.mode=RUN"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCommand(CommandLine):
-    """What was typed to start a sweep; the overrides are checked. Travels to other processes as plain values."""
+    """What was typed to start a sweep; the overrides are checked.
+
+    Travels to other processes as plain values.
+    """
 
     plugins: Sequence[PlainMapping] = ()
     """Records of the plugins that were loaded for it."""
@@ -37,7 +40,13 @@ class SweepCommand(CommandLine):
         """
         name = [] if self.config_name == DEFAULT_CONFIG else ["-cn", self.config_name]
         folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        return [*options(self.plugins), *name, *folder, *([_ALONE] if self.sweeps_by_itself else []), *overrides]
+        return [
+            *options(self.plugins),
+            *name,
+            *folder,
+            *([_ALONE] if self.sweeps_by_itself else []),
+            *overrides,
+        ]
 
 
 @dataclass

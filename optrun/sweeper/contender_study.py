@@ -61,7 +61,8 @@ class ContenderStudy:
         hydra: Parses the overrides.
         compose: Resolves the overrides of a trial.
         options: Of the sweeper.
-        contender: Whose values are searched; one without a name stands for a sweep that tells no optimizers apart.
+        contender: Whose values are searched; one without a name stands for a sweep that tells no
+            optimizers apart.
         share: Trials that it is to have.
 
     Raises:
@@ -69,7 +70,12 @@ class ContenderStudy:
     """
 
     def __init__(
-        self, hydra: Hydra, compose: Composer, options: OptunaConfig, contender: Contender, share: int
+        self,
+        hydra: Hydra,
+        compose: Composer,
+        options: OptunaConfig,
+        contender: Contender,
+        share: int,
     ) -> None:
         self.name = contender.name
         self.share = share
@@ -80,7 +86,11 @@ class ContenderStudy:
         parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
         self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
         swept = [override for _, override in parsed if override.is_sweep_override()]
-        listed = [override for override in swept if override.key_or_group == "seed" and override.is_discrete_sweep()]
+        listed = [
+            override
+            for override in swept
+            if override.key_or_group == "seed" and override.is_discrete_sweep()
+        ]
         self.seeds = [str(seed) for override in listed for seed in override.sweep_string_iterator()]
         """What every trial is run on, its value their mean; empty: on the one seed of the configuration."""
         if len(set(self.seeds)) < len(self.seeds):
@@ -101,10 +111,14 @@ class ContenderStudy:
                 try:
                     store.typed(saved.with_schemas(job.values, job.label))
                 except ConfigError as error:
-                    raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
+                    raise ConfigError(
+                        f"{error} In the space of the search, at {job.label}."
+                    ) from error
         except ConfigError as error:
             said = str(error).lstrip("+")
-            if any(said.startswith(key) for key in contender.own):  # by the optimizer whose space it is
+            if any(
+                said.startswith(key) for key in contender.own
+            ):  # by the optimizer whose space it is
                 raise ConfigError(f"search.{contender.name}.{said}") from error
             raise
         self.searched = {override.key_or_group for override in swept}
@@ -140,28 +154,41 @@ class ContenderStudy:
         made = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
         shown = seeds if len(seeds) > 1 else [[]]
         return tuple(
-            replace(job, label=label_of([*named, *proposed, *seed])) for job, seed in zip(made, shown, strict=True)
+            replace(job, label=label_of([*named, *proposed, *seed]))
+            for job, seed in zip(made, shown, strict=True)
         )
 
-    # What it is bound to --------------------------------------------------------------------------------------------
+    # What it is bound to
+    # --------------------------------------------------------------------------------------------
 
     def shared(self) -> PlainDict:
         """List what every trial has alike, by dotted name, and what judges it.
 
-        Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
+        Values that follow from a searched number, as `model.config.n_positions` does from
+        `data.max_length`, are not
         among them: the range may change while the study lasts.
         """
         high = {key: getattr(found, "high", any_value(found)) for key, found in self.space.items()}
-        one, other = (flat(identity(values)) for values in (self.example.values, self._job(high).values))
+        one, other = (
+            flat(identity(values)) for values in (self.example.values, self._job(high).values)
+        )
         searched = {key.lstrip("+") for key in self.space}
-        alike = {key: value for key, value in one.items() if key not in searched and other.get(key) == value}
+        alike = {
+            key: value
+            for key, value in one.items()
+            if key not in searched and other.get(key) == value
+        }
         metric = self.example.values["checkpoint"]["metric"]
         return {
             **alike,
             **({"seed": ",".join(self.seeds)} if self.seeds else {}),
             "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
             "checkpoint.mode": self.mode(),
-            **({KEY: [f"{each.name}:{each.mode}" for each in self.objectives]} if self.objectives else {}),
+            **(
+                {KEY: [f"{each.name}:{each.mode}" for each in self.objectives]}
+                if self.objectives
+                else {}
+            ),
         }
 
     def mode(self) -> str:
@@ -191,7 +218,8 @@ class ContenderStudy:
         later = partial(saved.is_default, self.example.values)
         study_of.refuse_other(self._study, where, self.space, self.shared(), later)
 
-    # Trials ---------------------------------------------------------------------------------------------------------
+    # Trials
+    # ---------------------------------------------------------------------------------------------------------
 
     def trials(self) -> list[Trial]:
         """List the trials that a sampler proposed, with all their parameters; no late results of those given up."""
@@ -215,11 +243,16 @@ class ContenderStudy:
             options.sampler, options.seed, number, self.share, study=self.name, space=self.space
         )
         asked = self._study.ask(fixed_distributions=self.space)
-        return Trial(self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params))
+        return Trial(
+            self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params)
+        )
 
     def report(self, trial: Trial, step: int, value: float) -> None:
         """Report the value at a rung to the sampler, once; NaN is not reported."""
-        unknown = trial.frozen.state == TrialState.RUNNING and step not in trial.frozen.intermediate_values
+        unknown = (
+            trial.frozen.state == TrialState.RUNNING
+            and step not in trial.frozen.intermediate_values
+        )
         if unknown and not math.isnan(value):
             optuna.trial.Trial(self._study, trial.frozen._trial_id).report(value, step)
 
@@ -227,12 +260,17 @@ class ContenderStudy:
         """Judge a trial at every rung it has got to, among those that were there before it.
 
         Returns:
-            How far its jobs are to get; nothing if it is over. One that was not evaluated until a rung goes on.
+            How far its jobs are to get; nothing if it is over. One that was not evaluated until a
+            rung goes on.
         """
         frozen, number, total = trial.frozen, str(trial.number), float(self.max_steps or math.inf)
-        bracket = partial(bracket_of, self.options, self._study.study_name, max_steps=self.max_steps)
+        bracket = partial(
+            bracket_of, self.options, self._study.study_name, max_steps=self.max_steps
+        )
         total = min(total, *(driver.board.row(job).state.total or math.inf for job in trial.jobs))
-        for rung in takewhile(lambda step: step < total, rungs_of(self.options, bracket(trial.number))):
+        for rung in takewhile(
+            lambda step: step < total, rungs_of(self.options, bracket(trial.number))
+        ):
             if rung <= frozen.user_attrs.get(_PASSED, 0):
                 continue
             goals = [Goal(job, rung) for job in trial.jobs]
@@ -241,12 +279,15 @@ class ContenderStudy:
             there = {
                 str(other.number): other.intermediate_values[rung]
                 for other in self._study.get_trials(deepcopy=False)
-                if rung in other.intermediate_values and bracket(other.number) == bracket(trial.number)
+                if rung in other.intermediate_values
+                and bracket(other.number) == bracket(trial.number)
             }
             value = value_at(driver, trial.jobs, rung, there.values())
             if value is not None:
                 self.report(trial, rung, value)
-                if number not in survivors({**there, number: value}, self.mode(), self.options.reduction_factor):
+                if number not in survivors(
+                    {**there, number: value}, self.mode(), self.options.reduction_factor
+                ):
                     driver.stop_at_rung(trial.jobs, rung, "weaker than those before it")
                     return []
             optuna.trial.Trial(self._study, frozen._trial_id).set_user_attr(_PASSED, rung)
@@ -273,11 +314,16 @@ class ContenderStudy:
         """Compute the outcome of a trial: the mean over its seeds, a number for each objective.
 
         Returns:
-            None if a job has not ended, failed for another reason than divergence, or has a number that is not finite.
+            None if a job has not ended, failed for another reason than divergence, or has a number
+            that is not finite.
         """
         rows = [self._outcome(job, board.row(job).state) for job in trial.jobs]
         found = [row for row in rows if row is not None]
-        return [sum(column) / len(column) for column in zip(*found, strict=True)] if len(found) == len(rows) else None
+        return (
+            [sum(column) / len(column) for column in zip(*found, strict=True)]
+            if len(found) == len(rows)
+            else None
+        )
 
     def _outcome(self, job: Job, state: JobState) -> list[float] | None:
         """Find what a job counts as: a diverged one as the worst so far, or as its untrained model if that is worse."""
@@ -290,7 +336,9 @@ class ContenderStudy:
             assert self._sweep is not None
             ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             worst = []
-            for index, each in enumerate(self.objectives or [Objective(state.metric or "", state.mode)]):
+            for index, each in enumerate(
+                self.objectives or [Objective(state.metric or "", state.mode)]
+            ):
                 before = untrained(self._sweep, job, each.name)
                 value = stand_in((trial.values[index] for trial in ended), [before], each.mode)
                 if value is None:

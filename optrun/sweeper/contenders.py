@@ -48,7 +48,10 @@ def search_overrides(search: Mapping[str, object]) -> list[str]:
 
 
 def contenders_of(
-    hydra: Hydra, checked: Callable[[Sequence[str]], list[str]], common: Sequence[str], own: Sequence[str]
+    hydra: Hydra,
+    checked: Callable[[Sequence[str]], list[str]],
+    common: Sequence[str],
+    own: Sequence[str],
 ) -> list[Contender]:
     """Take a sweep apart by optimizer.
 
@@ -59,8 +62,9 @@ def contenders_of(
         own: `search.NAME.KEY=VALUES`; empty: optimizers are not told apart.
 
     Returns:
-        One contender for each value of `optimizer=`, or where there is none for each name among `own`; else a single
-        one without a name. What was given for one optimizer wins over what holds for all.
+        One contender for each value of `optimizer=`, or where there is none for each name among
+        `own`; else a single one without a name. What was given for one optimizer wins over what
+        holds for all.
 
     Raises:
         ConfigError: An optimizer or a key that does not exist, by name.
@@ -96,17 +100,29 @@ def _taken_apart(token: str, options: Sequence[str]) -> tuple[str, str]:
     if name not in options:
         raise ConfigError(f"{path}: no such optimizer: {name}. {did_you_mean(name, options)}")
     if key.replace("/", ".").partition(".")[0] in _NOT_OWN and not key.startswith("optimizer."):
-        raise ConfigError(f"{path}: {key} is one for all optimizers. Give {key}=... without search.{name}.")
+        raise ConfigError(
+            f"{path}: {key} is one for all optimizers. Give {key}=... without search.{name}."
+        )
     return name, f"{key}={values}"
 
 
 def _contender(
-    checked: Callable[[Sequence[str]], list[str]], name: str, shared: Sequence[str], own: Sequence[str]
+    checked: Callable[[Sequence[str]], list[str]],
+    name: str,
+    shared: Sequence[str],
+    own: Sequence[str],
 ) -> Contender:
     tokens = [f"optimizer={name}", *merged(shared, own)]
     try:
         whole = checked(tokens)
     except ConfigError as error:
-        key = next((token.partition("=")[0] for token in own if str(error).startswith(token.partition("=")[0])), None)
+        key = next(
+            (
+                token.partition("=")[0]
+                for token in own
+                if str(error).startswith(token.partition("=")[0])
+            ),
+            None,
+        )
         raise ConfigError(f"search.{name}{': ' if key is None else '.'}{error}") from error
     return Contender(name, whole, frozenset(token.partition("=")[0] for token in own))

@@ -38,10 +38,18 @@ def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
         ConfigError: There is no such device, or one is meant twice.
     """
     inherited = _inherited()
-    if inherited is None and not isinstance(asked, str) and any(str(name).startswith("MIG-") for name in asked):
-        inherited = [str(name) for name in asked]  # a process without such a name in its environment sees one of them
+    if (
+        inherited is None
+        and not isinstance(asked, str)
+        and any(str(name).startswith("MIG-") for name in asked)
+    ):
+        inherited = [
+            str(name) for name in asked
+        ]  # a process without such a name in its environment sees one of them
         if not all(name.startswith("MIG-") for name in inherited):
-            raise ConfigError(f"{KEY}={asked}: expected MIG names alone, or none; CUDA does not see both at once.")
+            raise ConfigError(
+                f"{KEY}={asked}: expected MIG names alone, or none; CUDA does not see both at once."
+            )
     there = visible_devices(inherited)
     setting = "" if inherited is None else f" with {VISIBLE}={','.join(inherited)}"
     if asked == "auto":
@@ -54,7 +62,9 @@ def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
     found = [_pick(name, there, f"{KEY}={asked}", setting) for name in asked]
     for device in found:
         if found.count(device) > 1:
-            raise ConfigError(f"{KEY}={asked}: {device.visible} and {device.uuid} are one device; expected each once.")
+            raise ConfigError(
+                f"{KEY}={asked}: {device.visible} and {device.uuid} are one device; expected each once."
+            )
     return found
 
 
@@ -69,11 +79,15 @@ def visible_devices(inherited: Sequence[str] | None) -> list[Device]:
     """
     if inherited is None:
         return [Device(str(index), f"GPU-{uuid}") for index, uuid in enumerate(_ask_torch(None))]
-    if any(name.startswith("MIG-") for name in inherited):  # CUDA shows a process one of them, so each is asked for
+    if any(
+        name.startswith("MIG-") for name in inherited
+    ):  # CUDA shows a process one of them, so each is asked for
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             seen = list(threads.map(_ask_torch, inherited))
         pairs = [(name, uuids[0]) for name, uuids in zip(inherited, seen, strict=True) if uuids]
-        return [Device(name, name if name.startswith("MIG-") else f"GPU-{uuid}") for name, uuid in pairs]
+        return [
+            Device(name, name if name.startswith("MIG-") else f"GPU-{uuid}") for name, uuid in pairs
+        ]
     # CUDA ends the list at the first name that it does not know.
     uuids = _ask_torch(",".join(inherited))
     return [Device(name, f"GPU-{uuid}") for name, uuid in zip(inherited, uuids, strict=False)]
@@ -146,7 +160,9 @@ def _pick(name: int | str, there: Sequence[Device], given: str, setting: str) ->
     if isinstance(name, int):
         found = [there[name]] if name < len(there) else []
     else:
-        found = [device for device in there if name == device.visible or device.uuid.startswith(name)]
+        found = [
+            device for device in there if name == device.visible or device.uuid.startswith(name)
+        ]
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(there)) or "none"

@@ -91,7 +91,8 @@ class Driver:
         self._watch = StallWatch(self.sweep, self.options.stall_seconds, self.stop.clock)
         self.stop.groups, self.stop.at_work = self.workers.pids, self._unsaved
 
-    # What is known --------------------------------------------------------------------------------------------------
+    # What is known
+    # --------------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Add jobs of this sweep; those that failed before are tried again where that was asked for."""
@@ -136,7 +137,8 @@ class Driver:
         """Tell whether a job is still to get where it is wanted, in this start or, if its time is up, the next."""
         return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
-    # What is done ---------------------------------------------------------------------------------------------------
+    # What is done
+    # ---------------------------------------------------------------------------------------------------
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
         """Bring jobs to where a plan wants them; it is asked again whenever a launch has ended, until nothing is left.
@@ -149,7 +151,11 @@ class Driver:
         """
         goals = plan()
         while True:
-            landed = [(launch, code) for launch in self._open if (code := launch.server.code()) is not None]
+            landed = [
+                (launch, code)
+                for launch in self._open
+                if (code := launch.server.code()) is not None
+            ]
             for launch, code in landed:
                 self._land(launch, code)
             self.refresh(job for job, _ in goals)
@@ -191,7 +197,9 @@ class Driver:
         if not self._killed:
             at_work = (row.job for launch in self._open for row in launch.batch)
             slow = ", ".join(job.label for job in at_work if self.sweep.held(job.name))
-            self.view.note(f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up; killed")
+            self.view.note(
+                f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up; killed"
+            )
         self._killed = True
         for pid in self.workers.pids():
             end_family(pid)
@@ -206,13 +214,19 @@ class Driver:
             elif silent := self._watch(name):
                 self._watch.forget(name)
                 if elsewhere := end_holder(self.sweep.lock(name), server.pid):
-                    self.view.note(f"{label}: made no progress for {duration(silent)}; {elsewhere}: end it there")
+                    self.view.note(
+                        f"{label}: made no progress for {duration(silent)}; {elsewhere}: end it there"
+                    )
                 else:
                     row.stalled, row.stalled_now = silent, True
 
     def _unsaved(self) -> list[str]:
         """Find jobs that a process of this sweep trains now; one that saved itself may still draw its curves."""
-        return [name for name in self._at_work if self.sweep.held(name) and self.sweep.state(name).status == "running"]
+        return [
+            name
+            for name in self._at_work
+            if self.sweep.held(name) and self.sweep.state(name).status == "running"
+        ]
 
     def _tell_of_stop(self) -> None:
         """Answer the first request to stop at once: what follows takes as long as a step and a save."""
@@ -220,7 +234,9 @@ class Driver:
             return
         self._told_of_stop = True
         held = len(self._unsaved())
-        jobs = "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
+        jobs = (
+            "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
+        )
         self.view.note(
             f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once"
         )
@@ -257,19 +273,29 @@ class Driver:
         free = (
             goal
             for goal in goals
-            if goal.job.name not in at_work and self._wanted(goal) and not self.sweep.held(goal.job.name)
+            if goal.job.name not in at_work
+            and self._wanted(goal)
+            and not self.sweep.held(goal.job.name)
         )
         if self.workers.one_job_each:
             yield from ([goal] for goal in free)
         elif not self._open:
-            found = list({goal.job.name: goal for goal in free}.values())  # two trials may be one job
+            found = list(
+                {goal.job.name: goal for goal in free}.values()
+            )  # two trials may be one job
             suspects = [goal for goal in found if self.board.row(goal.job).suspect]
             if found:
                 yield suspects[:1] or found[: self.options.max_batch_size]
 
     def _mark(self, row: JobRow) -> tuple[object, ...]:
         record, state = self.sweep.read_record(row.job.name), self.sweep.state(row.job.name)
-        return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(row.job.name)
+        return (
+            record.attempts,
+            state.status,
+            state.step,
+            len(record.rungs),
+            self.sweep.held(row.job.name),
+        )
 
     def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
         """Begin a launch in a process."""
@@ -319,7 +345,9 @@ class Driver:
         if self.stop.requested:
             return
         if why and not begun and not pinned:
-            raise OptrunError(f"the launcher failed before any job began: {why} See {self.sweep.log}.")
+            raise OptrunError(
+                f"the launcher failed before any job began: {why} See {self.sweep.log}."
+            )
         if refused and not begun:
             self.view.note(f"device {pinned} is left out: {why}")
         elif self._unbegun >= _IDLE_LAUNCHES:
@@ -338,7 +366,9 @@ class Driver:
                     if record.open == self.token:  # its worker died
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
-                        if not stalled or row.stalled_now:  # else it was killed together with those that stalled
+                        if (
+                            not stalled or row.stalled_now
+                        ):  # else it was killed together with those that stalled
                             self._suspect(row, alone=len(batch) == 1, why=why)
                     elif row.state.status == "interrupted" and "time budget" in row.state.message:
                         row.out_of_time = True
@@ -354,7 +384,9 @@ class Driver:
         if row.state.ended:
             return
         job = row.job
-        step = max(row.state.step, self.sweep.steps_done(job.name))  # the summary may be a second behind
+        step = max(
+            row.state.step, self.sweep.steps_done(job.name)
+        )  # the summary may be a second behind
         if row.stalled_now:
             end = f"made no progress for {duration(row.stalled or 0.0)} after step {step}, and was killed"
             told = f"{job.label}: {end}"
@@ -395,7 +427,8 @@ class Driver:
         if not self.stop.requested:  # else a queue may still hold jobs that look for it
             self.sweep.stop(self.token).unlink(missing_ok=True)
 
-    # How it ended ---------------------------------------------------------------------------------------------------
+    # How it ended
+    # ---------------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
         """Return 0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75: stopped, saved."""
@@ -427,4 +460,6 @@ class Driver:
         result: dict[str, object] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
         if objectives := objectives_of(self.options.objectives):
             result["objectives"] = [asdict(each) for each in objectives]
-        replace_text(self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n")
+        replace_text(
+            self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n"
+        )

@@ -109,7 +109,8 @@ class SweepDir:
         """Name the file that says what a launch is to do, JSON."""
         return self.hidden / f"launch-{token}.json"
 
-    # Jobs ---------------------------------------------------------------------------------------------------------
+    # Jobs
+    # ---------------------------------------------------------------------------------------------------------
 
     def read_record(self, name: str) -> Record:
         """Read the record of a job; a new one where there is none."""
@@ -147,11 +148,23 @@ class SweepDir:
             return JobState("interrupted", message="summary.json cannot be read")
         metric, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
         best = lookup(summary, "metrics", "best", metric, "value")
-        status, code, message = str(summary.get("status")), summary.get("exit_code"), str(summary.get("message") or "")
-        if status == "failed" and code == EXIT_STORAGE and is_refused_by_disk(StorageError(message)):
-            status = "interrupted"  # cut by a disk that was full then: the same line goes on with it
+        status, code, message = (
+            str(summary.get("status")),
+            summary.get("exit_code"),
+            str(summary.get("message") or ""),
+        )
+        if (
+            status == "failed"
+            and code == EXIT_STORAGE
+            and is_refused_by_disk(StorageError(message))
+        ):
+            status = (
+                "interrupted"  # cut by a disk that was full then: the same line goes on with it
+            )
         return JobState(
-            status=status if status in ("running", "interrupted", "finished", "failed") else "interrupted",
+            status=status
+            if status in ("running", "interrupted", "finished", "failed")
+            else "interrupted",
             step=int(summary.get("global_step") or 0),
             total=summary.get("max_steps"),
             metric=metric,

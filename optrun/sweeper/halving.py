@@ -1,10 +1,11 @@
 """Stop the weaker jobs of a grid or a search at rungs; the others go on from their checkpoints.
 
-One rule says who survives a rung: the best of those that are compared there. Successive halving compares all jobs once
-the last of them is at the rung (Jamieson & Talwalkar 2016, arXiv:1502.07943, Algorithm 1, with one bracket). ASHA
-compares a trial as soon as it is there with those that were there before it (Li et al. 2018, arXiv:1810.05934,
-Algorithm 2, but that a stopped trial is not taken up again). Hyperband gives each trial one of several first rungs (Li
-et al. 2016, arXiv:1603.06560). The schedule of a job is that of its whole length throughout: a rung is a pause.
+One rule says who survives a rung: the best of those that are compared there. Successive halving
+compares all jobs once the last of them is at the rung (Jamieson & Talwalkar 2016, arXiv:1502.07943,
+Algorithm 1, with one bracket). ASHA compares a trial as soon as it is there with those that were
+there before it (Li et al. 2018, arXiv:1810.05934, Algorithm 2, but that a stopped trial is not
+taken up again). Hyperband gives each trial one of several first rungs (Li et al. 2016,
+arXiv:1603.06560). The schedule of a job is that of its whole length throughout: a rung is a pause.
 """
 
 from __future__ import annotations
@@ -39,18 +40,22 @@ def survivors(values: Mapping[str, float], mode: str, factor: int) -> list[str]:
         ['b', 'd']
     """
     known = [name for name in values if not math.isnan(values[name])]
-    ranked = sorted(known, key=values.__getitem__, reverse=mode == "max")  # of equals the first, either way
+    ranked = sorted(
+        known, key=values.__getitem__, reverse=mode == "max"
+    )  # of equals the first, either way
     return ranked[: max(1, len(values) // factor)]
 
 
 def judge_together(
-    driver: Driver, groups: Sequence[Group], report: Callable[[Group, int, float], object] | None = None
+    driver: Driver,
+    groups: Sequence[Group],
+    report: Callable[[Group, int, float], object] | None = None,
 ) -> list[Goal]:
     """Say how far each job is to get, and stop the weaker ones at every rung that all of them have reached.
 
-    Nobody is ranked before: where the time of one is up, the next start goes on with it. A job that was beyond the
-    rung before there were rungs competes with what it had there; where it was not evaluated until then there is
-    nothing to compare, and it goes on.
+    Nobody is ranked before: where the time of one is up, the next start goes on with it. A job that
+    was beyond the rung before there were rungs competes with what it had there; where it was not
+    evaluated until then there is nothing to compare, and it goes on.
 
     Args:
         driver: Of the sweep; has the rungs among its options.
@@ -65,7 +70,9 @@ def judge_together(
         known = [value for group in alive if (value := value_at(driver, group, rung)) is not None]
         found = {group[0].name: value_at(driver, group, rung, known) for group in alive}
         values = {name: value for name, value in found.items() if value is not None}
-        mode = next((row.state.mode for row in driver.board.rows.values() if row.state.metric), "min")
+        mode = next(
+            (row.state.mode for row in driver.board.rows.values() if row.state.metric), "min"
+        )
         weak = values.keys() - (kept := survivors(values, mode, driver.options.reduction_factor))
         ranked = sum(not math.isnan(value) for value in values.values())
         for group in alive:
@@ -81,8 +88,8 @@ def judge_together(
 def value_at(driver: Driver, group: Group, rung: int, known: Iterable[float] = ()) -> float | None:
     """Compute the value of a group at a rung: the mean of its jobs.
 
-    A job that diverged until then counts as it does at the end: as the worst value, or its untrained model if that is
-    worse.
+    A job that diverged until then counts as it does at the end: as the worst value, or its
+    untrained model if that is worse.
 
     Args:
         driver: Of the sweep.
@@ -103,7 +110,11 @@ def _job_at(driver: Driver, job: Job, rung: int, known: Iterable[float]) -> floa
     if state.status != "failed" or state.step > rung:
         rungs = driver.sweep.read_record(job.name).rungs
         return rungs[str(rung)] if str(rung) in rungs else driver.sweep.best_until(job.name, rung)
-    bad = stand_in(known, [untrained(driver.sweep, job, state.metric or "")], state.mode) if state.diverged else None
+    bad = (
+        stand_in(known, [untrained(driver.sweep, job, state.metric or "")], state.mode)
+        if state.diverged
+        else None
+    )
     return math.nan if bad is None else bad
 
 
@@ -117,7 +128,11 @@ def refuse_unreachable(options: OptunaConfig, max_steps: int | None) -> None:
     Raises:
         ConfigError: With the key.
     """
-    if max_steps is not None and options.min_resource is not None and options.min_resource >= max_steps:
+    if (
+        max_steps is not None
+        and options.min_resource is not None
+        and options.min_resource >= max_steps
+    ):
         raise ConfigError(
             f"hydra.sweeper.min_resource={options.min_resource}: expected fewer steps than the {max_steps} of a whole "
             "trial."
@@ -157,6 +172,9 @@ def bracket_of(options: OptunaConfig, study: str, number: int, max_steps: int | 
     if options.pruner is not Pruner.hyperband or options.min_resource is None or max_steps is None:
         return 0
     brackets = math.floor(math.log(max_steps / options.min_resource, options.reduction_factor)) + 1
-    shares = [math.ceil(brackets * options.reduction_factor**left / (left + 1)) for left in reversed(range(brackets))]
+    shares = [
+        math.ceil(brackets * options.reduction_factor**left / (left + 1))
+        for left in reversed(range(brackets))
+    ]
     place = binascii.crc32(f"{study}_{number}".encode()) % sum(shares)
     return bisect.bisect_right(list(accumulate(shares)), place)

@@ -43,7 +43,9 @@ class Job:
     """Labels of points that are this run, too, although they say something else."""
 
 
-def param_overrides(params: Mapping[str, object], key: str = "hydra.sweeper.params", prefix: str = "") -> list[str]:
+def param_overrides(
+    params: Mapping[str, object], key: str = "hydra.sweeper.params", prefix: str = ""
+) -> list[str]:
     """Write a mapping of the sweeper's as overrides; keys may be nested or dotted.
 
     Args:
@@ -90,7 +92,9 @@ def _key(token: str) -> str:
 
 def parse(hydra: Hydra, tokens: Sequence[str]) -> list[Override]:
     """Parse overrides of a sweep, `glob()` among them."""
-    return list(OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(tokens)))
+    return list(
+        OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(tokens))
+    )
 
 
 def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
@@ -123,24 +127,30 @@ class Composer:
     folder: Path | None = None
     """The sweep directory, which may hold jobs that an older optrun named; None: there is none."""
     whole: Callable[[Sequence[str]], Sequence[str]] = tuple
-    """Adds to the overrides of a job those that follow from them: the configuration of its trunk."""
+    """Adds to the overrides of a job those that follow from them: the configuration of its trunk.
+    """
     require: Callable[[PlainMapping], object] = bool
     """Refuses values of a job that do not fit that."""
     _begun: dict[Path, PlainDict] = field(default_factory=dict, init=False)
-    _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(default_factory=dict, init=False)
+    _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(
+        default_factory=dict, init=False
+    )
     """What overrides compose to, and all its keys."""
 
     def __call__(self, tokens: Sequence[str]) -> dict[str, object]:
         """Compose and resolve the values of one job.
 
         Raises:
-            ConfigError: A key or choice that this combination does not have, or a value of another type.
+            ConfigError: A key or choice that this combination does not have, or a value of another
+                type.
         """
         changes, settled = [], []
         every = self.whole(tokens)
         for token, override in zip(every, parse(self.hydra, every), strict=True):
             # A mapping is left to Hydra, which merges it into what is there.
-            whole = override.key_or_group in (*store.GROUPS, store.EXPERIMENT) or isinstance(override.value(), dict)
+            whole = override.key_or_group in (*store.GROUPS, store.EXPERIMENT) or isinstance(
+                override.value(), dict
+            )
             simple = override.type == OverrideType.CHANGE and not whole
             (changes.append(override) if simple else settled.append(token))
         try:
@@ -156,7 +166,8 @@ class Composer:
     def known_as(self, values: Mapping[str, object], name: str, others: Set[str]) -> str:
         """Find the folder of a job that an older optrun has begun, whose name says less.
 
-        A key that its configuration lacks counts at today's default. One that it has and that is no more tells it
+        A key that its configuration lacks counts at today's default. One that it has and that is no
+        more tells it
         from every job: nobody knows what was the same without it.
 
         Args:
@@ -171,7 +182,9 @@ class Composer:
             if path.parent.name not in others:
                 then = self._begun_as(path)
                 later = now.keys() - then.keys()
-                alike = then.keys() <= now.keys() and all(saved.same(then[key], now[key]) for key in then)
+                alike = then.keys() <= now.keys() and all(
+                    saved.same(then[key], now[key]) for key in then
+                )
                 if then and alike and all(saved.is_default(values, key) for key in later):
                     return path.parent.name
         return name
@@ -216,13 +229,17 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         other = label_of([token for token in whole if token not in first])
         if other and values != first_values:
             left_out.setdefault(digest, {})[other] = None
-    common = set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
+    common = (
+        set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
+    )
     made = []
     names = {digest: job_name(values, digest) for digest, (_, values) in found.items()}
     for digest, (overrides, values) in found.items():
         name = compose.known_as(values, names[digest], set(names.values()))
         label = label_of([token for token in overrides if token not in common])
-        made.append(Job(name, digest, overrides, values, label or name, tuple(left_out.get(digest, ()))))
+        made.append(
+            Job(name, digest, overrides, values, label or name, tuple(left_out.get(digest, ())))
+        )
     return made
 
 

@@ -1,8 +1,8 @@
 """The process in which a launcher runs: it may die, and the sweep goes on.
 
-Hydra's basic launcher trains in the process that calls it, and a worker that is killed takes joblib's whole pool with
-it. So the sweep itself never calls a launcher: it starts a process for this, watches, and starts it again for what is
-left.
+Hydra's basic launcher trains in the process that calls it, and a worker that is killed takes
+joblib's whole pool with it. So the sweep itself never calls a launcher: it starts a process for
+this, watches, and starts it again for what is left.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def main(spec: Path, train_run: TrainRun, task_of: TaskOf | None = None) -> int:
         task_of: Makes of a `SweepTask` what the launcher calls; None: that itself.
 
     Returns:
-        0; 74 if the disk has cut a job, 1 if the launcher failed. It stands in a file, too, if there is room for it.
+        0; 74 if the disk has cut a job, 1 if the launcher failed. It stands in a file, too, if
+        there is room for it.
     """
     values = read_json(spec)
     launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
@@ -145,7 +146,10 @@ def main(spec: Path, train_run: TrainRun, task_of: TaskOf | None = None) -> int:
         code = 130
     except Exception as error:
         traceback.print_exc()
-        why, code = f"{type(error).__name__}: {error}", EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED
+        why, code = (
+            f"{type(error).__name__}: {error}",
+            EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED,
+        )
     finally:
         over.set()
     with contextlib.suppress(OSError):
@@ -168,7 +172,11 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun, task_of: TaskO
     cfg = store.compose(
         hydra,
         command.config_name,
-        [*filter(is_hydra, command.overrides), "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
+        [
+            *filter(is_hydra, command.overrides),
+            "hydra.mode=MULTIRUN",
+            f"hydra.sweep.dir={quote_path(sweep.path)}",
+        ],
         RunMode.MULTIRUN,
     )
     task = SweepTask(launch, train_run)
@@ -177,9 +185,16 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun, task_of: TaskO
         task_function=task if task_of is None else task_of(task),
         config=cfg,
     )
-    jobs = [[*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"] for name, tokens in launch.jobs.items()]
-    answers = [getattr(each, "_return_value", None) for each in launcher.launch(jobs, initial_job_idx=0)]
-    return next((each for each in answers if isinstance(each, str) and each.startswith(REFUSED)), "")
+    jobs = [
+        [*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"]
+        for name, tokens in launch.jobs.items()
+    ]
+    answers = [
+        getattr(each, "_return_value", None) for each in launcher.launch(jobs, initial_job_idx=0)
+    ]
+    return next(
+        (each for each in answers if isinstance(each, str) and each.startswith(REFUSED)), ""
+    )
 
 
 def _follow(stop: Path) -> threading.Event:

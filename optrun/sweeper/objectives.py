@@ -33,7 +33,9 @@ def values_of(sweep: SweepDir, job: Job, objectives: Sequence[Objective]) -> lis
         value = objective_value(objective, log, summary)
         if value is None:
             hint = did_you_mean(objective.name, known_objectives(log, summary))
-            raise ConfigError(f"{KEY}: {objective.name}: {sweep.run(job.name).path} has no such number. {hint}")
+            raise ConfigError(
+                f"{KEY}: {objective.name}: {sweep.run(job.name).path} has no such number. {hint}"
+            )
         values.append(value)
     return values if all(map(math.isfinite, values)) else None
 

@@ -1,9 +1,11 @@
 """Who uses which device of this machine: a kernel lock for each, so that sweeps in several terminals share them.
 
-The locks belong to the user and the machine, not to a sweep: two sweeps must not meet on a device either. A lock is
-held by the sweep's process and by the worker on the device, through one open file; it is gone when both are, however
-they died, so that a worker which still saves after its sweep was killed keeps its device until it is done. Ranks that a
-worker starts inherit no files of it: each holds a lock of its own beside the device's, shared with the other ranks.
+The locks belong to the user and the machine, not to a sweep: two sweeps must not meet on a device
+either. A lock is held by the sweep's process and by the worker on the device, through one open
+file; it is gone when both are, however they died, so that a worker which still saves after its
+sweep was killed keeps its device until it is done. Ranks that a
+worker starts inherit no files of it: each holds a lock of its own beside the device's, shared with
+the other ranks.
 """
 
 from __future__ import annotations
@@ -34,10 +36,15 @@ _STEP_BACK_SECONDS = 1.0
 def lock_dir() -> Path:
     """Name the folder of the locks: `optrun/devices` in `$XDG_STATE_HOME`, else in `~/.local/state`.
 
-    The cache would be cleared by its owner, /tmp by the system, and TMPDIR is another in each job of a cluster. Where
+    The cache would be cleared by its owner, /tmp by the system, and TMPDIR is another in each job
+    of a cluster. Where
     several machines share it nothing is lost: a lock is named by the UUID of its device.
     """
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "optrun" / "devices"
+    return (
+        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        / "optrun"
+        / "devices"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,9 @@ class Lease:
 class DevicePool:
     """Leases devices, as long as no other process has them.
 
-    A sweep that has none says that it waits, and those that have some step back for it at the end of a job. A job of
-    several devices keeps what it has found while it waits for the rest; only one process of the machine does so at a
-    time, or two could wait for each other.
+    A sweep that has none says that it waits, and those that have some step back for it at the end
+    of a job. A job of several devices keeps what it has found while it waits for the rest; only one
+    process of the machine does so at a time, or two could wait for each other.
     """
 
     devices: Sequence[Device]
@@ -112,7 +119,11 @@ class DevicePool:
             StorageError: A lock cannot be taken, whoever holds it.
         """
         for device in self.devices:
-            if len(self._found) < count and device not in self._leased and device not in self._found:
+            if (
+                len(self._found) < count
+                and device not in self._leased
+                and device not in self._found
+            ):
                 self._find(device)
         if len(self._found) < count:
             if wait:
@@ -181,7 +192,9 @@ class DevicePool:
         for name, kind in {**wanted, **({_GATHERING: fcntl.LOCK_EX} if count > 1 else {})}.items():
             if name not in self._waiting:
                 mark = _lock(self.folder / name, kind)
-                if mark is not None:  # else another process looks just now, and it is told the next time
+                if (
+                    mark is not None
+                ):  # else another process looks just now, and it is told the next time
                     self._waiting[name] = mark
 
     def _drop_found(self) -> None:
@@ -253,7 +266,11 @@ def _refused(path: Path, error: OSError) -> StorageError:
 def _sign(descriptor: int) -> None:
     """Sign who holds it: for people who wait, nothing depends on it."""
     with contextlib.suppress(OSError):
-        holder = {"pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S"), "folder": str(Path.cwd())}
+        holder = {
+            "pid": os.getpid(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "folder": str(Path.cwd()),
+        }
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 

@@ -1,6 +1,7 @@
 """Samplers of a search, made anew for every trial: their generators do not outlive the process.
 
-Seeded by the study's seed and the trial's number, a study that was killed proposes what the undisturbed one would have.
+Seeded by the study's seed and the trial's number, a study that was killed proposes what the
+undisturbed one would have.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def require_hashed(study: optuna.Study) -> None:
     if kept is None and not study.user_attrs and not study.get_trials(deepcopy=False):
         study.set_user_attr(_SEEDING, kept := _HASHED)
     if kept != _HASHED:
-        whose = "an optrun from before the first release" if kept is None else f"{kept}, known to a newer optrun"
+        whose = (
+            "an optrun from before the first release"
+            if kept is None
+            else f"{kept}, known to a newer optrun"
+        )
         raise ConfigError(
             f"hydra/sweeper=optuna: this study is seeded by {whose}. Go on with that one, or choose another "
             "hydra.sweep.dir."
@@ -44,7 +49,13 @@ def require_hashed(study: optuna.Study) -> None:
 
 
 def build_sampler(
-    name: Sampler, seed: int, number: int, share: int, *, study: str = "", space: Space | None = None
+    name: Sampler,
+    seed: int,
+    number: int,
+    share: int,
+    *,
+    study: str = "",
+    space: Space | None = None,
 ) -> optuna.samplers.BaseSampler:
     """Make the sampler that proposes one trial.
 
@@ -61,7 +72,8 @@ def build_sampler(
         name = Sampler.qmc if share < _FEWEST_FOR_TPE or number < start else Sampler.tpe
     match name:
         case Sampler.qmc:
-            # One sequence for all trials: the storage knows how far it has come. Its seed counts only if scrambled.
+            # One sequence for all trials: the storage knows how far it has come. Its seed counts
+            # only if scrambled.
             return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
         case Sampler.tpe:
             return optuna.samplers.TPESampler(seed=own, n_startup_trials=start)
@@ -91,4 +103,6 @@ def trial_seed(seed: int, number: int, study: str = "") -> int:
         >>> trial_seed(0, 1) == trial_seed(1, 0), 0 <= trial_seed(-1, 0) < 2**32
         (False, True)
     """
-    return int.from_bytes(hashlib.sha256(f"{seed}/{number}{study and '/'}{study}".encode()).digest()[:4])
+    return int.from_bytes(
+        hashlib.sha256(f"{seed}/{number}{study and '/'}{study}".encode()).digest()[:4]
+    )

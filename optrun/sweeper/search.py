@@ -1,9 +1,10 @@
 """`hydra/sweeper=optuna`: a thin sweeper on Optuna's ask-and-tell interface.
 
-Optuna proposes and remembers; a trial is a job like any other, or one for each seed, found by its identity. A study
-that was killed goes on: trials that were under way are finished first, from their checkpoints, and no trial is proposed
-twice for one number. Optimizers with spaces of their own have a study each, and take turns, so that at every moment
-their budgets differ by one trial at most.
+Optuna proposes and remembers; a trial is a job like any other, or one for each seed, found by its
+identity. A study
+that was killed goes on: trials that were under way are finished first, from their checkpoints, and
+no trial is proposed twice for one number. Optimizers with spaces of their own have a study each,
+and take turns, so that at every moment their budgets differ by one trial at most.
 """
 
 from __future__ import annotations
@@ -47,20 +48,34 @@ class Search:
         contenders: What each of them is tried with.
 
     Raises:
-        ConfigError: Nothing to search over, a range that means nothing, or a budget that is too small to share.
+        ConfigError: Nothing to search over, a range that means nothing, or a budget that is too
+            small to share.
     """
 
-    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contenders: Sequence[Contender]) -> None:
+    def __init__(
+        self,
+        hydra: Hydra,
+        compose: Composer,
+        options: OptunaConfig,
+        contenders: Sequence[Contender],
+    ) -> None:
         try:
-            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+            with warnings.catch_warnings(
+                action="ignore", category=optuna.exceptions.ExperimentalWarning
+            ):
                 build_sampler(options.sampler, options.seed, 0, options.n_trials)
         except ImportError as error:
             package = getattr(error, "name", None) or str(error).splitlines()[0]
-            raise ConfigError(f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}") from error
+            raise ConfigError(
+                f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}"
+            ) from error
         self.options = options
         self.share = options.n_trials // len(contenders)
         """Trials of each study."""
-        self.studies = [ContenderStudy(hydra, compose, options, contender, self.share) for contender in contenders]
+        self.studies = [
+            ContenderStudy(hydra, compose, options, contender, self.share)
+            for contender in contenders
+        ]
         self.steps = None if options.n_steps is None else options.n_steps // len(self.studies)
         """Optimizer steps of each study; None: as many as its trials take."""
         names = ", ".join(study.name for study in self.studies)
@@ -92,12 +107,18 @@ class Search:
 
     def seeds(self) -> list[int]:
         """List the seeds that take part in the choice."""
-        return [int(seed) for study in self.studies for seed in study.seeds or [study.example.values["seed"]]]
+        return [
+            int(seed)
+            for study in self.studies
+            for seed in study.seeds or [study.example.values["seed"]]
+        ]
 
     @property
     def contenders(self) -> int:
         """How many optimizers are searched: with a space of their own each, or as a choice of a common one."""
-        return sum(len(getattr(study.space.get("optimizer"), "choices", (None,))) for study in self.studies)
+        return sum(
+            len(getattr(study.space.get("optimizer"), "choices", (None,))) for study in self.studies
+        )
 
     @property
     def seeds_of_trial(self) -> int:
@@ -107,13 +128,16 @@ class Search:
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        with warnings.catch_warnings(
+            action="ignore", category=optuna.exceptions.ExperimentalWarning
+        ):
             self._open(driver.sweep)
             driver.board.expected = self.share * sum(study.jobs_of_trial for study in self.studies)
             self._go_back_to(driver, self._know_before(driver))
             driver.pursue(lambda: self._goals(driver))
 
-    # The studies ----------------------------------------------------------------------------------------------------
+    # The studies
+    # ----------------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> None:
         where = STORAGE if self.options.storage else str(sweep.study)
@@ -152,7 +176,9 @@ class Search:
         names = [study.name for study in self.studies]
         shares = f" · {self.share} for each of {', '.join(names)}" if self.apart else ""
         surplus = self.options.n_trials - self.share * len(names)
-        shares += f" ({surplus} of {self.options.n_trials} not run: budgets are equal)" if surplus else ""
+        shares += (
+            f" ({surplus} of {self.options.n_trials} not run: budgets are equal)" if surplus else ""
+        )
         seeds = len(self.studies[0].seeds)
         shares += f" · each on {seeds} seeds" if seeds > 1 else ""
         driver.view.note(
@@ -164,8 +190,8 @@ class Search:
     def _go_back_to(self, driver: Driver, ended: Sequence[Trial]) -> None:
         """Bring to their end what earlier starts left, and let the studies know.
 
-        That is a job that is gone, one that failed and is to be tried again, and one that a rung stopped where there
-        are no rungs now.
+        That is a job that is gone, one that failed and is to be tried again, and one that a rung
+        stopped where there are no rungs now.
         """
         at_rest = TrialState.PRUNED if self.options.halves else None
         jobs = [job for trial in ended if trial.frozen.state != at_rest for job in trial.jobs]
@@ -174,9 +200,12 @@ class Search:
             for trial in ended:
                 trial.study.tell_late(trial, driver.board)
 
-    # The trials -----------------------------------------------------------------------------------------------------
+    # The trials
+    # -----------------------------------------------------------------------------------------------------
 
-    def _proposed(self, under_way: Sequence[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
+    def _proposed(
+        self, under_way: Sequence[Trial], had: dict[str, int], driver: Driver
+    ) -> list[Trial]:
         """Propose trials until `n_jobs` are under way, or the budgets are spent."""
         found = list(under_way)
         while len(found) < self.options.n_jobs:
@@ -184,7 +213,9 @@ class Search:
             able = [
                 study
                 for study in self.studies
-                if had[study.name] < self.share and alone in (None, study) and self._affords(study, found, driver)
+                if had[study.name] < self.share
+                and alone in (None, study)
+                and self._affords(study, found, driver)
             ]
             if not able:
                 break
@@ -196,23 +227,33 @@ class Search:
     def _goals(self, driver: Driver) -> list[Goal]:
         """Judge the trials that are at a rung, propose others in place of those that ended, and say what is next.
 
-        With `rungs` the trials proposed together compete and wait for each other. Else nobody waits.
+        With `rungs` the trials proposed together compete and wait for each other. Else nobody
+        waits.
         """
         with _asking(driver.sweep):
             for study in self.studies:
                 study.give_up_halves()
             trials = {study.name: study.trials() for study in self.studies}
-            found = [each for own in trials.values() for each in own if each.frozen.state == TrialState.RUNNING]
+            found = [
+                each
+                for own in trials.values()
+                for each in own
+                if each.frozen.state == TrialState.RUNNING
+            ]
             had = {name: len(own) for name, own in trials.items()}
             if self.options.rungs:  # who competes at a rung is of one optimizer
                 found = [trial for trial in found if trial.study is found[0].study]
             left, goals = self._judged(found[: self.options.n_jobs], driver)
-            begun = any(driver.board.row(job).state.status != "new" for trial in left for job in trial.jobs)
+            begun = any(
+                driver.board.row(job).state.status != "new" for trial in left for job in trial.jobs
+            )
             out_of_time = any(row.out_of_time for row in driver.board.rows.values())
             if not (out_of_time or (self.options.rungs and begun)):
                 new, more = self._judged(self._proposed(left, had, driver), driver)
                 if not (left or new):
-                    driver.board.expected = 0  # a budget of steps may be spent before the trials are
+                    driver.board.expected = (
+                        0  # a budget of steps may be spent before the trials are
+                    )
                 goals += more
             return goals
 
@@ -239,8 +280,11 @@ class Search:
             goals = [goal for _, found in aims for goal in found]
             left = [trial for trial, found in aims if found]
         over = [trial for trial in trials if trial not in left]
-        # Those that were stopped first: if this process is killed, they are compared with the same others again.
-        for trial in sorted(over, key=lambda each: not any(driver.board.row(job).resting for job in each.jobs)):
+        # Those that were stopped first: if this process is killed, they are compared with the same
+        # others again.
+        for trial in sorted(
+            over, key=lambda each: not any(driver.board.row(job).resting for job in each.jobs)
+        ):
             trial.study.tell(trial, driver.board)
         return left, goals
 
@@ -248,7 +292,9 @@ class Search:
         """Tell whether one more trial stays within the steps of a study."""
         if self.steps is None:
             return True
-        open_jobs = {job.name: job for trial in under_way if trial.study is study for job in trial.jobs}
+        open_jobs = {
+            job.name: job for trial in under_way if trial.study is study for job in trial.jobs
+        }
         spent = sum(map(self._length, open_jobs.values()))
         begun = (job.name for trial in study.trials() for job in trial.jobs)
         spent += sum(driver.sweep.steps_done(name) for name in begun if name not in open_jobs)

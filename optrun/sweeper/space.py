@@ -7,12 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict
 
-_WHOLE_ENDS = re.compile(r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)")
+_WHOLE_ENDS = re.compile(
+    r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)"
+)
 
 Resolve = Callable[[Mapping[str, object]], Mapping[str, Any]]
 """Values of some searched keys to every value of the configuration, by dotted name."""
@@ -35,23 +42,29 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
     without = resolve({key: value for key, value in lowest.items() if key not in numbers})
     for override in swept:
         key, name = str(override.get_key_element()), override.key_or_group
-        if key in numbers and _is_whole(override, space[key], without.get(name), with_numbers.get(name)):
+        if key in numbers and _is_whole(
+            override, space[key], without.get(name), with_numbers.get(name)
+        ):
             found = space[key]
-            space[key] = IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
+            space[key] = IntDistribution(
+                int(found.low), int(found.high), log=found.log, step=int(found.step or 1)
+            )
     return space
 
 
 def _is_whole(override: Override, found: FloatDistribution, before: object, after: object) -> bool:
     """Tell whether a key takes whole numbers.
 
-    A schema makes the low end what the key takes. An open mapping keeps what it is given: there the value counts that
-    stands without the override, and where there is none, whether both ends were written as whole numbers.
+    A schema makes the low end what the key takes. An open mapping keeps what it is given: there the
+    value counts that stands without the override, and where there is none, whether both ends were
+    written as whole numbers.
 
     Args:
         override: The sweep.
         found: What it means if it is not.
         before: The value of the key without the override; None: it has none.
-        after: The low end, written without a point where that is possible, as the configuration took it.
+        after: The low end, written without a point where that is possible, as the configuration
+            took it.
     """
     if type(after) is not int or (found.step is not None and found.step != int(found.step)):
         return False
@@ -66,8 +79,8 @@ def _is_whole(override: Override, found: FloatDistribution, before: object, afte
 def distribution(override: Override) -> BaseDistribution:
     """Translate a sweep of Hydra's grammar to a distribution of Optuna's.
 
-    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
-    logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
+    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)`
+    makes either logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
 
     Raises:
         ConfigError: An interval that is empty, or logarithmic at 0.
@@ -76,7 +89,10 @@ def distribution(override: Override) -> BaseDistribution:
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, IntervalSweep):
-            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, whole all the same
+            ends: tuple[Any, Any] = (
+                value.start,
+                value.end,
+            )  # annotated as float, whole all the same
             if all(isinstance(end, int) for end in ends):
                 return IntDistribution(*ends, log=log)
             return FloatDistribution(float(ends[0]), float(ends[1]), log=log)
@@ -95,7 +111,9 @@ def _grid(value: RangeSweep) -> BaseDistribution:
     assert start is not None
     assert stop is not None
     if all(isinstance(number, int) for number in (start, stop, step)):
-        last = start + (max(0, -(-int(stop - start) // int(step))) - 1) * step  # the end is not part of a range
+        last = (
+            start + (max(0, -(-int(stop - start) // int(step))) - 1) * step
+        )  # the end is not part of a range
         return IntDistribution(int(start), int(last), step=int(step))
     count = len([None for _ in value.range()])
     return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
@@ -115,9 +133,15 @@ def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
         >>> ends({"lr": FloatDistribution(0.5, 2.0), "x": CategoricalDistribution(["a", "b", "c"])})
         [{'lr': 0.5, 'x': 'a'}, {'lr': 2.0, 'x': 'b'}, {'lr': 2.0, 'x': 'c'}]
     """
-    found = {key: getattr(kind, "choices", None) or (any_value(kind), kind.high) for key, kind in space.items()}
+    found = {
+        key: getattr(kind, "choices", None) or (any_value(kind), kind.high)
+        for key, kind in space.items()
+    }
     rounds = max(map(len, found.values()))
-    return [{key: values[min(turn, len(values) - 1)] for key, values in found.items()} for turn in range(rounds)]
+    return [
+        {key: values[min(turn, len(values) - 1)] for key, values in found.items()}
+        for turn in range(rounds)
+    ]
 
 
 def written(key: str, value: object) -> str:

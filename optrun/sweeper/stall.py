@@ -19,7 +19,8 @@ _PAUSES = 20
 """How many of the longest pauses so far are too long."""
 _AT_LEAST = 3_600.0
 _BEFORE_A_STEP = 86_400.0
-"""Until a job has logged a step: data may be fetched and tokenized, which changes no file of a run."""
+"""Until a job has logged a step: data may be fetched and tokenized, which changes no file of a run.
+"""
 
 
 @dataclass
@@ -64,7 +65,9 @@ class StallWatch:
             self._longest = max(self._longest, seen.silent)
             self._seen[name] = _Seen(marks, now)
             return None
-        if seen.limit == math.inf and seen.silent >= _AT_LEAST:  # once: its metrics stay as they are
+        if (
+            seen.limit == math.inf and seen.silent >= _AT_LEAST
+        ):  # once: its metrics stay as they are
             stepped = self.sweep.steps_done(name) > 0
             seen.limit = max(_AT_LEAST, _PAUSES * self._longest) if stepped else _BEFORE_A_STEP
         return seen.silent if seen.silent >= (self.seconds or seen.limit) else None

@@ -32,7 +32,11 @@ class Stop:
     """
 
     def __init__(
-        self, *, owns_process: bool = True, seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        owns_process: bool = True,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.owns_process = owns_process
         self.clock = clock
@@ -66,7 +70,9 @@ class Stop:
         """What is happening, as the beginning of a line."""
         if self._signalled:
             return "stopping"
-        return f"{self.refused} Stopping" if self.refused else "hydra.sweeper.timeout is up: stopping"
+        return (
+            f"{self.refused} Stopping" if self.refused else "hydra.sweeper.timeout is up: stopping"
+        )
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
@@ -75,7 +81,10 @@ class Stop:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -88,7 +97,11 @@ class Stop:
                     os.killpg(group, signal.SIGKILL)
             if not self.owns_process:
                 raise KeyboardInterrupt
-            saved = f"nothing new was saved of {cut} job{'s' * (cut > 1)}" if cut else "every job was saved before"
+            saved = (
+                f"nothing new was saved of {cut} job{'s' * (cut > 1)}"
+                if cut
+                else "every job was saved before"
+            )
             show_cursor()
             sys.stderr.write(f"\nstopped at once: {saved}. The same command goes on.\n")
             sys.stderr.flush()

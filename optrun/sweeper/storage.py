@@ -17,7 +17,10 @@ from optrun.config.schema.sweeper import STORAGE, journal_path
 
 _RECORD = b'{"op_code":'
 """What every line of a journal begins with (`_write_log` of `optuna.storages.journal.JournalStorage`)."""
-_OF_THE_VALUE = (ValueError, ImportError)  # no database of that name, no driver for it, one that Optuna has no more
+_OF_THE_VALUE = (
+    ValueError,
+    ImportError,
+)  # no database of that name, no driver for it, one that Optuna has no more
 
 
 def open_storage(given: str | None, default: Path) -> str | JournalStorage:
@@ -54,7 +57,9 @@ def told_by_name(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         kinds = {
-            kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith(("sqlalchemy.", "optuna."))
+            kind.__name__
+            for kind in type(error).__mro__
+            if kind.__module__.startswith(("sqlalchemy.", "optuna."))
         }
         if not kinds and not isinstance(error, _OF_THE_VALUE):
             raise
@@ -65,8 +70,8 @@ def told_by_name(name: str) -> Iterator[None]:
 def _open_journal(path: Path) -> JournalStorage:
     try:
         _refuse_foreign(path)
-        # The lock is a symbolic link beside the file: made by one call on every version of NFS. It names the journal by
-        # its whole path, since a link is read from the folder that it lies in.
+        # The lock is a symbolic link beside the file: made by one call on every version of NFS. It
+        # names the journal by its whole path, since a link is read from the folder that it lies in.
         lock = MendingLock(str(path))
         backend = JournalFileBackend(str(path), lock_obj=lock)
         lock.acquire()
@@ -75,14 +80,16 @@ def _open_journal(path: Path) -> JournalStorage:
     except OSError as error:
         raise StorageError(f"{STORAGE}={path}: {error.strerror}. Choose another file.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{STORAGE}={path}: this journal cannot be read: {_first_line(error)}") from error
+        raise ConfigError(
+            f"{STORAGE}={path}: this journal cannot be read: {_first_line(error)}"
+        ) from error
 
 
 class MendingLock(JournalFileSymlinkLock):  # type: ignore[misc,unused-ignore]
     """Lock of a journal that, once it is held, drops a last record which its writer did not finish.
 
-    Optuna appends to whatever is there: behind half a record the next one would be lost with it, and with both the
-    study. Nobody has read such a half.
+    Optuna appends to whatever is there: behind half a record the next one would be lost with it,
+    and with both the study. Nobody has read such a half.
     """
 
     def acquire(self) -> bool:
@@ -123,7 +130,9 @@ def _refuse_foreign(path: Path) -> None:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LINE_BYTES))
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
     if not all(map(_is_record, (first, last))):
-        raise ConfigError(f"{STORAGE}={path}: this file is no journal of Optuna's; it was not changed. Choose another.")
+        raise ConfigError(
+            f"{STORAGE}={path}: this file is no journal of Optuna's; it was not changed. Choose another."
+        )
 
 
 def _is_record(line: bytes) -> bool:

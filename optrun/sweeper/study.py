@@ -20,7 +20,9 @@ AGAIN = "optrun:again"
 _SHOWN = 3
 
 
-def open_study(storage: str | BaseStorage, modes: Sequence[str], contender: str = "") -> optuna.Study:
+def open_study(
+    storage: str | BaseStorage, modes: Sequence[str], contender: str = ""
+) -> optuna.Study:
     """Open the study of a contender, made where there is none.
 
     Args:
@@ -47,7 +49,11 @@ def refuse_mixed(storage: str | BaseStorage, where: str, apart: bool) -> None:
     Raises:
         ConfigError: It was begun the other way.
     """
-    names = [name for name in optuna.get_all_study_names(storage) if name == _NAME or name.startswith(f"{_NAME}:")]
+    names = [
+        name
+        for name in optuna.get_all_study_names(storage)
+        if name == _NAME or name.startswith(f"{_NAME}:")
+    ]
     if apart and _NAME in names:
         raise ConfigError(
             f"{where}: this study searched one space for all, and now search.NAME gives optimizers their own: "
@@ -55,7 +61,9 @@ def refuse_mixed(storage: str | BaseStorage, where: str, apart: bool) -> None:
         )
     if not apart and any(name != _NAME for name in names):
         own = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
-        raise ConfigError(f"{where}: this study searched {own}, and now one space for all: {_elsewhere(where)}")
+        raise ConfigError(
+            f"{where}: this study searched {own}, and now one space for all: {_elsewhere(where)}"
+        )
 
 
 def whole(trial: FrozenTrial, space: Mapping[str, BaseDistribution]) -> bool:
@@ -104,9 +112,16 @@ def refuse_other(
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    other = [key for key in {**then, **now} if then.get(key) != now.get(key) and (key in then or not is_default(key))]
+    other = [
+        key
+        for key in {**then, **now}
+        if then.get(key) != now.get(key) and (key in then or not is_default(key))
+    ]
     if other:
-        listed = ", ".join(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now" for key in other[:_SHOWN])
+        listed = ", ".join(
+            f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now"
+            for key in other[:_SHOWN]
+        )
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         raise ConfigError(
             f"{storage}: another configuration than this study began with: {listed}{more}. A study compares trials "

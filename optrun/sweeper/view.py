@@ -53,7 +53,11 @@ class JobRow:
     @property
     def told_of_stall(self) -> str:
         """For how long it made no progress before it was killed; empty: it was not."""
-        return "" if self.stalled is None else f"made no progress for {duration(self.stalled)} and was killed"
+        return (
+            ""
+            if self.stalled is None
+            else f"made no progress for {duration(self.stalled)} and was killed"
+        )
 
     @property
     def on_devices(self) -> str:
@@ -96,7 +100,11 @@ class Board:
     @property
     def running(self) -> list[JobRow]:
         """Jobs that a process is at work on."""
-        return [row for row in self.rows.values() if row.running and not (row.state.ended or row.resting)]
+        return [
+            row
+            for row in self.rows.values()
+            if row.running and not (row.state.ended or row.resting)
+        ]
 
     def counts(self) -> str:
         """Write the counts as one line; each job counts once."""
@@ -109,22 +117,32 @@ class Board:
             f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
             f"{self.count('failed')} failed{shown} · {left} left"
             + (f" ({stopped} interrupted{waiting})" if stopped else "")
-            + "".join(f" · {row.job.label} {row.told_of_stall}" for row in rows if row.stalled is not None)
+            + "".join(
+                f" · {row.job.label} {row.told_of_stall}" for row in rows if row.stalled is not None
+            )
         )
 
     def steps(self) -> tuple[int, int]:
         """Count optimizer steps done, and those that all jobs would take to their end."""
         states = [row.state for row in self.rows.values()]
-        return sum(state.step for state in states), sum(state.total or state.step for state in states)
+        return sum(state.step for state in states), sum(
+            state.total or state.step for state in states
+        )
 
     def best_line(self) -> str:
         """Describe the best job so far; empty where there is none."""
         best: JobRow | None = None
         for row in self.rows.values():
             value = row.state.best if row.state.status != "failed" else None
-            if value is not None and (best is None or row.state.better(value, best.state.best or 0.0)):
+            if value is not None and (
+                best is None or row.state.better(value, best.state.best or 0.0)
+            ):
                 best = row
-        return "" if best is None else f"best {best.state.metric} {best.state.best:.5g}: {best.job.label}"
+        return (
+            ""
+            if best is None
+            else f"best {best.state.metric} {best.state.best:.5g}: {best.job.label}"
+        )
 
 
 @dataclass
@@ -211,7 +229,8 @@ class LiveView(PlainView):
         if board.running:
             rows.append(_running_table(board.running))
         panel = Panel(Group(*rows), title=escape(self.title), title_align="left", padding=(1, 2))
-        # The terminal shows ^C where the panel ends: behind a full line it would begin another one, which stays.
+        # The terminal shows ^C where the panel ends: behind a full line it would begin another one,
+        # which stays.
         return Group(panel, "")
 
 
@@ -221,7 +240,9 @@ def _running_table(running: Sequence[JobRow]) -> Table:
         state = row.state
         steps = f"step {state.step:,} of {state.total:,}" if state.total else "starting"
         best = f"{state.metric} {state.best:.5g}" if state.best is not None else ""
-        table.add_row(Text(printable(row.job.label), style="dim"), steps, best, Text(row.on_devices))
+        table.add_row(
+            Text(printable(row.job.label), style="dim"), steps, best, Text(row.on_devices)
+        )
     if len(running) > _SHOWN_RUNNING:
         table.add_row(Text(f"and {len(running) - _SHOWN_RUNNING} more", style="dim"))
     return table
@@ -230,11 +251,15 @@ def _running_table(running: Sequence[JobRow]) -> Table:
 def event_line(row: JobRow, board: Board, left: float | None, log: str) -> str:
     """Write the end of a job as one line."""
     state, to_go = row.state, board.left + len(board.running)
-    pieces = [f"[{board.done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {row.job.label}"]
+    pieces = [
+        f"[{board.done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {row.job.label}"
+    ]
     if state.status == "failed":
         pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:
-        pieces.append(f"best {state.metric} {state.best:.5g}  step {state.step:,}  {duration(state.seconds)}")
+        pieces.append(
+            f"best {state.metric} {state.best:.5g}  step {state.step:,}  {duration(state.seconds)}"
+        )
     pieces += [row.on_devices] if row.on_devices else []
     if to_go:
         pieces.append(f"{to_go} to go" + (f", {duration(left)}" if left is not None else ""))
@@ -256,4 +281,8 @@ def short(message: str, limit: int = 160) -> str:
 
 def make_view(console: Console, title: str) -> PlainView:
     """Make the view that suits a console: live on a terminal, plain elsewhere."""
-    return LiveView(console, title) if console.is_terminal and console.is_interactive else PlainView(console)
+    return (
+        LiveView(console, title)
+        if console.is_terminal and console.is_interactive
+        else PlainView(console)
+    )

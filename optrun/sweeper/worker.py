@@ -93,12 +93,17 @@ class SweepTask:
             return "held"
         finally:
             _release_memory()
-            in_pool = multiprocessing.current_process().name.startswith("LokyProcess")  # and not the sweep's own
+            in_pool = multiprocessing.current_process().name.startswith(
+                "LokyProcess"
+            )  # and not the sweep's own
             if in_pool and os.getppid() != parent:
-                # Its driver is dead: joblib's worker would wait for ever for a job that nobody is there to give.
+                # Its driver is dead: joblib's worker would wait for ever for a job that nobody is
+                # there to give.
                 os._exit(EXIT_STOPPED_EARLY)
 
-    def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, overrides: list[str]) -> str:
+    def _take(
+        self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, overrides: list[str]
+    ) -> str:
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
         state = sweep.state(name)
@@ -145,21 +150,32 @@ class SweepTask:
         return done
 
     def _train(
-        self, run: RunDir, own: DictConfig, values: dict[str, object], overrides: list[str], stop_at: int | None
+        self,
+        run: RunDir,
+        own: DictConfig,
+        values: dict[str, object],
+        overrides: list[str],
+        stop_at: int | None,
     ) -> None:
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust
         from optrun.runner.resume.checkpoint import ResumePoint
 
-        load_again(self.launch.command.plugins, changes_allowed=self.launch.command.plugins_may_change)
+        load_again(
+            self.launch.command.plugins, changes_allowed=self.launch.command.plugins_may_change
+        )
         refuse_stored_trust(own, self.launch.command.overrides)
         config = store.typed(own)
         if not any(token.startswith(_POLICY) for token in overrides):
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
-            raise ConfigError("hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none.")
-        begun = max((parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None)
+            raise ConfigError(
+                "hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none."
+            )
+        begun = max(
+            (parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None
+        )
         if stop_at is not None and begun is not None and begun >= stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
@@ -224,7 +240,9 @@ def record_failure(
         "resumes": [],
     }
     with recorded(run.summary):
-        write_summary(run.summary, {**unbegun, **sweep.summary(name), "status": "failed", "message": why})
+        write_summary(
+            run.summary, {**unbegun, **sweep.summary(name), "status": "failed", "message": why}
+        )
     if not run.config.is_file():
         run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
 
@@ -249,7 +267,8 @@ def describe_failure(error: BaseException) -> str:
 def _stopped_with_sweep(stop: Path) -> Iterator[None]:
     """Ask this process to stop, as by SIGTERM, when the sweep is stopped or the process that started it is gone.
 
-    SIGUSR2, which SLURM sends before the time limit where submitit asked for it (`--signal=USR2@90` of
+    SIGUSR2, which SLURM sends before the time limit where submitit asked for it (`--signal=USR2@90`
+    of
     `submitit.slurm.slurm`), counts as such a request, too.
     """
     parent, done = os.getppid(), threading.Event()

@@ -14,10 +14,11 @@ from optrun.sweeper.pool import DevicePool
 class Workers:
     """Processes in which launchers run.
 
-    Without devices that is one, kept for the whole sweep: what runs side by side is its launcher's matter. With
-    devices it is one for each of them, or for each group that a job takes. It is kept for the next job of its device,
-    since importing torch takes seconds, unless a sweep without any device waits for it, or its last job failed: what
-    CUDA was left in is not known then.
+    Without devices that is one, kept for the whole sweep: what runs side by side is its launcher's
+    matter. With devices it is one for each of them, or for each group that a job takes. It is kept
+    for the next job of its device,
+    since importing torch takes seconds, unless a sweep without any device waits for it, or its last
+    job failed: what CUDA was left in is not known then.
 
     Args:
         pool: Leases the devices.
@@ -52,10 +53,14 @@ class Workers:
         """
         if devices > len(self.pool.devices):
             gone = ", ".join(f"{device.visible} ({device.uuid})" for device in self._broken)
-            raise OptrunError(f"there is no device left to go on with: {gone} failed. See {self._log}.")
+            raise OptrunError(
+                f"there is no device left to go on with: {gone} failed. See {self._log}."
+            )
         if self._at_work and not self.one_job_each:
             return None
-        server = next((server for server in self._idle if len(server.lease.devices) == devices), None)
+        server = next(
+            (server for server in self._idle if len(server.lease.devices) == devices), None
+        )
         if server is not None:
             self._idle.remove(server)
         elif lease := self.pool.take(devices, wait=wait):
@@ -75,7 +80,9 @@ class Workers:
         self._at_work.remove(server)
         if broken:
             self._broken += server.lease.devices
-            self.pool.devices = [device for device in self.pool.devices if device not in self._broken]
+            self.pool.devices = [
+                device for device in self.pool.devices if device not in self._broken
+            ]
         awaited = self.pool.is_awaited(server.lease)
         if self.one_job_each and (fresh or broken or awaited):
             server.finish()

@@ -19,7 +19,14 @@ from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
-from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions, predicted
+from optrun.task.evaluation import (
+    IGNORED,
+    EvaluationMetrics,
+    MeanLoss,
+    MetricAccumulator,
+    metric_functions,
+    predicted,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,8 +70,9 @@ class Answer:
 class Task(ABC):
     """Rows to examples, and a model's outputs to a loss and metrics.
 
-    A task is built in three moves: `inspect` looks at columns and labels, so that what is wrong with them is told
-    before anything is tokenized; `read` makes the training examples; `read` makes those of each evaluation set.
+    A task is built in three moves: `inspect` looks at columns and labels, so that what is wrong
+    with them is told before anything is tokenized; `read` makes the training examples; `read` makes
+    those of each evaluation set.
 
     Args:
         config: The task choice.
@@ -87,13 +95,18 @@ class Task(ABC):
         shift: Whether the logits at a position predict the label of the next one.
         unit: What a loss is averaged over: `tokens` or `examples`.
         label_smoothing: `training.label_smoothing_factor`.
-        sources: The names of the sources that the training examples are mixed of; empty where there is one.
+        sources: The names of the sources that the training examples are mixed of; empty where there
+            is one.
         class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
-        measured: What `measure` sums over the examples of a batch, which training logs as means, by name.
-        chunks_loss: Whether losses and metrics are also made of `TargetLosses`; a subclass says so itself.
+        measured: What `measure` sums over the examples of a batch, which training logs as means, by
+            name.
+        chunks_loss: Whether losses and metrics are also made of `TargetLosses`; a subclass says so
+            itself.
         chunked: Whether they are in this run.
-        one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row without padding.
-        predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun predict` is refused.
+        one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row
+            without padding.
+        predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun
+            predict` is refused.
 
     Raises:
         ConfigError: Columns, labels or texts that do not fit the task.
@@ -113,7 +126,9 @@ class Task(ABC):
     chunks_loss: bool = False
     chunked: bool = False
 
-    def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
+    def __init__(
+        self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
+    ) -> None:
         given: TaskConfig = config
         self.config = config
         self.name = given.kind
@@ -146,7 +161,9 @@ class Task(ABC):
         """Digest the evaluation examples; of several sets with their names."""
         if list(self.eval_sets) == [""]:
             return self.eval.fingerprint()[:16]
-        return digest(*(f"{name} {examples.fingerprint()}" for name, examples in self.eval_sets.items()))[:16]
+        return digest(
+            *(f"{name} {examples.fingerprint()}" for name, examples in self.eval_sets.items())
+        )[:16]
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
@@ -174,7 +191,9 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def read(self, source: Source, split: Split, tokenizer: Any, limit: int | None, seed: int | None) -> ExampleSource:
+    def read(
+        self, source: Source, split: Split, tokenizer: Any, limit: int | None, seed: int | None
+    ) -> ExampleSource:
         """Make the examples of a split.
 
         Args:
@@ -214,7 +233,8 @@ class Task(ABC):
         """Change an example from epoch to epoch, as masking does; nothing by default."""
         return example
 
-    # Loss ---------------------------------------------------------------------------------------------------------
+    # Loss
+    # ---------------------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over a batch; what comes of it is what `loss` and metrics are given."""
@@ -242,8 +262,9 @@ class Task(ABC):
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
         """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
 
-        The model's own; with label smoothing or class weights torch's cross-entropy, which is what the `LabelSmoother`
-        of transformers computes. `eval/loss` is the model's own where it returns one, so that runs compare.
+        The model's own; with label smoothing or class weights torch's cross-entropy, which is what
+        the `LabelSmoother` of transformers computes. `eval/loss` is the model's own where it
+        returns one, so that runs compare.
 
         Args:
             outputs: What the model returned; has `loss` and `logits`.
@@ -266,7 +287,11 @@ class Task(ABC):
         logits, targets = self._flat(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)
         return functional.cross_entropy(
-            logits, targets, weight=weight, ignore_index=IGNORED, label_smoothing=self.label_smoothing
+            logits,
+            targets,
+            weight=weight,
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing,
         )
 
     def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -274,7 +299,9 @@ class Task(ABC):
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         return logits.reshape(-1, logits.shape[-1]).float(), self.targets(batch).reshape(-1)
 
-    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_by_example(
+        self, outputs: ModelOutput, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the losses over each example's targets, and count these; shape (batch,) each.
 
         Plain cross-entropy, whatever the training loss is made of.
@@ -283,16 +310,21 @@ class Task(ABC):
         if self.chunked:
             each = outputs.losses
         else:
-            each = functional.cross_entropy(*self._flat(outputs, batch), ignore_index=IGNORED, reduction="none")
+            each = functional.cross_entropy(
+                *self._flat(outputs, batch), ignore_index=IGNORED, reduction="none"
+            )
         return each.reshape(len(known), -1).sum(1), known.reshape(len(known), -1).sum(1)
 
-    # Evaluation ---------------------------------------------------------------------------------------------------
+    # Evaluation
+    # ---------------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted and true classes of a batch for the registered metrics; shape (targets,) each."""
         targets = self.targets(batch)
         known = targets != IGNORED
-        return predicted(outputs, shift=self.shift)[known].cpu().numpy(), targets[known].cpu().numpy()
+        return predicted(outputs, shift=self.shift)[known].cpu().numpy(), targets[
+            known
+        ].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
         """Make empty metrics that count batch by batch, whatever `task.metrics` says; the mean loss by default."""
@@ -301,7 +333,9 @@ class Task(ABC):
     def evaluation(self) -> MetricAccumulator:
         """Make empty metrics: those counted batch by batch, then the registered ones over the whole set."""
         running = self.running_metrics()
-        return EvaluationMetrics(running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss)
+        return EvaluationMetrics(
+            running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss
+        )
 
     def metric_names(self) -> list[str]:
         """List what `evaluation().compute()` will report."""
@@ -314,7 +348,9 @@ class Task(ABC):
         first = next(iter(batch.values()))
         return (first.numel() if "input_ids" in batch else 0), int(first.shape[0])
 
-    def sample(self, model: PreTrainedModel, tokenizer: Any, *, seed: int) -> tuple[str, str] | None:  # noqa: ARG002
+    def sample(
+        self, model: PreTrainedModel, tokenizer: Any, *, seed: int
+    ) -> tuple[str, str] | None:  # noqa: ARG002
         """Sample a prompt and its continuation, to show what was learnt; None: the task has no such thing."""
         return None
 
@@ -345,7 +381,10 @@ def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
 def pad_inputs(examples: list[Example], padding: int) -> Batch:
     """Pad `input_ids`, `attention_mask` and, if the tokenizer makes them, `token_type_ids` to (batch, longest)."""
     rows = [example["input_ids"] for example in examples]
-    batch = {"input_ids": pad(rows, padding), "attention_mask": pad((np.ones_like(row) for row in rows), 0)}
+    batch = {
+        "input_ids": pad(rows, padding),
+        "attention_mask": pad((np.ones_like(row) for row in rows), 0),
+    }
     if "token_type_ids" in examples[0]:
         batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
     return batch

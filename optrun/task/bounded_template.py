@@ -1,7 +1,8 @@
 """Chat templates rendered within a bound of steps and characters, whoever wrote them.
 
-The environment is that of transformers. Steps are counted and sizes are looked at before anything is made, so that the
-bound is the same on a busy machine, in a thread and in a worker. What it costs: a call for each loop, filter and `~`.
+The environment is that of transformers. Steps are counted and sizes are looked at before anything
+is made, so that the bound is the same on a busy machine, in a thread and in a worker. What it
+costs: a call for each loop, filter and `~`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,30 @@ _PERCENT_FIELD = re.compile(r"%(?:%|(?:\([^)]*\))?([-+ #0-9.*]*))")
 _DIGITS = re.compile(r"\d+")
 _FIELD = 400
 """Characters that a field without a width makes of a number."""
-_PLAIN = frozenset({"length", "count", "first", "last", "default", "d", "select", "reject", "selectattr", "rejectattr"})
+_PLAIN = frozenset(
+    {
+        "length",
+        "count",
+        "first",
+        "last",
+        "default",
+        "d",
+        "select",
+        "reject",
+        "selectattr",
+        "rejectattr",
+    }
+)
 """Filters that make no text, and are asked of whole conversations."""
-_COMPARING = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, jinja2.tests.test_in)
+_COMPARING = (
+    operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    jinja2.tests.test_in,
+)
 _spent = threading.local()
 
 
@@ -87,9 +109,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         """Compute an operation whose result is of bounded size."""
-        if operator == "**" and ((abs(left) > 1 and abs(right) > _NUMBER) or _size(left) > CHARACTERS):
+        if operator == "**" and (
+            (abs(left) > 1 and abs(right) > _NUMBER) or _size(left) > CHARACTERS
+        ):
             raise _too_large()
-        if operator == "*" and not _are_numbers(left, right) and _size(left) * _size(right) > CHARACTERS:
+        if (
+            operator == "*"
+            and not _are_numbers(left, right)
+            and _size(left) * _size(right) > CHARACTERS
+        ):
             raise _too_large()
         if operator == "%" and isinstance(left, str):
             _refuse_percent(left, right)
@@ -100,7 +128,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: object, *args: object, **kwargs: object) -> object:
         """Call what a template calls, counted."""
-        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `format`
+        owner = getattr(
+            getattr(function, "__wrapped__", function), "__self__", None
+        )  # the sandbox wraps `format`
         if isinstance(owner, str) and not _are_short((owner, *args, *kwargs.values())):
             _refuse_large((owner, *args, *kwargs.values()))
         if isinstance(owner, str) and getattr(function, "__name__", "") in ("format", "format_map"):
@@ -185,7 +215,12 @@ def _refuse_large(values: Iterable[object]) -> None:
     first, *others = values
     if any(isinstance(value, int) and abs(value) > _NUMBER for value in others):
         raise _too_large()
-    sizes = sorted((_weight(first), *(_size(value) if isinstance(value, int) else _weight(value) for value in others)))
+    sizes = sorted(
+        (
+            _weight(first),
+            *(_size(value) if isinstance(value, int) else _weight(value) for value in others),
+        )
+    )
     spend(sizes[-1] // 1000)
     if len(sizes) > 1 and sizes[-1] * sizes[-2] > CHARACTERS * 16:
         raise _too_large()
@@ -198,9 +233,14 @@ def _refuse_percent(form: str, values: object) -> None:
 def _refuse_format(form: str, values: object, fields: Sequence[str], by_value: str) -> None:
     """Refuse fields that are wide together, or as wide as a value says."""
     if any(by_value in field for field in fields):
-        raise TemplateLimitError(f"the width of a format is a value: it may make more than {CHARACTERS:,} characters")
+        raise TemplateLimitError(
+            f"the width of a format is a value: it may make more than {CHARACTERS:,} characters"
+        )
     numbers = [number for field in fields for number in _DIGITS.findall(field)]
-    if any(len(number) > 9 for number in numbers) or sum(map(int, numbers)) + _FIELD * len(fields) > CHARACTERS:
+    if (
+        any(len(number) > 9 for number in numbers)
+        or sum(map(int, numbers)) + _FIELD * len(fields) > CHARACTERS
+    ):
         raise _too_large()
     _refuse_large((form, *(values if isinstance(values, tuple) else (values,))))
 
@@ -283,7 +323,11 @@ def _compiled(source: str) -> jinja2.Template:
     found.globals.pop("lipsum", None)
     found.filters = {name: _bounded(name, function) for name, function in found.filters.items()}
     found.tests = {name: _bounded_test(function) for name, function in found.tests.items()}
-    ours: dict[str, Callable[..., object]] = {"_each": _each, "_joined": _joined, "_looked": _looked}
+    ours: dict[str, Callable[..., object]] = {
+        "_each": _each,
+        "_joined": _joined,
+        "_looked": _looked,
+    }
     found.filters |= ours
     found.finalize, found.concat = _shown, _concat
     return found.from_string(source)  # type: ignore[no-any-return]

@@ -48,10 +48,14 @@ def predictor_class(config: TaskConfig) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"task={config.name}: predictor={named!r} of {kind.__name__}: {error}.") from error
+        raise ConfigError(
+            f"task={config.name}: predictor={named!r} of {kind.__name__}: {error}."
+        ) from error
 
 
-def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: object, *, seed: int) -> Task:
+def build_task(
+    config: TaskConfig, data: DataConfig, source: Source, tokenizer: object, *, seed: int
+) -> Task:
     """Read a source as a task's examples.
 
     Args:
@@ -93,12 +97,19 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
     task.sources = list(tasks)
     task.join(list(tasks.values()))
     task.train = MixedExamples(
-        {name: one.train for name, one in tasks.items()}, data.weights(), data.stopping_strategy, seed=seed
+        {name: one.train for name, one in tasks.items()},
+        data.weights(),
+        data.stopping_strategy,
+        seed=seed,
     )
     sets = {
-        mixed_eval_name(name, own): examples for name, one in tasks.items() for own, examples in one.eval_sets.items()
+        mixed_eval_name(name, own): examples
+        for name, one in tasks.items()
+        for own, examples in one.eval_sets.items()
     }
-    task.eval_sets = {name: examples for name, examples in sets.items() if len(examples)} or {"": task.eval}
+    task.eval_sets = {name: examples for name, examples in sets.items() if len(examples)} or {
+        "": task.eval
+    }
     task.notes = [f"{name}: {note}" for name, one in tasks.items() for note in one.notes]
     return task
 

@@ -39,15 +39,24 @@ class CausalLm(LanguageModel):
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find what stands between documents, and the prompt."""
-        separator = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        separator = (
+            tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        )
         if separator is None:
-            raise ConfigError("task=causal_lm: the tokenizer has no end-of-text token to put between documents.")
+            raise ConfigError(
+                "task=causal_lm: the tokenizer has no end-of-text token to put between documents."
+            )
         self.separator = separator
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
         self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read examples as `LanguageModel.read`; rows of token ids are the examples themselves.
 
@@ -59,7 +68,9 @@ class CausalLm(LanguageModel):
             return super().read(source, split, tokenizer, limit, seed)
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
         looked_at = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
-        if self.config.document_masking and not any(self.separator in rows[at]["input_ids"] for at in looked_at):
+        if self.config.document_masking and not any(
+            self.separator in rows[at]["input_ids"] for at in looked_at
+        ):
             self.notes.append(
                 f"warning: {split.key}: task.document_masking finds no documents to keep apart: none of "
                 f"{len(looked_at):,} blocks holds the id {self.separator}, which ends one by the tokenizer"
@@ -69,9 +80,9 @@ class CausalLm(LanguageModel):
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids` and `labels` of shape (batch, longest); `attention_mask` only if something is padded.
 
-        With `document_masking` also `position_ids` that begin anew with each document, by which models of transformers
-        keep documents apart, and no label at its first token, which nothing is before; what is padded is then a
-        document of its own, without labels.
+        With `document_masking` also `position_ids` that begin anew with each document, by which
+        models of transformers keep documents apart, and no label at its first token, which nothing
+        is before; what is padded is then a document of its own, without labels.
         """
         rows = [example["input_ids"] for example in examples]
         if self.config.document_masking:
@@ -99,7 +110,9 @@ class CausalLm(LanguageModel):
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count tokens and blocks; of blocks in one row all but the last of the data are full."""
         tokens, rows = super().sizes(batch)
-        return tokens, -(-tokens // self.max_length) if self.one_row and "position_ids" in batch else rows
+        return tokens, -(
+            -tokens // self.max_length
+        ) if self.one_row and "position_ids" in batch else rows
 
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int

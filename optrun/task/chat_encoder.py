@@ -44,20 +44,32 @@ class ChatEncoder:
     def key(self) -> str:
         """Digest the tokenizer, the template and the settings."""
         config, template = self.config, self.template
-        settings = f"{config.assistant_only_loss} {config.completion_only_loss} {self.tokenizer.eos_token}"
+        settings = (
+            f"{config.assistant_only_loss} {config.completion_only_loss} {self.tokenizer.eos_token}"
+        )
         written = "" if template is None else template.key()
-        return digest("sft-1", tokenizer_key(self.tokenizer), written, settings, str(self.max_length))
+        return digest(
+            "sft-1", tokenizer_key(self.tokenizer), written, settings, str(self.max_length)
+        )
 
     def __call__(self, batch: list[Chat | Plain], cut: bool) -> dict[str, list[Any]]:
         """Encode rows of one kind."""
         ids, targets = self._plain(batch) if isinstance(batch[0], Plain) else self._chats(batch)
         length = self.max_length if cut else None
-        return {"input_ids": [row[:length] for row in ids], TARGETS: [row[:length] for row in targets]}
+        return {
+            "input_ids": [row[:length] for row in ids],
+            TARGETS: [row[:length] for row in targets],
+        }
 
     def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
         end = self.tokenizer.eos_token or ""
-        texts = [row.completion if row.completion.endswith(end) else row.completion + end for row in batch]
-        whole = self._ids([row.prompt + text for row, text in zip(batch, texts, strict=True)], special=True)
+        texts = [
+            row.completion if row.completion.endswith(end) else row.completion + end
+            for row in batch
+        ]
+        whole = self._ids(
+            [row.prompt + text for row, text in zip(batch, texts, strict=True)], special=True
+        )
         targets = [np.ones(len(row), dtype=np.int64) for row in whole]
         if self.config.completion_only_loss is not False:
             prompts = self._ids([row.prompt for row in batch], special=True)
@@ -90,21 +102,27 @@ class ChatEncoder:
             whole = self._ids(texts, special=False)
             targets = [np.ones(len(row), dtype=np.int64) for row in whole]
         if prompts:
-            for mask, row, prompt in zip(targets, whole, self._ids(prompts, special=False), strict=True):
+            for mask, row, prompt in zip(
+                targets, whole, self._ids(prompts, special=False), strict=True
+            ):
                 mask[: shared(prompt, row)] = 0
         return whole, targets
 
     def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
         return encoded(self.tokenizer, texts, None, add_special_tokens=special)["input_ids"]
 
-    def _told_apart(self, texts: list[str], spans: list[list[Span]]) -> tuple[list[list[int]], list[np.ndarray]]:
+    def _told_apart(
+        self, texts: list[str], spans: list[list[Span]]
+    ) -> tuple[list[list[int]], list[np.ndarray]]:
         """Return ids, and 1 for each token that has a character of a span."""
         if not self.tokenizer.is_fast:
             raise ConfigError(
                 f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where in a text its "
                 "tokens stand. Take a fast tokenizer, or rows of prompt and completion."
             )
-        made = tokenized(self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True)
+        made = tokenized(
+            self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True
+        )
         targets = []
         for offsets, found in zip(made["offset_mapping"], spans, strict=True):
             places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
@@ -115,7 +133,9 @@ class ChatEncoder:
         return made["input_ids"], targets
 
 
-def unwritten(template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed) -> ConfigError:
+def unwritten(
+    template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed
+) -> ConfigError:
     """Make the refusal of a row that the template cannot write, or whose answers cannot be found in its text."""
     way = written_by(template, row, marks=error.lacks_marks)
     return ConfigError(f"{template.origin}: {place(split, row)} {error}. {way}")

@@ -71,7 +71,11 @@ class ChatTask(Task):
             yield row
 
     def encode_rows(
-        self, part: Split, tokenizer: PreTrainedTokenizerBase, rows: Callable[[], Iterator[Chat | Plain]], *what: str
+        self,
+        part: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        rows: Callable[[], Iterator[Chat | Plain]],
+        *what: str,
     ) -> Examples:
         """Encode rows to ids and targets, once for the same rows, tokenizer, template and settings.
 
@@ -83,7 +87,9 @@ class ChatTask(Task):
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
         known, size = key_of(part.content, *what), ids_below(tokenizer)
-        return encode(rows, encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size)
+        return encode(
+            rows, encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
+        )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find a template for conversations where neither the configuration nor the tokenizer has one.
@@ -98,7 +104,9 @@ class ChatTask(Task):
         if not {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
             raise no_template(f"{split.key} has conversations")
         self.template = use_template(tokenizer, "chatml")
-        self.notes.append("task.chat_template=chatml: the tokenizer has its marks, and no template of its own")
+        self.notes.append(
+            "task.chat_template=chatml: the tokenizer has its marks, and no template of its own"
+        )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Say what is odd about the template."""
@@ -112,9 +120,13 @@ class ChatTask(Task):
                 f"apart; {others} end a turn with its own {tokenizer.eos_token}"
             )
         if template.behind_answers() == "":
-            self.notes.append(f"warning: {template.origin} writes nothing behind an answer: no end of it is learnt")
+            self.notes.append(
+                f"warning: {template.origin} writes nothing behind an answer: no end of it is learnt"
+            )
         if "strftime_now" in template.source:
-            self.notes.append(f"warning: {template.origin} writes today's date: tomorrow the examples are others")
+            self.notes.append(
+                f"warning: {template.origin} writes today's date: tomorrow the examples are others"
+            )
 
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
         """Refuse a role of which the template writes nothing; each is tried in the first row that has it."""
@@ -133,7 +145,10 @@ class ChatTask(Task):
                 )
 
     def with_targets(
-        self, sides: Sequence[Examples], split: Split, rows_of: Callable[[], Sequence[int]] | None = None
+        self,
+        sides: Sequence[Examples],
+        split: Split,
+        rows_of: Callable[[], Sequence[int]] | None = None,
     ) -> list[Examples | Selected]:
         """Refuse, or leave out, rows of which nothing is learnt on one side of several.
 
@@ -167,7 +182,10 @@ class ChatTask(Task):
         if not len(empty):
             return list(sides)
         row, rows = int(empty[0]), len(sides[0])
-        whole = np.max([side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None], axis=0)
+        whole = np.max(
+            [side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None],
+            axis=0,
+        )
         if self.config.overlong_rows is OverlongRows.refuse:
             longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
             who = f"row {number(row)} of {split.key}"
@@ -224,7 +242,9 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     pieces = []
     marks = example[TARGETS].copy()
     marks[0] = 0
-    for target, group in itertools.groupby(zip(marks, example["input_ids"], strict=True), key=lambda pair: pair[0]):
+    for target, group in itertools.groupby(
+        zip(marks, example["input_ids"], strict=True), key=lambda pair: pair[0]
+    ):
         text = tokenizer.decode([int(number) for _, number in group])
         pieces.append(f"«{text}»" if target else text)
     text = "".join(pieces)

@@ -76,7 +76,9 @@ class ChatTemplate:
 
     def key(self) -> str:
         """Digest everything that decides the text of a conversation."""
-        return digest(self.source, json.dumps({key: str(token) for key, token in self._tokens().items()}))
+        return digest(
+            self.source, json.dumps({key: str(token) for key, token in self._tokens().items()})
+        )
 
     def unknown_tokens(self) -> list[str]:
         """List the control tokens of its text that the tokenizer takes apart."""
@@ -100,8 +102,10 @@ class ChatTemplate:
     def answers(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation, and say which of its characters the assistant makes.
 
-        By the template's generation marks. Where it has none, an answer is what the text up to and with its turn has
-        more than the text before it with the opening of an answer: if each is the beginning of the whole text.
+        By the template's generation marks. Where it has none, an answer is what the text up to and
+        with its turn has
+        more than the text before it with the opening of an answer: if each is the beginning of the
+        whole text.
 
         Raises:
             TemplateFailed: Also where what comes later changes what was there before.
@@ -113,7 +117,11 @@ class ChatTemplate:
             if turn["role"] == ASSISTANT:
                 before = self.text(turns[:at], tools, opening=True)
                 after = whole if at + 1 == len(turns) else self.text(turns[: at + 1], tools)
-                if not (whole.startswith(before) and whole.startswith(after) and len(before) < len(after)):
+                if not (
+                    whole.startswith(before)
+                    and whole.startswith(after)
+                    and len(before) < len(after)
+                ):
                     raise UnmarkedAnswers(
                         f"reads otherwise up to turn {at + 1} than as a whole, and the template has no "
                         "{% generation %} marks, so nothing says which of its tokens are the assistant's"
@@ -124,8 +132,9 @@ class ChatTemplate:
     def last_answer(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation as it stands when its last turn is answered, and say where that answer begins.
 
-        It begins where the text before it, with the opening of an answer, and the whole diverge: most often behind that
-        opening, in which a template may begin the thinking that another row lacks.
+        It begins where the text before it, with the opening of an answer, and the whole diverge:
+        most often behind that opening, in which a template may begin the thinking that another row
+        lacks.
 
         Raises:
             TemplateFailed: Also where nothing of the answer is written.
@@ -136,7 +145,9 @@ class ChatTemplate:
             raise TemplateFailed("has an answer of which the chat template writes nothing")
         return whole, [(begin, len(whole))]
 
-    def apart(self, turns: Sequence[Message], tools: Tools = None, first: int = 0) -> list[Sequence[Message]]:
+    def apart(
+        self, turns: Sequence[Message], tools: Tools = None, first: int = 0
+    ) -> list[Sequence[Message]]:
         """Cut a conversation behind each of its answers, if what follows changes how they are written.
 
         Args:
@@ -153,21 +164,28 @@ class ChatTemplate:
         try:
             self.answers(turns, tools)
         except UnmarkedAnswers:
-            ends = [at + 1 for at, turn in enumerate(turns) if turn["role"] == ASSISTANT and at >= first]
+            ends = [
+                at + 1 for at, turn in enumerate(turns) if turn["role"] == ASSISTANT and at >= first
+            ]
             return [turns[:end] for end in ends]
         return []
 
     def behind_answers(self) -> str | None:
         """Return what it writes behind the text of an answer; None: it writes no answer to a question alone."""
         try:
-            text = self.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": _PROBE}])
+            text = self.text(
+                [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": _PROBE}]
+            )
         except TemplateFailed:
             return None
         return text.rpartition(_PROBE)[2].strip()
 
     def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether what a role says in a conversation stands in its text."""
-        own = ("instruction", "input")  # of Alpaca's rows, where a template writes them in place of the content
+        own = (
+            "instruction",
+            "input",
+        )  # of Alpaca's rows, where a template writes them in place of the content
         plain = [{key: value for key, value in turn.items() if key not in own} for turn in turns]
         probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
         return _PROBE in self.text(probed, tools)
@@ -198,7 +216,15 @@ class ChatTemplate:
                 add_generation_prompt=opening,
                 **self._tokens(),
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             plain = _with_text_arguments(turns)
             if isinstance(error, TypeError) and plain != list(turns):
                 return self._rendered(plain, tools, opening=opening, marks=marks)
@@ -209,7 +235,10 @@ class ChatTemplate:
 
 def shared(one: Sequence[object], other: Sequence[object]) -> int:
     """Count how many tokens, or characters, two sequences share at their beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
@@ -222,7 +251,8 @@ def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
         return {**one, "function": {**function, "arguments": told}}
 
     return [
-        turn | {"tool_calls": [*map(call, turn["tool_calls"])]} if turn.get("tool_calls") else turn for turn in turns
+        turn | {"tool_calls": [*map(call, turn["tool_calls"])]} if turn.get("tool_calls") else turn
+        for turn in turns
     ]
 
 
@@ -240,7 +270,11 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
         ConfigError: No such name or file, or no template in it.
     """
     if wanted is None:
-        return ChatTemplate(tokenizer, "the tokenizer's chat template") if tokenizer.chat_template else None
+        return (
+            ChatTemplate(tokenizer, "the tokenizer's chat template")
+            if tokenizer.chat_template
+            else None
+        )
     from jinja2 import TemplateSyntaxError
 
     tokenizer.chat_template = _read(wanted)
@@ -254,9 +288,13 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
     return template
 
 
-def writers(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Tools = None) -> list[str]:
+def writers(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Tools = None
+) -> list[str]:
     """List the templates that come with optrun and write a conversation, with what each of its roles says."""
-    return [name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)]
+    return [
+        name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)
+    ]
 
 
 def _writes(template: ChatTemplate, turns: Sequence[Message], tools: Tools) -> bool:
@@ -271,7 +309,11 @@ def _read(wanted: str) -> str:
     try:
         text = read_text(path, follow=True)
     except (OSError, ValueError) as error:
-        file = "no such file" if isinstance(error, FileNotFoundError) else f"no text can be read from it ({error})"
+        file = (
+            "no such file"
+            if isinstance(error, FileNotFoundError)
+            else f"no text can be read from it ({error})"
+        )
         raise ConfigError(
             f"{_KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)} Or give a "
             "jinja file."

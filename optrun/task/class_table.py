@@ -29,9 +29,11 @@ class ClassTable:
     Attributes:
         noun: What a row is: `class`, `label` or `entity`.
         rows: In the order of the classes.
-        means: `micro` where one example may have any number of them, `macro`, `weighted` by support.
+        means: `micro` where one example may have any number of them, `macro`, `weighted` by
+            support.
         labels: Of the confusion matrix.
-        confusion: Counts, rows are true classes, columns predicted ones; shape (labels, labels). None: there is none.
+        confusion: Counts, rows are true classes, columns predicted ones; shape (labels, labels).
+            None: there is none.
     """
 
     noun: str
@@ -75,7 +77,9 @@ def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
 
 def _counted(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
     rows = [_figures(name, *column) for name, column in counts.items()]
-    micro = _figures("micro mean", *(sum(column[place] for column in counts.values()) for place in range(3)))
+    micro = _figures(
+        "micro mean", *(sum(column[place] for column in counts.values()) for place in range(3))
+    )
     return ClassTable(noun, rows, [micro, *_means(rows)], [], None)
 
 
@@ -97,9 +101,15 @@ def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
     def mean(name: str, weights: Sequence[float]) -> ClassFigures:
         whole = sum(weights)
         values = [
-            sum(weight * getattr(row, key) for weight, row in zip(weights, rows, strict=True)) / whole if whole else 0.0
+            sum(weight * getattr(row, key) for weight, row in zip(weights, rows, strict=True))
+            / whole
+            if whole
+            else 0.0
             for key in ("precision", "recall", "f1")
         ]
         return ClassFigures(name, values[0], values[1], values[2], total)
 
-    return [mean("macro mean", [1.0] * len(rows)), mean("weighted mean", [row.support for row in rows])]
+    return [
+        mean("macro mean", [1.0] * len(rows)),
+        mean("weighted mean", [row.support for row in rows]),
+    ]

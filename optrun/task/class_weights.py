@@ -24,8 +24,9 @@ def class_weights(
         examples: How many there are, where each has any number of labels; None: each has one.
 
     Returns:
-        Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples / (classes * count); of any
-        number of labels (examples - count) / count, what torch calls `pos_weight`.
+        Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples /
+        (classes * count); of any number of labels (examples - count) / count, what torch calls
+        `pos_weight`.
 
     Raises:
         ConfigError: Weights that do not fit the classes.
@@ -46,14 +47,18 @@ def class_weights(
             if everywhere:
                 raise ConfigError(
                     f"task.class_weights=balanced: every training example has the label {everywhere[0]}, so there is "
-                    "nothing to balance it with. Give weights by hand, such as {" + everywhere[0] + ": 1.0}."
+                    "nothing to balance it with. Give weights by hand, such as {"
+                    + everywhere[0]
+                    + ": 1.0}."
                 )
             weights = [(examples - counts[label]) / counts[label] for label in labels]
     elif isinstance(given, Mapping):
         by_label = {str(label): float(weight) for label, weight in given.items()}
         unknown = next((label for label in by_label if label not in labels), None)
         if unknown is not None:
-            raise ConfigError(f"task.class_weights.{unknown}: no such label. {did_you_mean(unknown, labels)}")
+            raise ConfigError(
+                f"task.class_weights.{unknown}: no such label. {did_you_mean(unknown, labels)}"
+            )
         weights = [by_label.get(label, 1.0) for label in labels]
     else:
         weights = [float(weight) for weight in given]

@@ -27,7 +27,9 @@ USUAL_SCORES = ("score", "similarity", "similarity_score", "label", "labels")
 _NEGATIVE = re.compile(r"negative(_\d+)?")
 
 
-def compared_columns(config: EmbeddingConfig, source: Source, split: Split) -> tuple[list[str], str | None]:
+def compared_columns(
+    config: EmbeddingConfig, source: Source, split: Split
+) -> tuple[list[str], str | None]:
     """Find the columns of texts, and that of scores where the loss reads them.
 
     Args:
@@ -36,14 +38,19 @@ def compared_columns(config: EmbeddingConfig, source: Source, split: Split) -> t
         split: Where the columns must be; without a row those of the training rows.
 
     Returns:
-        Names of the columns of the first text, the second one and the negatives; and of the scores, or None.
+        Names of the columns of the first text, the second one and the negatives; and of the scores,
+        or None.
 
     Raises:
         ConfigError: No such column, several that may be meant, or one that the loss does not read.
     """
     split = split if len(split.rows) else source.train
     columns, loss = source.columns, f"task.loss={config.loss.value}"
-    score = label_column(source, split, _there(USUAL_SCORES, split) or USUAL_SCORES) if config.of_numbers else None
+    score = (
+        label_column(source, split, _there(USUAL_SCORES, split) or USUAL_SCORES)
+        if config.of_numbers
+        else None
+    )
     negatives = negative_columns(columns, split)
     pair = pair_columns(columns, split, (*negatives, score))
     if score is None:
@@ -71,7 +78,11 @@ def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> No
     """Refuse scores that a loss would not read, unless the columns of the texts are named, knowingly."""
     given = columns.label_column if columns is not None else None
     found = [given] if given is not None else _there(USUAL_SCORES[:3], split)
-    if found and (given is not None or columns is None or None in (columns.text_column, columns.text_pair_column)):
+    if found and (
+        given is not None
+        or columns is None
+        or None in (columns.text_column, columns.text_pair_column)
+    ):
         raise ConfigError(
             f"{loss} takes every pair for texts that belong together, and {split.key} has scores in column {found[0]}. "
             "Take task.loss=cosent, which reads them; or name data.text_column and data.text_pair_column alone."
@@ -94,7 +105,9 @@ def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
     return list(given)
 
 
-def pair_columns(columns: ColumnsConfig | None, split: Split, taken: Sequence[str | None] = ()) -> tuple[str, str]:
+def pair_columns(
+    columns: ColumnsConfig | None, split: Split, taken: Sequence[str | None] = ()
+) -> tuple[str, str]:
     """Find the columns of the first and the second text: as named, by usual names, else the only two of texts.
 
     Raises:
@@ -108,7 +121,10 @@ def pair_columns(columns: ColumnsConfig | None, split: Split, taken: Sequence[st
     fitting = [
         pair
         for pair in USUAL_PAIRS
-        if first in (None, pair[0]) and second in (None, pair[1]) and pair[0] in there and pair[1] in there
+        if first in (None, pair[0])
+        and second in (None, pair[1])
+        and pair[0] in there
+        and pair[1] in there
     ]
     texts = [
         name
@@ -120,8 +136,14 @@ def pair_columns(columns: ColumnsConfig | None, split: Split, taken: Sequence[st
         fitting = [(texts[0], texts[1])] if first is second is None else []
         fitting += [(first or rest[0], second or rest[0])] if len(rest) == 1 else []
     if len(fitting) != 1:
-        missing = " and ".join(f"data.{key}" for key, name in zip(keys, (first, second), strict=True) if name is None)
-        why = f"several pairs of usual names ({fitting})" if fitting else "no two columns that are known for a pair"
+        missing = " and ".join(
+            f"data.{key}" for key, name in zip(keys, (first, second), strict=True) if name is None
+        )
+        why = (
+            f"several pairs of usual names ({fitting})"
+            if fitting
+            else "no two columns that are known for a pair"
+        )
         raise ConfigError(
             f"{missing} {'is' if ' and ' not in missing else 'are'} needed: {split.key} has {why}, such as anchor and "
             f"positive. {columns_in_words(split.rows)}"

@@ -1,7 +1,7 @@
 """Losses of vectors of texts that belong together, or do not: those of sentence-transformers, by their names.
 
-`vectors` has shape (batch, texts, width): a text, one that belongs to it, then those that do not. Similarities are
-cosines. Losses are means over the batch, shape ().
+`vectors` has shape (batch, texts, width): a text, one that belongs to it, then those that do not.
+Similarities are cosines. Losses are means over the batch, shape ().
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ def cosines(vectors: Tensor) -> Tensor:
     return functional.cosine_similarity(vectors[:, 0], vectors[:, 1], dim=-1)
 
 
-def multiple_negatives_ranking(vectors: Tensor, texts: Tensor, *, scale: float, symmetric: bool = False) -> Tensor:
+def multiple_negatives_ranking(
+    vectors: Tensor, texts: Tensor, *, scale: float, symmetric: bool = False
+) -> Tensor:
     """Compute the cross-entropy of each text's own one among those of all rows.
 
-    A text that stands in the batch twice is never a negative of itself: `false_negatives` are left out of the sum.
+    A text that stands in the batch twice is never a negative of itself: `false_negatives` are left
+    out of the sum.
 
-    Source: Henderson et al. 2017, arXiv:1705.00652, section 4.4; both directions: Radford et al. 2021,
-    arXiv:2103.00020.
-    L = -mean_i log(exp(s cos(a_i, p_i)) / sum_j exp(s cos(a_i, d_j))), d all positives and negatives.
+    Source: Henderson et al. 2017, arXiv:1705.00652, section 4.4; both directions: Radford et al.
+    2021, arXiv:2103.00020. L = -mean_i log(exp(s cos(a_i, p_i)) / sum_j exp(s cos(a_i, d_j))), d
+    all positives and negatives.
 
     Args:
         vectors: Of the texts.
         texts: A number of each text, equal for equal ones, shape (batch, texts), int64.
         scale: 1 / temperature.
-        symmetric: Whether each positive is also to find its own first text among those of all rows; the mean of both.
+        symmetric: Whether each positive is also to find its own first text among those of all rows;
+            the mean of both.
     """
     unit = functional.normalize(vectors, dim=-1)
     rows = len(unit)
@@ -45,7 +49,8 @@ def false_negatives(texts: Tensor) -> Tensor:
     """Mark what is no negative of a row: its own texts wherever they stand, and what belongs to the same first text.
 
     Returns:
-        Shape (batch, batch (texts - 1)), bool: the second texts of all rows, then their third ones and so on.
+        Shape (batch, batch (texts - 1)), bool: the second texts of all rows, then their third ones
+        and so on.
     """
     rows, (first, second) = len(texts), (texts[:, :1], texts[:, 1:2])
     documents = texts[:, 1:].T.reshape(-1)
@@ -74,8 +79,8 @@ def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
 def triplet(vectors: Tensor, *, distance: str, margin: float) -> Tensor:
     """Compute by how much positives are not nearer than negatives by a margin.
 
-    Source: Schroff et al. 2015, arXiv:1503.03832, equation 2, without squares as in sentence-transformers.
-    L = mean max(d(a, p) - d(a, n) + margin, 0).
+    Source: Schroff et al. 2015, arXiv:1503.03832, equation 2, without squares as in
+    sentence-transformers. L = mean max(d(a, p) - d(a, n) + margin, 0).
     """
     first, positive, negative = vectors.unbind(1)
     apart = distances(first, positive, distance) - distances(first, negative, distance)
@@ -86,5 +91,7 @@ def distances(first: Tensor, second: Tensor, kind: str) -> Tensor:
     """Compute the distance of each row: `cosine` (1 - cosine), `euclidean` or `manhattan`; shape (batch,)."""
     if kind == "cosine":
         return 1 - functional.cosine_similarity(first, second, dim=-1)
-    found: Tensor = torch.linalg.vector_norm(first - second, ord=2 if kind == "euclidean" else 1, dim=-1)
+    found: Tensor = torch.linalg.vector_norm(
+        first - second, ord=2 if kind == "euclidean" else 1, dim=-1
+    )
     return found

@@ -23,23 +23,37 @@ def data_check(facts: DataFacts) -> list[str]:
     sources = {f"train/{name}": split for name, split in facts.sources.items()}
     every = {"train": facts.train, **sources, **evals}
     splits = {name: split for name, split in every.items() if split.examples}
-    cells = [[f"{split.examples:,} examples", _tokens(split), _labels(split)] for split in splits.values()]
-    columns = [column for column in zip(*cells, strict=True) if any(column)]  # of a stream no tokens are known
+    cells = [
+        [f"{split.examples:,} examples", _tokens(split), _labels(split)]
+        for split in splits.values()
+    ]
+    columns = [
+        column for column in zip(*cells, strict=True) if any(column)
+    ]  # of a stream no tokens are known
     widths = [max(map(len, column)) for column in columns]
     widest = max(map(len, splits), default=0)
     lines = []
     for (name, split), row in zip(splits.items(), zip(*columns, strict=True), strict=True):
-        line = "".join(f"{' · ' if cell else '   '}{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        line = "".join(
+            f"{' · ' if cell else '   '}{cell:>{width}}"
+            for cell, width in zip(row, widths, strict=True)
+        )
         lines.append(f"{name:<{widest}}  {line[3:].rstrip()}")
         for cut in split.cuts:
             rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
-            lines.append(f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples: {rest}")
+            lines.append(
+                f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples: {rest}"
+            )
         if split.unknown is not None and split.unknown > TOLD_UNKNOWN:
-            lines.append(f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the tokenizer")
+            lines.append(
+                f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the tokenizer"
+            )
     for split in facts.eval_sets.values():
         if split.known:
             which = f"{split.known:,} of {split.texts:,} texts of {split.key}"
-            lines.append(f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on")
+            lines.append(
+                f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on"
+            )
     return [*lines, *(f"warning: {doubt}" for doubt in facts.doubts)]
 
 

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 class Embedding(Task):
     """Pairs of texts, with negatives or a score, to a model whose vectors say what belongs together.
 
-    The in-batch negatives of a row are all other texts of its step, over every micro-batch and every rank.
+    The in-batch negatives of a row are all other texts of its step, over every micro-batch and
+    every rank.
 
     Raises:
-        ConfigError: A missing column, a score out of range, a triplet without a negative, several sources.
+        ConfigError: A missing column, a score out of range, a triplet without a negative, several
+            sources.
     """
 
     columns = ("text_column", "text_pair_column", "negative_columns", "label_column")
@@ -80,7 +82,8 @@ class Embedding(Task):
         """Read the scores of a split.
 
         Raises:
-            ConfigError: A score that is no number; one that no cosine can reach, if cosines are to equal them.
+            ConfigError: A score that is no number; one that no cosine can reach, if cosines are to
+                equal them.
         """
         found = numbers(split, name)
         beyond = np.flatnonzero(np.abs(found) > 1)
@@ -120,7 +123,9 @@ class Embedding(Task):
         examples = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
         if len(bare := np.flatnonzero(examples.lengths == 0)):
             row, column = divmod(int(bare[0]), len(columns))
-            raise ConfigError(f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}")
+            raise ConfigError(
+                f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}"
+            )
         scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
         counts = np.full(len(part.rows), len(columns), dtype=np.int64)
         return ComparedTexts(examples, counts, scores if indices is None else scores[indices])
@@ -133,7 +138,8 @@ class Embedding(Task):
         """Decide how vectors are made of states, and write it into the model's configuration.
 
         Raises:
-            ConfigError: The model's folder says what does not exist here; a model of encoder and decoder.
+            ConfigError: The model's folder says what does not exist here; a model of encoder and
+                decoder.
         """
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(
@@ -143,7 +149,9 @@ class Embedding(Task):
         config, asked = self.config, self.config.pooling
         path = str(getattr(model.config, "name_or_path", "") or "")
         commit = getattr(model.config, "_commit_hash", None)  # of a model of the hub
-        self.pooling, where = folder_pooling(path, commit, None if asked is None else asked.value, config.normalize)
+        self.pooling, where = folder_pooling(
+            path, commit, None if asked is None else asked.value, config.normalize
+        )
         self.pooling.remember(model.config)
         scaled = "normalised" if self.pooling.normalize else "not normalised"
         self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {where}")
@@ -163,7 +171,10 @@ class Embedding(Task):
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate texts one below the other, shape (batch texts, longest); their numbers and scores by row."""
-        batch = {name: values.flatten(0, 1) for name, values in pad_choices(examples, self.padding).items()}
+        batch = {
+            name: values.flatten(0, 1)
+            for name, values in pad_choices(examples, self.padding).items()
+        }
         batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
         if self.scored:
             batch[SCORES] = torch.tensor([float(example["labels"]) for example in examples])
@@ -177,7 +188,8 @@ class Embedding(Task):
         """Count the tokens of all texts, and the rows."""
         return int(batch["attention_mask"].sum()), self.count(batch)
 
-    # Loss ---------------------------------------------------------------------------------------------------------
+    # Loss
+    # ---------------------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over the texts of a batch, without what only the loss reads."""
@@ -202,7 +214,9 @@ class Embedding(Task):
             if loss is EmbeddingLoss.cosent:
                 return contrastive.cosent(vectors, batch[SCORES], scale=config.scale)
             if loss is EmbeddingLoss.triplet:
-                return contrastive.triplet(vectors, distance=config.distance.value, margin=config.margin)
+                return contrastive.triplet(
+                    vectors, distance=config.distance.value, margin=config.margin
+                )
             symmetric = loss is EmbeddingLoss.multiple_negatives_symmetric_ranking
             ranking = contrastive.multiple_negatives_ranking
             return ranking(vectors, batch[TEXTS], scale=config.scale, symmetric=symmetric)
@@ -211,7 +225,8 @@ class Embedding(Task):
         """Compute the loss of a batch by itself."""
         return self.compare(self.represent(outputs, batch), batch)
 
-    # Evaluation ---------------------------------------------------------------------------------------------------
+    # Evaluation
+    # ---------------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosine of each pair, and its score."""
@@ -231,4 +246,7 @@ class ComparedTexts(Choices):
     def __getitem__(self, index: int) -> Example:
         assert self.examples.hashes is not None
         inside = slice(int(self.borders[index]), int(self.borders[index + 1]))
-        return {**super().__getitem__(index), TEXTS: np.array(self.examples.hashes[inside]).view(np.int64)}
+        return {
+            **super().__getitem__(index),
+            TEXTS: np.array(self.examples.hashes[inside]).view(np.int64),
+        }

@@ -1,8 +1,9 @@
 """Whole entities in labels such as `B-PER`: where in an entity a word stands, and of which type it is; `O` is none.
 
-One rule reads IOB1, IOB2, IOE1, IOE2, IOBES and BILOU: that of the CoNLL-2000 evaluation script (Tjong Kim Sang and
-Buchholz 2000), which is seqeval's default. What the scheme does not allow is read, too: an `I-` that follows another
-type, or nothing, begins an entity. seqeval's strict mode counts such an entity as none.
+One rule reads IOB1, IOB2, IOE1, IOE2, IOBES and BILOU: that of the CoNLL-2000 evaluation script
+(Tjong Kim Sang and Buchholz 2000), which is seqeval's default. What the scheme does not allow is
+read, too: an `I-` that follows another type, or nothing, begins an entity. seqeval's strict mode
+counts such an entity as none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from collections.abc import Iterable, Sequence
 Entity = tuple[str, int, int]
 """Type, first word, word after the last."""
 
-SCHEMES = {"IOB": {"B", "I"}, "IOE": {"I", "E"}, "IOBES": {"B", "I", "E", "S"}, "BILOU": {"B", "I", "L", "U"}}
+SCHEMES = {
+    "IOB": {"B", "I"},
+    "IOE": {"I", "E"},
+    "IOBES": {"B", "I", "E", "S"},
+    "BILOU": {"B", "I", "L", "U"},
+}
 """Prefixes by scheme; both forms of IOB, and of IOE, are read alike."""
 
 _GOES_ON = ("I", "E", "L")
@@ -73,11 +79,14 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     return found
 
 
-def count_entities(texts: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Counter[tuple[str, int]]:
+def count_entities(
+    texts: Iterable[tuple[Sequence[str], Sequence[str]]],
+) -> Counter[tuple[str, int]]:
     """Count entities of each type in predicted and actual labels of texts, one label for each word.
 
     Returns:
-        By type and 0, 1 or 2: right, predicted and actual ones; an entity is right where type and both borders are.
+        By type and 0, 1 or 2: right, predicted and actual ones; an entity is right where type and
+        both borders are.
 
     Example:
         >>> sorted(count_entities([(["B-PER", "O"], ["B-PER", "B-LOC"])]).items())

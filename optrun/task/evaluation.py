@@ -92,8 +92,12 @@ def _scalar(loss: object) -> object:
     """
     if isinstance(loss, float) or getattr(loss, "shape", None) == ():
         return loss
-    found = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
-    raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
+    found = (
+        f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
+    )
+    raise OptrunError(
+        f"the loss of the task is {found}: expected a tensor of shape () with a gradient."
+    )
 
 
 class SummedMetrics(MetricAccumulator):
@@ -102,7 +106,8 @@ class SummedMetrics(MetricAccumulator):
     Args:
         count: How many targets the mean loss of a batch is over.
         names: What `compute` reports.
-        zeros: What the sums of `counted` begin with: numbers, arrays, or whatever else can be added.
+        zeros: What the sums of `counted` begin with: numbers, arrays, or whatever else can be
+            added.
     """
 
     reads_loss = True
@@ -134,7 +139,8 @@ class SummedMetrics(MetricAccumulator):
         """Compute the mean of each sum over all targets; NaN if there was none."""
         total, count, *others = self.sums
         return {
-            name: value / count if count else math.nan for name, value in zip(self.names, (total, *others), strict=True)
+            name: value / count if count else math.nan
+            for name, value in zip(self.names, (total, *others), strict=True)
         }
 
 
@@ -167,7 +173,9 @@ class TokenMetrics(SummedMetrics):
 
     def __init__(self, *, shift: bool) -> None:
         super().__init__(
-            lambda batch: int((self._targets(batch) != IGNORED).sum()), ["loss", "perplexity", "accuracy"], 0
+            lambda batch: int((self._targets(batch) != IGNORED).sum()),
+            ["loss", "perplexity", "accuracy"],
+            0,
         )
         self.shift = shift
 
@@ -184,7 +192,11 @@ class TokenMetrics(SummedMetrics):
         total, count, right = self.sums
         if count == 0:
             return dict.fromkeys(self.names, math.nan)
-        return {"loss": total / count, "perplexity": perplexity(total / count), "accuracy": right / count}
+        return {
+            "loss": total / count,
+            "perplexity": perplexity(total / count),
+            "accuracy": right / count,
+        }
 
 
 def by_turns(lists: Iterable[Iterable[Item]]) -> list[Item]:
@@ -215,7 +227,9 @@ class EvaluationMetrics(MetricAccumulator):
     ) -> None:
         self.loss = loss
         self.running = running
-        self.functions = {name: function for name, function in functions.items() if name not in running.names}
+        self.functions = {
+            name: function for name, function in functions.items() if name not in running.names
+        }
         self.names = [*running.names, *self.functions]
         self.predictions = predictions
         self.num_labels = num_labels
@@ -224,7 +238,11 @@ class EvaluationMetrics(MetricAccumulator):
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and keep its predictions."""
-        if self.running.reads_loss and self.loss is not None and getattr(outputs, "loss", None) is None:
+        if (
+            self.running.reads_loss
+            and self.loss is not None
+            and getattr(outputs, "loss", None) is None
+        ):
             outputs.loss = _scalar(self.loss(outputs, batch))
         self.running.update(outputs, batch)
         if self.functions:
@@ -257,7 +275,9 @@ class EvaluationMetrics(MetricAccumulator):
             return values | dict.fromkeys(self.functions, math.nan)
         predictions, labels = self._all()
         for name, function in self.functions.items():
-            values[name] = function(predictions, labels, self.num_labels) if len(labels) else math.nan
+            values[name] = (
+                function(predictions, labels, self.num_labels) if len(labels) else math.nan
+            )
         return values
 
     def table(self) -> ClassTable | None:
@@ -280,7 +300,10 @@ def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
         ConfigError: No such metric, or one that is not for this task.
     """
     names = dict.fromkeys([*config.own_metrics, *config.metrics])
-    return {row.name: _function(row) for row in chosen_metrics(names, config.kind, of_numbers=config.of_numbers)}
+    return {
+        row.name: _function(row)
+        for row in chosen_metrics(names, config.kind, of_numbers=config.of_numbers)
+    }
 
 
 def _function(row: registry.Choice) -> MetricFunction:

@@ -29,7 +29,14 @@ _LOOKED_AT = 1 << 24
 """Tokens of which the share of unknown ones is counted, evenly spread over the split."""
 _HASHES = _LABELS = 1 << 22
 """Texts that are looked up together, labels that are counted together."""
-_OTHER_ROLES = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
+_OTHER_ROLES = (
+    "bos_token_id",
+    "eos_token_id",
+    "sep_token_id",
+    "cls_token_id",
+    "pad_token_id",
+    "mask_token_id",
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class SplitFacts:
     Attributes:
         key: Where it comes from, such as `data.train`.
         tokens: After cutting; None where there is no text.
-        unknown: Share of the ordinary tokens that the tokenizer does not know; None where it knows everything.
+        unknown: Share of the ordinary tokens that the tokenizer does not know; None where it knows
+            everything.
         labels: Label to how often it stands there; empty where there are no classes.
         span: Lowest, mean and highest label where labels are numbers.
         texts: What it was made of: its examples, or the documents that were joined.
@@ -111,8 +119,13 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
             for name, part in mixed.sources.items()
         }
-        labels = {label: sum(part.labels.get(label, 0) for part in sources.values()) for label in task.labels}
-        span = _joined([(part.span, part.examples) for part in sources.values() if part.span is not None])
+        labels = {
+            label: sum(part.labels.get(label, 0) for part in sources.values())
+            for label in task.labels
+        }
+        span = _joined(
+            [(part.span, part.examples) for part in sources.values() if part.span is not None]
+        )
         train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
         doubts = [
             doubt
@@ -145,7 +158,11 @@ def _joined(spans: Sequence[tuple[Span, int]]) -> Span | None:
 
 
 def _split_facts(
-    task: Task, examples: ExampleSource, key: str, tokenizer: PreTrainedTokenizerBase, trained: ExampleSource | None
+    task: Task,
+    examples: ExampleSource,
+    key: str,
+    tokenizer: PreTrainedTokenizerBase,
+    trained: ExampleSource | None,
 ) -> SplitFacts:
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
@@ -197,15 +214,21 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
         lost = getattr(side, "lost", None)
         if lost is not None and lost.any():
             whole = side.lengths + lost
-            yield CutFacts(limit, int((lost > 0).sum()), float(lost.sum() / whole.sum()), int(whole.max()))
+            yield CutFacts(
+                limit, int((lost > 0).sum()), float(lost.sum() / whole.sum()), int(whole.max())
+            )
 
 
-def _known_unknown(examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float | None:
+def _known_unknown(
+    examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase
+) -> float | None:
     """Compute `_unknown` once for the same examples: to look through all takes as long as they are large."""
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
         return None  # as with GPT-2, which knows every byte
-    key = digest("unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids)))
+    key = digest(
+        "unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids))
+    )
     return known_by(key, lambda: _unknown(ids, tokenizer))
 
 
@@ -231,8 +254,12 @@ def _labels(task: Task, examples: object) -> tuple[dict[str, int], Span | None]:
         return {}, (float(values.min()), float(values.mean()), float(values.max()))
     if values.ndim == 2:  # of any number of labels, 0 or 1 each
         return dict(zip(classes, map(int, values.sum(axis=0)), strict=True)), None
-    origin = None if task.unit == "examples" else getattr(examples, "origin", None)  # else of every token
-    counts = known_by(key_of("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes)))
+    origin = (
+        None if task.unit == "examples" else getattr(examples, "origin", None)
+    )  # else of every token
+    counts = known_by(
+        key_of("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes))
+    )
     return dict(zip(classes, counts, strict=True)), None
 
 

@@ -35,20 +35,27 @@ def continued(
     """
     training, device = model.training, next(model.parameters()).device
     room = getattr(model.config, "max_position_embeddings", None)
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    padding = (
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    )
     ids = list(ids) or [padding or 0]
     if room is not None:
         ids = ids[-max(room - 1, 1) :]
         tokens = min(tokens, max(room - len(ids), 1))
     encoded = torch.tensor([ids], device=device)
     how: dict[str, object] = (
-        {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 0.7, "top_k": 50}
+        {"do_sample": False}
+        if seed is None
+        else {"do_sample": True, "temperature": 0.7, "top_k": 50}
     )
     if ends:
         how["eos_token_id"] = list(ends)
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            torch.no_grad(),
+        ):
             torch.manual_seed(seed or 0)
             made = model.generate(  # type: ignore[operator,unused-ignore]
                 encoded,

@@ -22,10 +22,12 @@ from optrun.task.labels import label_config, row_classes
 
 
 class ImageClassification(Task):
-    """Images to classes. Preparation is deterministic: the same picture gives the same pixels at each visit.
+    """Images to classes.
 
-    What other tasks take as their tokenizer is here the model's image preparation: a PIL image to float32 pixels of
-    shape (channels, height, width).
+    Preparation is deterministic: the same picture gives the same pixels at each visit.
+
+    What other tasks take as their tokenizer is here the model's image preparation: a PIL image to
+    float32 pixels of shape (channels, height, width).
 
     Raises:
         ConfigError: No column of images, a file that is no image, a label unseen in training.
@@ -66,7 +68,9 @@ class ImageClassification(Task):
         if isinstance(split.rows, StreamRows):
             return self._streamed(split.rows, column, labels)
         indices = chosen(len(split.rows), limit, seed=seed)
-        return LabelledImages(Images(split.take(indices), column), labels if indices is None else labels[indices])
+        return LabelledImages(
+            Images(split.take(indices), column), labels if indices is None else labels[indices]
+        )
 
     def _streamed(self, rows: StreamRows, column: str, labels: np.ndarray) -> StreamedRows:
         """Stream images that lie in the rows themselves, decoded and prepared when they are read.
@@ -99,7 +103,10 @@ class ImageClassification(Task):
         """Decode and prepare, where that is not done yet; in the worker, where there is one."""
         if "pixel_values" in example:
             return example
-        return {"pixel_values": self.prepare(example["image"].decoded()), "labels": example["labels"]}
+        return {
+            "pixel_values": self.prepare(example["image"].decoded()),
+            "labels": example["labels"],
+        }
 
     def needs(self) -> ModelNeeds:
         """Require a model with an image-classification head; of any length, as it has no text."""
@@ -109,7 +116,9 @@ class ImageClassification(Task):
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `pixel_values` (batch, channels, height, width), float32, and `labels` (batch,), int64."""
         return {
-            "pixel_values": torch.from_numpy(np.stack([example["pixel_values"] for example in examples])),
+            "pixel_values": torch.from_numpy(
+                np.stack([example["pixel_values"] for example in examples])
+            ),
             "labels": torch.tensor([int(example["labels"]) for example in examples]),
         }
 

@@ -22,7 +22,9 @@ _FEWEST = 10
 """Labels from which one in every second row is odd."""
 
 
-def label_doubts(task: Task, source: Source, examples: ExampleSource, counts: Mapping[str, int]) -> list[str]:
+def label_doubts(
+    task: Task, source: Source, examples: ExampleSource, counts: Mapping[str, int]
+) -> list[str]:
     """Name labels that differ by spelling alone, and columns that seem to have changed places.
 
     Args:
@@ -41,14 +43,22 @@ def label_doubts(task: Task, source: Source, examples: ExampleSource, counts: Ma
     if not several:
         with contextlib.suppress(ConfigError):  # a task with usual names of its own
             name = label_column(source, source.train)
-    key = f"data.label_columns={list(several)}" if several else f"data.label_column={name}" if name else "the labels"
+    key = (
+        f"data.label_columns={list(several)}"
+        if several
+        else f"data.label_column={name}"
+        if name
+        else "the labels"
+    )
     doubts = [
         f"{key}: {' and '.join(map(repr, alike[:_SHOWN]))} are different labels, and differ only by case, white space "
         "or the way a number is written. If they mean the same, write them alike."
         for alike in _alike(task.labels)
     ]
     if name is not None and task.unit == "examples" and not task.config.of_sets:
-        doubts += _looks_like_text(source, examples, name, [label for label, count in counts.items() if count])
+        doubts += _looks_like_text(
+            source, examples, name, [label for label, count in counts.items() if count]
+        )
     return doubts
 
 
@@ -63,7 +73,9 @@ def _alike(labels: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _looks_like_text(source: Source, examples: ExampleSource, name: str, met: Sequence[str]) -> list[str]:
+def _looks_like_text(
+    source: Source, examples: ExampleSource, name: str, met: Sequence[str]
+) -> list[str]:
     """Warn of a label column with more different values than texts, or with another one in every second row."""
     rows, hashes = len(source.train.rows), getattr(examples, "hashes", None)
     texts = len(met) if hashes is None else len(np.unique(hashes[: max(1000, 10 * len(met))]))
@@ -71,7 +83,9 @@ def _looks_like_text(source: Source, examples: ExampleSource, name: str, met: Se
         return []
     doubt = f"data.label_column={name}: {len(met):,} labels in {rows:,} training rows, such as {_shown(met)}"
     if texts >= len(met):
-        return [f"{doubt}: nearly every row has one of its own. If they are no labels, name another column."]
+        return [
+            f"{doubt}: nearly every row has one of its own. If they are no labels, name another column."
+        ]
     text = text_column(source, source.train, taken=(name,))
     values = dict.fromkeys(map(str, source.train.rows[:1000][text]))
     return [
@@ -81,4 +95,7 @@ def _looks_like_text(source: Source, examples: ExampleSource, name: str, met: Se
 
 
 def _shown(values: Sequence[str]) -> str:
-    return ", ".join(repr(value if len(value) <= _LETTERS else f"{value[:_LETTERS]}...") for value in values[:_SHOWN])
+    return ", ".join(
+        repr(value if len(value) <= _LETTERS else f"{value[:_LETTERS]}...")
+        for value in values[:_SHOWN]
+    )

@@ -25,7 +25,10 @@ _EXPECTED = (
     'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or a column of 0 and 1 '
     "for each label: data.label_columns=[a,b]."
 )
-_YES, _NO = (True, 1, 1.0, "1", "1.0", "true", "True"), (False, 0, 0.0, "0", "0.0", "false", "False")
+_YES, _NO = (
+    (True, 1, 1.0, "1", "1.0", "true", "True"),
+    (False, 0, 0.0, "0", "0.0", "false", "False"),
+)
 
 
 def label_columns(source: Source, split: Split) -> list[str]:
@@ -56,11 +59,15 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         Names by number; 0 or 1 by split, shape (rows, labels), float32.
 
     Raises:
-        ConfigError: A row that is no list of labels, or no 0 and 1; a label unseen in training; fewer than two labels.
+        ConfigError: A row that is no list of labels, or no 0 and 1; a label unseen in training;
+            fewer than two labels.
     """
     if source.columns is not None and source.columns.label_columns is not None:
         return _of_columns(source)
-    lists = {split: row_label_lists(split, label_column(source, split), _EXPECTED) for split in source.splits}
+    lists = {
+        split: row_label_lists(split, label_column(source, split), _EXPECTED)
+        for split in source.splits
+    }
     train = label_column(source, source.train)
     names = class_names(source, train, {split: found.names for split, found in lists.items()})
     numbered = ClassNumbers(names, source)
@@ -77,7 +84,9 @@ def _indicators(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.n
 def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     names = label_columns(source, source.train)
     if len(set(names)) < len(names) or len(names) < 2:
-        raise ConfigError(f"data.label_columns={names}: expected two columns or more, each of them once.")
+        raise ConfigError(
+            f"data.label_columns={names}: expected two columns or more, each of them once."
+        )
     if source.classes is not None:
         if sorted(source.classes) != sorted(names):
             raise ConfigError(
@@ -111,8 +120,8 @@ def _indicator(split: Split, name: str) -> np.ndarray:
 class LabelSetMetrics(SummedMetrics):
     """Loss; f1 over all labels of all examples, and its mean over labels; the share of examples with all labels right.
 
-    A label is predicted where its probability is above one half. A label that neither occurs nor is predicted has an
-    f1 of 0, as in scikit-learn.
+    A label is predicted where its probability is above one half. A label that neither occurs nor is
+    predicted has an f1 of 0, as in scikit-learn.
 
     Args:
         labels: Names by number.
@@ -120,13 +129,20 @@ class LabelSetMetrics(SummedMetrics):
 
     def __init__(self, labels: Sequence[str]) -> None:
         names = ["loss", "f1_micro", "f1_macro", "exact_match"]
-        super().__init__(lambda batch: len(batch["labels"]), names, 0, np.zeros((3, len(labels)), dtype=np.int64))
+        super().__init__(
+            lambda batch: len(batch["labels"]), names, 0, np.zeros((3, len(labels)), dtype=np.int64)
+        )
         self.labels = labels
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
         """Count the examples with all labels right; right, predicted and true ones of each label."""
-        made, there = (outputs.logits > 0).long().cpu().numpy(), batch["labels"].long().cpu().numpy()
-        return int((made == there).all(axis=1).sum()), np.stack([(made * there).sum(0), made.sum(0), there.sum(0)])
+        made, there = (
+            (outputs.logits > 0).long().cpu().numpy(),
+            batch["labels"].long().cpu().numpy(),
+        )
+        return int((made == there).all(axis=1).sum()), np.stack(
+            [(made * there).sum(0), made.sum(0), there.sum(0)]
+        )
 
     def table(self) -> ClassTable:
         """Return figures by label."""
@@ -137,4 +153,9 @@ class LabelSetMetrics(SummedMetrics):
         loss, count, exact, _ = self.sums
         table, count = self.table(), count or math.nan
         macro = float(np.mean([row.f1 for row in table.rows]))
-        return {"loss": loss / count, "f1_micro": table.means[0].f1, "f1_macro": macro, "exact_match": exact / count}
+        return {
+            "loss": loss / count,
+            "f1_micro": table.means[0].f1,
+            "f1_macro": macro,
+            "exact_match": exact / count,
+        }

@@ -52,26 +52,38 @@ def declared_names(feature: object) -> list[str]:
     return [str(label) for label in names] if names else []
 
 
-def _places(split: Split, name: str, met: dict[str, int], expected: str | None = None) -> Iterator[list[int]]:
+def _places(
+    split: Split, name: str, met: dict[str, int], expected: str | None = None
+) -> Iterator[list[int]]:
     """Yield for each row the places of its labels in the order in which labels are met, and note new ones in `met`.
 
     Args:
         split: The rows.
         name: The column.
         met: Label to place.
-        expected: What a task expects there, for the message, if rows have lists of labels; None: each has one.
+        expected: What a task expects there, for the message, if rows have lists of labels; None:
+            each has one.
 
     Raises:
-        ConfigError: The first row without a label, or without a list of labels; too many labels in a stream.
+        ConfigError: The first row without a label, or without a list of labels; too many labels in
+            a stream.
     """
-    declared, streamed = declared_names(split.rows.features[name]), isinstance(split.rows, StreamRows)
+    declared, streamed = (
+        declared_names(split.rows.features[name]),
+        isinstance(split.rows, StreamRows),
+    )
     for row, value in enumerate(present(split, name)):
         if expected is not None and not isinstance(value, list | tuple | np.ndarray):
-            raise ConfigError(f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}")
+            raise ConfigError(
+                f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
+            )
         labels = [value] if expected is None else value
         yield [
             met.setdefault(
-                label if isinstance(label, str) else named_label(label, declared, name, split.where(row)), len(met)
+                label
+                if isinstance(label, str)
+                else named_label(label, declared, name, split.where(row)),
+                len(met),
             )
             for label in labels
         ]
@@ -82,11 +94,17 @@ def _places(split: Split, name: str, met: dict[str, int], expected: str | None =
             )
 
 
-def _kept(split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _kept(
+    split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """Keep what is found of a column for the same rows; of a stream as labels.npy and names.json."""
     declared, rows = declared_names(split.rows.features[name]), split.rows
     if not isinstance(rows, StreamRows):
-        return kept("labels", key_of(kind, split.content, name, *(declared if kind != NUMBERS else ())), find)
+        return kept(
+            "labels",
+            key_of(kind, split.content, name, *(declared if kind != NUMBERS else ())),
+            find,
+        )
     values = "numbers" if kind == NUMBERS else "places"
 
     def write(folder: Path) -> None:
@@ -97,15 +115,18 @@ def _kept(split: Split, kind: str, name: str, find: Callable[[], dict[str, np.nd
     key = digest("labels-2", rows.fingerprint(), name, str(kind == NUMBERS), *declared)
     folder = cached("stream-labels", key, write)
     names = np.fromfile(folder / "names.json", dtype=np.uint8)
-    return {"names": names, values: np.asarray(np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False))}
+    return {
+        "names": names,
+        values: np.asarray(np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)),
+    }
 
 
 def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
     """Find the label of each row, once for the same rows, with a few rows in memory at a time.
 
     Returns:
-        The labels by name, each once, in the order in which rows first have them; and for each row which of them it
-        has, shape (rows,), int32.
+        The labels by name, each once, in the order in which rows first have them; and for each row
+        which of them it has, shape (rows,), int32.
 
     Raises:
         ConfigError: The first row without a label, or with a list; one that says NA among numbers.
@@ -113,7 +134,9 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
 
     def find() -> dict[str, np.ndarray]:
         met: dict[str, int] = {}
-        places = np.fromiter(chain.from_iterable(_places(split, name, met)), np.int32, len(split.rows))
+        places = np.fromiter(
+            chain.from_iterable(_places(split, name, met)), np.int32, len(split.rows)
+        )
         if not declared_names(split.rows.features[name]) and not isinstance(split.rows, StreamRows):
             _refuse_missing(split, name, list(met), places)
         return {"names": as_array(met), "places": places}
@@ -157,7 +180,8 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
         expected: What a task expects there, for the message.
 
     Raises:
-        ConfigError: The first row without a list, or with a list that holds something else than labels.
+        ConfigError: The first row without a list, or with a list that holds something else than
+            labels.
     """
 
     def find() -> dict[str, np.ndarray]:
@@ -167,7 +191,11 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
         for row, found in enumerate(_places(split, name, met, expected)):
             places.extend(found)
             borders[row + 1] = len(places)
-        return {"names": as_array(met), "places": np.array(places, dtype=np.int32), "borders": borders}
+        return {
+            "names": as_array(met),
+            "places": np.array(places, dtype=np.int32),
+            "borders": borders,
+        }
 
     found = _kept(split, "label-lists-1", name, find)
     return LabelLists(as_texts(found["names"]), found["places"], found["borders"])
@@ -222,13 +250,14 @@ def named_label(value: object, declared: Sequence[str], name: str, where: str) -
 def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
     """List the classes of a label column, in the order of their numbers.
 
-    Those of a trained model are what they are. Otherwise a `ClassLabel` feature brings its own order; labels that are
-    all numbers are ordered as numbers, others as text.
+    Those of a trained model are what they are. Otherwise a `ClassLabel` feature brings its own
+    order; labels that are all numbers are ordered as numbers, others as text.
 
     Args:
         source: Whose training split says what classes there are.
         name: The label column.
-        labels: By split; of rows that were cut off from the training rows, too: they alone may have a rare label.
+        labels: By split; of rows that were cut off from the training rows, too: they alone may have
+            a rare label.
 
     Raises:
         ConfigError: Fewer than two classes, or fractions.
@@ -237,7 +266,9 @@ def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]
         return source.classes
     split = source.train
     declared = declared_names(split.rows.features[name])
-    distinct = set().union(*(labels[one] for one in (source.splits if source.cut_from_train else [split])))
+    distinct = set().union(
+        *(labels[one] for one in (source.splits if source.cut_from_train else [split]))
+    )
     names = declared
     if not declared:
         values = {label: _number(label) for label in distinct}
@@ -252,7 +283,9 @@ def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]
             names = sorted(distinct)
     if len(names) < 2:
         only = f"one label only ({names[0]})" if names else "no label"
-        raise ConfigError(f"data.label_column={name}: {split.key} has {only}. A classifier needs two or more.")
+        raise ConfigError(
+            f"data.label_column={name}: {split.key} has {only}. A classifier needs two or more."
+        )
     return names
 
 
@@ -297,14 +330,19 @@ class ClassNumbers:
         return number
 
     def table(
-        self, split: Split, labels: Sequence[str], places: np.ndarray, borders: np.ndarray | None = None
+        self,
+        split: Split,
+        labels: Sequence[str],
+        places: np.ndarray,
+        borders: np.ndarray | None = None,
     ) -> np.ndarray:
         """Number the labels, of which every row has some; shape (labels,), int64.
 
         Args:
             split: The rows.
             labels: Each once, in the order in which rows first have them.
-            places: For each row which of these it has, shape (rows,); where rows have several, one behind the other.
+            places: For each row which of these it has, shape (rows,); where rows have several, one
+                behind the other.
             borders: Where each row begins in `places`, shape (rows + 1,); None: each has one.
 
         Raises:
@@ -315,7 +353,9 @@ class ClassNumbers:
             row = 0
             if self._find(label) is None:
                 row = int(np.argmax(places == place))
-                row = row if borders is None else int(np.searchsorted(borders, row, side="right")) - 1
+                row = (
+                    row if borders is None else int(np.searchsorted(borders, row, side="right")) - 1
+                )
             found[place] = self.of(label, split.where(row))
         return found
 
@@ -323,7 +363,8 @@ class ClassNumbers:
 def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Return the classes, and the class number of each row of every split.
 
-    Of a stream the labels are read once, so that classes are known before the first step; its texts are not.
+    Of a stream the labels are read once, so that classes are known before the first step; its texts
+    are not.
 
     Returns:
         Names by number; numbers by split, shape (rows,), int64; of a stream int32.
@@ -332,12 +373,18 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
     labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
-    names = class_names(source, label_column(source, source.train), {split: own for split, (own, _) in labels.items()})
+    names = class_names(
+        source,
+        label_column(source, source.train),
+        {split: own for split, (own, _) in labels.items()},
+    )
     numbered = ClassNumbers(names, source)
     found = {}
     for split, (own, places) in labels.items():
         table = numbered.table(split, own, places)
-        found[split] = (table.astype(np.int32) if isinstance(split.rows, StreamRows) else table)[places]
+        found[split] = (table.astype(np.int32) if isinstance(split.rows, StreamRows) else table)[
+            places
+        ]
     return names, found
 
 

@@ -35,7 +35,12 @@ class LanguageModel(Task):
     stand around each."""
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read examples with `input_ids` alone: blocks, or one text each.
 
@@ -45,14 +50,18 @@ class LanguageModel(Task):
         column, length, packing = text_column(source, split), self.max_length, self.config.packing
         encoder, key = self._encoder(tokenizer, source.notes)
         if isinstance(split.rows, StreamRows):
-            filler = self.separator if self.separator is not None else int(tokenizer.pad_token_id or 0)
+            filler = (
+                self.separator if self.separator is not None else int(tokenizer.pad_token_id or 0)
+            )
             return self._streamed(split.rows.select_columns([column]), column, encoder, key, filler)
 
         def rows() -> Iterator[str]:
             return (text for text in texts(split, column) if text)
 
         known, size = key_of(split.content, "language", column), ids_below(tokenizer)
-        encoded = encode(rows, encoder, key, longest=None if packing else length, content=known, ids_below=size)
+        encoded = encode(
+            rows, encoder, key, longest=None if packing else length, content=known, ids_below=size
+        )
         examples: Examples | Selected = encoded
         if packing and len(encoded):
             examples = packed(encoded, length, keep_rest=split is not source.train)
@@ -61,7 +70,9 @@ class LanguageModel(Task):
             long = np.flatnonzero(encoded.lengths >= least)
             if short := len(encoded) - len(long):
                 examples = Selected(encoded, long)
-                source.notes.append(f"{split.key}: {short} rows left out: too short to predict a token of them")
+                source.notes.append(
+                    f"{split.key}: {short} rows left out: too short to predict a token of them"
+                )
         if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         return limited(examples, limit, seed=seed)
@@ -81,17 +92,32 @@ class LanguageModel(Task):
 
         def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
             if longest is None:
-                return {"input_ids": _whole_rows(batch, tokenizer, (before, after), notes, special=special)}
+                return {
+                    "input_ids": _whole_rows(
+                        batch, tokenizer, (before, after), notes, special=special
+                    )
+                }
             room = longest - len(start) if cut else None
-            made = tokenized(tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False)
+            made = tokenized(
+                tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False
+            )
             rows = (start + row for row in made["input_ids"])
             # A text that was cut has no end to learn.
             return {"input_ids": [row + end if len(row) < longest else row for row in rows]}
 
-        key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
+        key = digest(
+            tokenizer_key(tokenizer),
+            "language",
+            str(special),
+            str(longest),
+            str(start),
+            str(separator),
+        )
         return encode_texts, key
 
-    def _streamed(self, rows: Any, column: str, encoder: Encoder, key: str, filler: int) -> ExampleSource:
+    def _streamed(
+        self, rows: Any, column: str, encoder: Encoder, key: str, filler: int
+    ) -> ExampleSource:
         """Stream examples: a text of no token, or of one, is an example without a target."""
 
         def block(rows: list[Row]) -> dict[str, list[Any]]:

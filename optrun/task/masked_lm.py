@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class MaskedLm(LanguageModel):
     """Chosen tokens from all the others.
 
-    Which tokens are chosen is a function of seed, epoch and example: new masks in each epoch, the same ones at each
-    evaluation.
+    Which tokens are chosen is a function of seed, epoch and example: new masks in each epoch, the
+    same ones at each evaluation.
 
     Raises:
         ConfigError: No text, or a tokenizer without a mask token.
@@ -43,7 +43,8 @@ class MaskedLm(LanguageModel):
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
         """Choose tokens; of the chosen 80 % become the mask, 10 % any ordinary token, 10 % stay.
 
-        At least one token is chosen where there is one that may be, so that no example is without a target.
+        At least one token is chosen where there is one that may be, so that no example is without a
+        target.
         """
         ids = example["input_ids"].copy()
         labels = np.full_like(ids, IGNORED)

@@ -17,7 +17,10 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Count confusions; shape (classes, classes), int64, rows = labels, columns = predictions."""
-    flat = np.bincount(labels.astype(np.int64) * classes + predictions.astype(np.int64), minlength=classes * classes)
+    flat = np.bincount(
+        labels.astype(np.int64) * classes + predictions.astype(np.int64),
+        minlength=classes * classes,
+    )
     counts: np.ndarray = flat.reshape(classes, classes)
     return counts
 
@@ -32,7 +35,9 @@ def f1_scores(counts: np.ndarray) -> np.ndarray:
 
 def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
     """Compute F1 of the second of two classes, else the mean over classes that occur or are predicted."""
-    counts = confusion(predictions, labels, num_labels or 1 + int(max(predictions.max(), labels.max())))
+    counts = confusion(
+        predictions, labels, num_labels or 1 + int(max(predictions.max(), labels.max()))
+    )
     return float(f1_scores(counts)[1]) if num_labels == 2 else mean_f1(counts)
 
 
@@ -45,7 +50,9 @@ def mean_f1(counts: np.ndarray) -> float:
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Compute Matthews' correlation for any number of classes (Gorodkin 2004); 0/0 is 0."""
     classes = 1 + int(max(predictions.max(), labels.max()))
-    predicted, actual = (np.bincount(side, minlength=classes).astype(np.float64) for side in (predictions, labels))
+    predicted, actual = (
+        np.bincount(side, minlength=classes).astype(np.float64) for side in (predictions, labels)
+    )
     total, hits = float(len(labels)), float((predictions == labels).sum())
     covariance = hits * total - predicted @ actual
     spread = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)

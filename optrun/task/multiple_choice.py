@@ -12,7 +12,16 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.data.cache import digest, key_of
-from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts, values
+from optrun.data.columns import (
+    cell_list,
+    cell_text,
+    choices_column,
+    label_column,
+    named,
+    text_column,
+    texts,
+    values,
+)
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, Examples, chosen, encode
 from optrun.data.kept import kept
@@ -34,14 +43,22 @@ Row = tuple[str, str]
 class MultipleChoice(Task):
     """A text, a question where there is one, and a list of choices; the label says which is right.
 
-    The label is the text of a choice, or its index from 0. Where a row has fewer choices than another one of its batch,
-    places without a choice fill it up, which no probability goes to; all rows of a stream have as many.
+    The label is the text of a choice, or its index from 0. Where a row has fewer choices than
+    another one of its batch, places without a choice fill it up, which no probability goes to; all
+    rows of a stream have as many.
 
     Raises:
-        ConfigError: A missing column, a row with fewer than two choices, a label that is none of them.
+        ConfigError: A missing column, a row with fewer than two choices, a label that is none of
+            them.
     """
 
-    columns = ("text_column", "eval_text_column", "text_pair_column", "choices_column", "label_column")
+    columns = (
+        "text_column",
+        "eval_text_column",
+        "text_pair_column",
+        "choices_column",
+        "label_column",
+    )
     unit = "examples"
     predictor = "optrun.runner.prediction.choices:ChosenTexts"
 
@@ -67,8 +84,12 @@ class MultipleChoice(Task):
                 self.numbers[split] = self.counts[split] = np.zeros(0, dtype=np.int64)
                 continue
             choices, label = choices_column(source, split), label_column(source, split)
-            if isinstance(split.rows, StreamRows):  # as many in all rows as in the first; each is looked at when read
-                self.size = _expected(split.rows.where(0), choices, split.rows[0].get(choices), None)
+            if isinstance(
+                split.rows, StreamRows
+            ):  # as many in all rows as in the first; each is looked at when read
+                self.size = _expected(
+                    split.rows.where(0), choices, split.rows[0].get(choices), None
+                )
                 continue
             self.counts[split], self.numbers[split] = _row_choices(split, choices, label)
         every = np.concatenate([*self.counts.values(), [self.size] if self.size else []])
@@ -85,24 +106,37 @@ class MultipleChoice(Task):
         self.unequal = len(set().union(*numbers)) > 1
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read one example a row."""
         text, pair, choices = _columns(source, split)
         longest = self.max_length
         encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, "choices", longest)
         if isinstance(split.rows, StreamRows):
-            return self._streamed(split.rows, (text, pair, choices, label_column(source, split)), encoder, key)
+            return self._streamed(
+                split.rows, (text, pair, choices, label_column(source, split)), encoder, key
+            )
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
         known = key_of(part.content, "choices", text, str(pair), choices)
-        examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest, content=known)
+        examples = encode(
+            lambda: pairs(part, text, pair, choices), encoder, key, longest=longest, content=known
+        )
         labels, counts = self.numbers.pop(split), self.counts.pop(split)
         taken = slice(None) if indices is None else indices
         return Choices(examples, counts[taken], labels[taken])
 
     def _streamed(
-        self, rows: StreamRows, columns: tuple[str, str | None, str, str], encoder: Encoder, key: str
+        self,
+        rows: StreamRows,
+        columns: tuple[str, str | None, str, str],
+        encoder: Encoder,
+        key: str,
     ) -> StreamedRows:
         """Stream rows whose choices are looked at, and tokenised, when they are read."""
         text, pair, choices, label = columns
@@ -112,10 +146,17 @@ class MultipleChoice(Task):
             listed, context = cell_list(row, choices), cell_text(row, text)
             before = "" if pair is None else f"{cell_text(row, pair)} "
             found = encoder([(context, f"{before}{choice}") for choice in listed], True)
-            ids: Example = {name: [np.asarray(one, dtype=np.int64) for one in rows] for name, rows in found.items()}
+            ids: Example = {
+                name: [np.asarray(one, dtype=np.int64) for one in rows]
+                for name, rows in found.items()
+            }
             return {**ids, "labels": np.int64(right_choice("it", label, listed, row.get(label)))}
 
-        return StreamedRows(rows.select_columns([name for name in columns if name]), example, digest(key, str(columns)))
+        return StreamedRows(
+            rows.select_columns([name for name in columns if name]),
+            example,
+            digest(key, str(columns)),
+        )
 
     def needs(self) -> ModelNeeds:
         """Require a head with one output, which scores a choice."""
@@ -131,7 +172,8 @@ class MultipleChoice(Task):
         filled = int(_filled(batch).sum()) if self.unequal else 0
         return int(batch["attention_mask"].sum()) - filled, len(batch["labels"])
 
-    # Rows of unequal choices --------------------------------------------------------------------------------------
+    # Rows of unequal choices
+    # --------------------------------------------------------------------------------------
 
     def logits(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
         """Return the scores of the choices, shape (batch, choices); minus infinity marks a missing one."""
@@ -144,7 +186,9 @@ class MultipleChoice(Task):
             return super().loss(outputs, batch)
         return self._losses(outputs, batch, self.label_smoothing).mean()
 
-    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_by_example(
+        self, outputs: ModelOutput, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum every task's loss by example, over a row's own choices."""
         losses = self._losses(outputs, batch, 0.0)
         return losses, torch.ones_like(losses, dtype=torch.int64)
@@ -201,8 +245,14 @@ class Choices:
         return len(self.right)
 
     def __getitem__(self, index: int) -> Example:
-        rows = [self.examples[place] for place in range(int(self.borders[index]), int(self.borders[index + 1]))]
-        return {**{name: [row[name] for row in rows] for name in rows[0]}, "labels": self.right[index]}
+        rows = [
+            self.examples[place]
+            for place in range(int(self.borders[index]), int(self.borders[index + 1]))
+        ]
+        return {
+            **{name: [row[name] for row in rows] for name in rows[0]},
+            "labels": self.right[index],
+        }
 
     def _summed(self, values: np.ndarray) -> np.ndarray:
         found: np.ndarray = np.add.reduceat(values, self.borders[:-1]) if len(values) else values
@@ -222,7 +272,9 @@ class Choices:
         """Digest of ids and labels."""
         alike = bool((self.counts == self.counts[:1]).all())
         counts = str(self.counts[0] if len(self.counts) else 0) if alike else self.counts.tobytes()
-        return digest(self.examples.fingerprint(), counts, np.ascontiguousarray(self.right).tobytes())
+        return digest(
+            self.examples.fingerprint(), counts, np.ascontiguousarray(self.right).tobytes()
+        )
 
 
 def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[Row]:
@@ -237,14 +289,18 @@ def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[R
 def pad_choices(examples: list[Example], padding: int) -> Batch:
     """Pad ids, masks and, if the tokenizer makes them, token types; shape (batch, choices, longest).
 
-    A place without a choice is two padding tokens, of which the model reads the second: nothing to read would be 0/0,
-    and the first one is what any choice has.
+    A place without a choice is two padding tokens, of which the model reads the second: nothing to
+    read would be 0/0, and the first one is what any choice has.
     """
     most = max(len(example["input_ids"]) for example in examples)
     empty = {"input_ids": np.array([padding, padding]), "token_type_ids": np.array([0, 0])}
     places = [(example, at) for example in examples for at in range(most)]
     rows: list[Example] = [
-        {name: example[name][at] if at < len(example[name]) else empty[name] for name in empty if name in example}
+        {
+            name: example[name][at] if at < len(example[name]) else empty[name]
+            for name in empty
+            if name in example
+        }
         for example, at in places
     ]
     batch = pad_inputs(rows, padding)
@@ -285,12 +341,16 @@ def _row_choices(split: Split, choices: str, label: str) -> tuple[np.ndarray, np
     return found["counts"], found["right"]
 
 
-def _expected(where: str, column: str, listed: Sequence[object] | None, expected: int | None) -> int:
+def _expected(
+    where: str, column: str, listed: Sequence[object] | None, expected: int | None
+) -> int:
     """Count the choices of a row, which must be as many as in the others if a number is expected."""
     if listed is None or any(choice is None for choice in listed):
         raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")
     if len(listed) < 2:
-        raise ConfigError(f"{where} has {len(listed)} choices in column {column}: expected two or more.")
+        raise ConfigError(
+            f"{where} has {len(listed)} choices in column {column}: expected two or more."
+        )
     if expected is not None and len(listed) != expected:
         raise ConfigError(
             f"{where} has {len(listed)} choices in column {column}, and the rows before it have {expected}. "
@@ -305,7 +365,11 @@ def _columns(source: Source, split: Split) -> tuple[str, str | None, str]:
         split = source.train
     pair = named(source.columns, "text_pair_column", split)
     choices = choices_column(source, split)
-    return text_column(source, split, taken=(label_column(source, split), pair, choices)), pair, choices
+    return (
+        text_column(source, split, taken=(label_column(source, split), pair, choices)),
+        pair,
+        choices,
+    )
 
 
 def _lists(split: Split, column: str) -> Iterator[list[str]]:

@@ -66,14 +66,25 @@ class PairScores:
 def pair_batch(examples: list[Example], padding: int) -> Batch:
     """Pad pairs to `input_ids`, `attention_mask` and `labels`, shape (2 * pairs, longest), chosen rows first.
 
-    Labels stand on the answers, which begin where the tokens of the prompt and those of one of the two wholes diverge.
+    Labels stand on the answers, which begin where the tokens of the prompt and those of one of the
+    two wholes diverge.
     """
     rows = [example[name] for name in ("input_ids", "rejected_ids") for example in examples]
-    begins = [min(int(one[TARGETS].argmax()), int(one["rejected_targets"].argmax())) for one in examples] * 2
-    labels = [np.where(np.arange(len(row)) < begin, IGNORED, row) for row, begin in zip(rows, begins, strict=True)]
-    batch = {**pad_inputs([{"input_ids": row} for row in rows], padding), "labels": pad(labels, IGNORED)}
+    begins = [
+        min(int(one[TARGETS].argmax()), int(one["rejected_targets"].argmax())) for one in examples
+    ] * 2
+    labels = [
+        np.where(np.arange(len(row)) < begin, IGNORED, row)
+        for row, begin in zip(rows, begins, strict=True)
+    ]
+    batch = {
+        **pad_inputs([{"input_ids": row} for row in rows], padding),
+        "labels": pad(labels, IGNORED),
+    }
     if REFERENCE in examples[0]:
-        batch[REFERENCE] = torch.from_numpy(np.stack([example[REFERENCE] for example in examples]).astype(np.float32))
+        batch[REFERENCE] = torch.from_numpy(
+            np.stack([example[REFERENCE] for example in examples]).astype(np.float32)
+        )
     return batch
 
 
@@ -83,7 +94,9 @@ def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
     return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (counted != IGNORED).sum(1))
 
 
-def chunked_pair_outputs(model: Callable[..., ModelOutput], batch: Batch, *, whole: bool) -> PairOutputs:
+def chunked_pair_outputs(
+    model: Callable[..., ModelOutput], batch: Batch, *, whole: bool
+) -> PairOutputs:
     """Compute what `pair_outputs` does from losses by target.
 
     Args:
@@ -108,14 +121,18 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
     logits = model(input_ids=ids, attention_mask=there).logits[:, :-1]
     logits = logits if logits.dtype is torch.float64 else logits.float()
     targets = ids[:, 1:].masked_fill(there[:, 1:] == 0, IGNORED)
-    losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    ).view(targets.shape)
     return _by_answer(losses, targets, batch)
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
     """Compute what losses and rewards are made of: log-ratios, or without a reference means over tokens."""
     tokens = (batch["labels"] != IGNORED).sum(1)
-    scores = outputs.logps - batch[REFERENCE].T.flatten() if has_reference else outputs.logps / tokens
+    scores = (
+        outputs.logps - batch[REFERENCE].T.flatten() if has_reference else outputs.logps / tokens
+    )
     chosen, rejected = scores.chunk(2)
     first, second = tokens.chunk(2)
     return PairScores(chosen, rejected, first, second, outputs.nll.chunk(2)[0])

@@ -44,7 +44,8 @@ class Pooling:
         """Compute one vector a text, on whichever side it is padded; in float32 at least.
 
         Args:
-            outputs: What the model returned; has `last_hidden_state` of shape (texts, longest, width).
+            outputs: What the model returned; has `last_hidden_state` of shape (texts, longest,
+                width).
             mask: 1 where a token is, shape (texts, longest).
 
         Returns:
@@ -71,7 +72,9 @@ class Pooling:
         return cls(**getattr(config, KEY))
 
 
-def folder_pooling(path: str, revision: str | None, mode: str | None, normalize: bool | None) -> tuple[Pooling, str]:
+def folder_pooling(
+    path: str, revision: str | None, mode: str | None, normalize: bool | None
+) -> tuple[Pooling, str]:
     """Decide how embeddings are made: as asked for, else as modules.json of the model says, else normalised means.
 
     Args:
@@ -89,7 +92,9 @@ def folder_pooling(path: str, revision: str | None, mode: str | None, normalize:
     found = _file(path, "modules.json", revision)
     asked = mode is not None or normalize is not None
     if found is None or (mode is not None and normalize is not None):
-        return Pooling(mode or "mean", normalize is not False), "as asked for" if asked else "by default"
+        return Pooling(
+            mode or "mean", normalize is not False
+        ), "as asked for" if asked else "by default"
     modules = [one for one in read_json(found, follow=True) if isinstance(one, Mapping)]
     kinds = [str(one.get("type")).rpartition(".")[2] for one in modules]
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
@@ -110,8 +115,15 @@ def folder_pooling(path: str, revision: str | None, mode: str | None, normalize:
             f"model.path={path}: its pooling is {' and '.join(named) or 'not said'}, and task=embedding has "
             f"{', '.join(MODES)}. Give task.pooling to train it with one of these."
         )
-    chosen = Pooling(mode or ours[named[0]], "Normalize" in kinds if normalize is None else normalize)
-    return chosen, "as asked for, and by modules.json of the model" if asked else "by modules.json of the model"
+    chosen = Pooling(
+        mode or ours[named[0]], "Normalize" in kinds if normalize is None else normalize
+    )
+    return (
+        chosen,
+        "as asked for, and by modules.json of the model"
+        if asked
+        else "by modules.json of the model",
+    )
 
 
 def _file(path: str, name: str, revision: str | None) -> Path | None:
@@ -120,6 +132,11 @@ def _file(path: str, name: str, revision: str | None) -> Path | None:
         return None
     from transformers.utils import cached_file
 
-    found = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False,
-                        _raise_exceptions_for_connection_errors=False)  # fmt: skip
+    found = cached_file(
+        path,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
     return None if found is None else Path(found)

@@ -13,7 +13,15 @@ from optrun.base.errors import ConfigError
 from optrun.data.chat import Chat
 from optrun.data.examples import Example, Examples, Joined, chosen
 from optrun.data.loader import Batch, ExampleSource
-from optrun.data.preferences import CHOSEN, REJECTED, Pair, PairColumns, pair_columns, preferences, said_in
+from optrun.data.preferences import (
+    CHOSEN,
+    REJECTED,
+    Pair,
+    PairColumns,
+    pair_columns,
+    preferences,
+    said_in,
+)
 from optrun.data.progress import progress
 from optrun.data.source import Source, Split
 from optrun.task.chat_encoder import TARGETS
@@ -33,8 +41,14 @@ from optrun.task.preference_losses import pair_losses
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
-            "logps/rejected")  # fmt: skip
+MEASURES = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
 """What is measured of pairs, by TRL's names."""
 
 
@@ -42,8 +56,9 @@ class Pairs(Joined):
     """Pairs of answers, each with its prompt, as examples.
 
     Attributes:
-        reference: Log-probabilities of both answers by the start model, shape (pairs, 2); None: not needed, or not yet
-            known. They follow from the pairs and that model, so they are no part of the fingerprint.
+        reference: Log-probabilities of both answers by the start model, shape (pairs, 2); None: not
+            needed, or not yet known. They follow from the pairs and that model, so they are no part
+            of the fingerprint.
     """
 
     reference: np.ndarray | None = None
@@ -58,11 +73,13 @@ class Pairs(Joined):
 class Preference(ChatTask):
     """Pairs of answers, by the losses of TRL's `DPOTrainer`, and ORPO's and SimPO's.
 
-    Tokens are TRL's, too: an answer begins where the tokens of the prompt with the opening of an answer and those of
-    one of the two wholes diverge, and what is longer than `data.max_length` loses its end.
+    Tokens are TRL's, too: an answer begins where the tokens of the prompt with the opening of an
+    answer and those of one of the two wholes diverge, and what is longer than `data.max_length`
+    loses its end.
 
     Raises:
-        ConfigError: No pairs, or some that cannot be read, a template that fails, answers that are all alike.
+        ConfigError: No pairs, or some that cannot be read, a template that fails, answers that are
+            all alike.
     """
 
     columns = ("text_column",)
@@ -103,7 +120,12 @@ class Preference(ChatTask):
         return self.alike(split, preferences(split, self.places[split.key], self.roles))
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read one pair a row."""
         del source
@@ -140,12 +162,14 @@ class Preference(ChatTask):
                 f"rows, row {part.number(int(alike.argmax()))} the first: nothing is learnt of them"
             )
 
-    # Batches ------------------------------------------------------------------------------------------------------
+    # Batches
+    # ------------------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids`, `attention_mask` and `labels` of shape (2 * pairs, longest), chosen rows first.
 
-        Labels stand on the answers. With a reference also `reference`, its log-probabilities, shape (pairs, 2).
+        Labels stand on the answers. With a reference also `reference`, its log-probabilities, shape
+        (pairs, 2).
         """
         return pair_batch(examples, self.padding)
 
@@ -164,7 +188,8 @@ class Preference(ChatTask):
                 if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
                     module.p = 0.0
 
-    # Loss ---------------------------------------------------------------------------------------------------------
+    # Loss
+    # ---------------------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of the answers in one pass over both."""
@@ -188,12 +213,18 @@ class Preference(ChatTask):
     def measure(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """Sum over the pairs what `MEASURES` names; shape (6,).
 
-        A reward is beta times the log-ratio; without a reference beta times the mean log-probability of a token, which
-        is then what `logps` is, too.
+        A reward is beta times the log-ratio; without a reference beta times the mean
+        log-probability of a token, which is then what `logps` is, too.
         """
         scores = self.scores(outputs, batch)
-        chosen, rejected = (self.config.beta * one.detach() for one in (scores.chosen, scores.rejected))
-        logps = outputs.logps.detach().chunk(2) if self.has_reference else (scores.chosen, scores.rejected)
+        chosen, rejected = (
+            self.config.beta * one.detach() for one in (scores.chosen, scores.rejected)
+        )
+        logps = (
+            outputs.logps.detach().chunk(2)
+            if self.has_reference
+            else (scores.chosen, scores.rejected)
+        )
         each = [chosen, rejected, (chosen > rejected).float(), chosen - rejected, *logps]
         return torch.stack([one.float().sum() for one in each])
 
@@ -201,7 +232,8 @@ class Preference(ChatTask):
         """Make the mean loss, and what is measured of pairs."""
         return PairMetrics(self)
 
-    # The reference ------------------------------------------------------------------------------------------------
+    # The reference
+    # ------------------------------------------------------------------------------------------------
 
     def reference(
         self,

@@ -29,7 +29,8 @@ class RetrievalMetrics(MetricAccumulator):
     Every first text of the set is asked for among all its other texts, each of these once.
 
     Args:
-        represent: What the model returned, and the batch, to vectors of shape (batch, texts, width).
+        represent: What the model returned, and the batch, to vectors of shape (batch, texts,
+            width).
         recall_at: The k of each recall.
         negatives: Whether rows have texts that do not belong to the first one.
     """
@@ -37,11 +38,20 @@ class RetrievalMetrics(MetricAccumulator):
     reads_loss = True
 
     def __init__(
-        self, represent: Callable[[ModelOutput, Batch], torch.Tensor], recall_at: Sequence[int], *, negatives: bool
+        self,
+        represent: Callable[[ModelOutput, Batch], torch.Tensor],
+        recall_at: Sequence[int],
+        *,
+        negatives: bool,
     ) -> None:
         self.represent = represent
         self.recall_at = recall_at
-        self.names = ["loss", *(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"]
+        self.names = [
+            "loss",
+            *(f"recall_at_{k}" for k in recall_at),
+            f"mrr_at_{_AT}",
+            f"ndcg_at_{_AT}",
+        ]
         self.names += ["accuracy"] if negatives else []
         self.losses: list[float] = []
         self.kept: list[Kept] = []
@@ -66,7 +76,10 @@ class RetrievalMetrics(MetricAccumulator):
         if not self.kept:
             return dict.fromkeys(self.names, math.nan)
         vectors, texts = (np.concatenate(side) for side in zip(*self.kept, strict=True))
-        values = {"loss": math.fsum(self.losses) / len(vectors), **retrieval(vectors, texts, self.recall_at)}
+        values = {
+            "loss": math.fsum(self.losses) / len(vectors),
+            **retrieval(vectors, texts, self.recall_at),
+        }
         if "accuracy" in self.names:
             alike = np.einsum("rw,rtw->rt", vectors[:, 0], vectors[:, 1:])
             values["accuracy"] = float((alike[:, :1] > alike[:, 1:]).mean())
@@ -76,18 +89,23 @@ class RetrievalMetrics(MetricAccumulator):
 def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) -> dict[str, float]:
     """Ask for each first text among all others, and see where those that belong to it rank.
 
-    Recall at k is the share of a text's own among the k nearest; mrr the inverse rank of the first of them, or 0; ndcg
-    the sum of 1 / log2(1 + rank) over the best possible one. Means over the first texts, each once.
+    Recall at k is the share of a text's own among the k nearest; mrr the inverse rank of the first
+    of them, or 0; ndcg the sum of 1 / log2(1 + rank) over the best possible one. Means over the
+    first texts, each once.
 
     Args:
-        vectors: Of length 1, shape (rows, texts, width): a text, one that belongs to it, others that do not.
+        vectors: Of length 1, shape (rows, texts, width): a text, one that belongs to it, others
+            that do not.
         texts: A number of each text, equal for equal ones, shape (rows, texts).
         recall_at: The k of each recall.
     """
     asked, question = np.unique(texts[:, 0], return_inverse=True)
     found, document = np.unique(texts[:, 1:], return_inverse=True)
     document = document.reshape(len(texts), -1)
-    queries, corpus = np.empty((len(asked), vectors.shape[-1]), "f4"), np.empty((len(found), vectors.shape[-1]), "f4")
+    queries, corpus = (
+        np.empty((len(asked), vectors.shape[-1]), "f4"),
+        np.empty((len(found), vectors.shape[-1]), "f4"),
+    )
     queries[question], corpus[document] = vectors[:, 0], vectors[:, 1:]
     own = np.unique(np.stack([question, document[:, 0]]), axis=1)
     most = min(max(*recall_at, _AT), len(found))
@@ -104,5 +122,10 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
         best = np.cumsum(gains)[np.minimum(count, _AT) - 1]
         ndcg = hits[:, :_AT] @ gains[: hits.shape[1]] / best
         sums += [*((hits[:, :k].sum(1) / count).sum() for k in recall_at), first.sum(), ndcg.sum()]
-    return dict(zip([*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"],
-                    (sums / len(asked)).tolist(), strict=True))  # fmt: skip
+    return dict(
+        zip(
+            [*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"],
+            (sums / len(asked)).tolist(),
+            strict=True,
+        )
+    )

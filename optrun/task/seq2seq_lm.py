@@ -49,16 +49,26 @@ class Seq2SeqLm(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Look for the padding token, and for rows without a target."""
         if tokenizer.pad_token_id is None:
-            raise ConfigError("task=seq2seq_lm: the tokenizer has no padding token. Name another with model.tokenizer.")
+            raise ConfigError(
+                "task=seq2seq_lm: the tokenizer has no padding token. Name another with model.tokenizer."
+            )
         self.max_target_length = self.config.max_target_length
         self.limits.append(f"task.max_target_length={self.max_target_length}")
         for split in source.splits:
             target = target_column(source, split)
             if not isinstance(split.rows, StreamRows):  # else each is looked at when it is read
-                known_by(key_of("all-targets-1", split.content, target), partial(_expect_targets, split, target))
+                known_by(
+                    key_of("all-targets-1", split.content, target),
+                    partial(_expect_targets, split, target),
+                )
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read texts and targets side by side."""
         text, target = _columns(source, split)
@@ -70,23 +80,36 @@ class Seq2SeqLm(Task):
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
                 return {"input_ids": _ids(tokenizer, batch, longest if cut else None, side)}
 
-            settings, known = rows_key(tokenizer, side, longest), key_of(part.content, "seq2seq", column)
-            examples = encode(lambda: texts(part, column), encoder, settings, longest=longest, content=known)
+            settings, known = (
+                rows_key(tokenizer, side, longest),
+                key_of(part.content, "seq2seq", column),
+            )
+            examples = encode(
+                lambda: texts(part, column), encoder, settings, longest=longest, content=known
+            )
             if (examples.lengths == 0).any():
-                raise ConfigError(f"{split.key}: a text in column {column} has no token. Leave such rows out.")
+                raise ConfigError(
+                    f"{split.key}: a text in column {column} has no token. Leave such rows out."
+                )
             return examples
 
         targets = encoded(target, "target", self.max_target_length)
-        return Joined(encoded(text, "text", self.max_length), targets.renamed({"input_ids": "labels"}))
+        return Joined(
+            encoded(text, "text", self.max_length), targets.renamed({"input_ids": "labels"})
+        )
 
-    def _streamed(self, rows: StreamRows, text: str, target: str, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
+    def _streamed(
+        self, rows: StreamRows, text: str, target: str, tokenizer: PreTrainedTokenizerBase
+    ) -> StreamedRows:
         """Stream pairs that are tokenised when they are read."""
 
         def example(row: Row) -> Example:
             def ids(column: str, side: str, longest: int) -> np.ndarray:
                 (found,) = _ids(tokenizer, [cell_text(row, column)], longest, side)
                 if not found:
-                    raise ConfigError(f"its text in column {column} has no token. Leave such rows out.")
+                    raise ConfigError(
+                        f"its text in column {column} has no token. Leave such rows out."
+                    )
                 return np.asarray(found, dtype=np.int64)
 
             if not cell_text(row, target):
@@ -96,7 +119,9 @@ class Seq2SeqLm(Task):
                 "labels": ids(target, "target", self.max_target_length),
             }
 
-        key = rows_key(tokenizer, "pairs", f"{self.max_length} {self.max_target_length}", text, target)
+        key = rows_key(
+            tokenizer, "pairs", f"{self.max_length} {self.max_target_length}", text, target
+        )
         return StreamedRows(rows.select_columns([text, target]), example, key)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
@@ -109,11 +134,17 @@ class Seq2SeqLm(Task):
         return TokenMetrics(shift=False)
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str) -> list[list[int]]:
+def _ids(
+    tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str
+) -> list[list[int]]:
     """Encode texts, or as `side` says targets; None: uncut."""
     given: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
     made: list[list[int]] = tokenizer(
-        **given, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
+        **given,
+        truncation=longest is not None,
+        max_length=longest,
+        return_attention_mask=False,
+        verbose=False,
     )["input_ids"]
     return made
 
@@ -128,5 +159,7 @@ def _expect_targets(split: Split, target: str) -> bool:
     """Refuse the first row without a text to produce; True: there is none."""
     for row, value in enumerate(values(split, target)):
         if value is None or value == "":
-            raise ConfigError(f"{split.where(row)} has no text in column {target}: nothing to produce.")
+            raise ConfigError(
+                f"{split.where(row)} has no text in column {target}: nothing to produce."
+            )
     return True

@@ -21,7 +21,14 @@ from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
-from optrun.task.tokens import NO_TOKEN, as_example, encode_rows, interleaved, rows_key, text_encoder
+from optrun.task.tokens import (
+    NO_TOKEN,
+    as_example,
+    encode_rows,
+    interleaved,
+    rows_key,
+    text_encoder,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +42,13 @@ class SequenceClassification(Task):
         ConfigError: A missing column, a label unseen in training, text where numbers are expected.
     """
 
-    columns = ("text_column", "eval_text_column", "text_pair_column", "label_column", "label_columns")
+    columns = (
+        "text_column",
+        "eval_text_column",
+        "text_pair_column",
+        "label_column",
+        "label_columns",
+    )
     unit = "examples"
     predictor = "optrun.runner.prediction.classification:TextClasses"
 
@@ -59,19 +72,29 @@ class SequenceClassification(Task):
                 "column of labels. Several are read by task.problem_type=multi_label_classification."
             )
         if self.regression:
-            self.numbers = {split: numbers(split, label_column(source, split)) for split in source.splits}
+            self.numbers = {
+                split: numbers(split, label_column(source, split)) for split in source.splits
+            }
         else:
             self.labels, self.numbers = row_sets(source) if self.several else row_classes(source)
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read one example a row; of a stream it is tokenised when it is read."""
         text, pair = _text_columns(source, split)
         names = [text] if pair is None else [text, pair]
         labels = self.numbers.pop(split)
         if isinstance(split.rows, StreamRows):
-            encoder, key = text_encoder(tokenizer, self.max_length), rows_key(tokenizer, "sequence", self.max_length)
+            encoder, key = (
+                text_encoder(tokenizer, self.max_length),
+                rows_key(tokenizer, "sequence", self.max_length),
+            )
 
             def example(row: Row) -> Example:
                 found = tuple(cell_text(row, name) for name in names)
@@ -86,10 +109,13 @@ class SequenceClassification(Task):
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
         empty = known_by(
-            key_of("blank-1", part.content, text), lambda: sum(not value.strip() for value in texts(part, text))
+            key_of("blank-1", part.content, text),
+            lambda: sum(not value.strip() for value in texts(part, text)),
         )
         if empty:
-            self.notes.append(f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}")
+            self.notes.append(
+                f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}"
+            )
         examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", text, str(pair))
         if len(bare := np.flatnonzero(examples.lengths == 0)):
             raise ConfigError(f"{part.where(int(bare[0]))} has no token: {NO_TOKEN}")
@@ -98,15 +124,20 @@ class SequenceClassification(Task):
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class, or one for the number."""
         config = {"num_labels": 1} if self.regression else label_config(self.labels)
-        return ModelNeeds({**config, "problem_type": self.config.problem_type.value}, self.max_length)
+        return ModelNeeds(
+            {**config, "problem_type": self.config.problem_type.value}, self.max_length
+        )
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` (batch,).
 
-        Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers' own loss takes them.
+        Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers'
+        own loss takes them.
         """
         labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
-        labels = labels if self.several else labels.to(torch.float32 if self.regression else torch.int64)
+        labels = (
+            labels if self.several else labels.to(torch.float32 if self.regression else torch.int64)
+        )
         return {**pad_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:
@@ -122,13 +153,17 @@ class SequenceClassification(Task):
         if not self.several or self.class_weights is None:
             return super().loss(outputs, batch)
         weights = self.class_weights.to(outputs.logits.device)
-        return functional.binary_cross_entropy_with_logits(outputs.logits.float(), batch["labels"], pos_weight=weights)
+        return functional.binary_cross_entropy_with_logits(
+            outputs.logits.float(), batch["labels"], pos_weight=weights
+        )
 
     def running_metrics(self) -> MetricAccumulator:
         """Make the loss; for any number of labels f1 and exact matches, too."""
         return LabelSetMetrics(self.labels) if self.several else super().running_metrics()
 
-    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_by_example(
+        self, outputs: ModelOutput, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute losses by example: squares of differences for numbers, means over labels for any number of them."""
         if self.several:
             each = functional.binary_cross_entropy_with_logits(

@@ -10,7 +10,16 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.chat_tasks import OverlongRows
-from optrun.data.chat import Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
+from optrun.data.chat import (
+    Chat,
+    ChatColumns,
+    Plain,
+    Unreadable,
+    chat_columns,
+    chat_of,
+    chats,
+    strings,
+)
 from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
 from optrun.data.mixture import MixedExamples
@@ -36,11 +45,13 @@ _LOOKED_AT = 100
 class Sft(ChatTask):
     """Each token from those before it, with loss on all of them, on the assistant's, or on the completion.
 
-    Masks, the end of a plain completion, and what is cut are those of TRL's `SFTTrainer`: a completion begins where the
-    tokens of the prompt alone, with the opening of an answer, and those of the whole diverge.
+    Masks, the end of a plain completion, and what is cut are those of TRL's `SFTTrainer`: a
+    completion begins where the tokens of the prompt alone, with the opening of an answer, and those
+    of the whole diverge.
 
     Raises:
-        ConfigError: No chats, or some that cannot be read, a template that fails, rows of which nothing is left.
+        ConfigError: No chats, or some that cannot be read, a template that fails, rows of which
+            nothing is left.
     """
 
     columns = ("messages_column", "text_column", "eval_text_column", "target_column")
@@ -85,7 +96,8 @@ class Sft(ChatTask):
         if not isinstance(source.train.rows, StreamRows):
             self._note_way(source.train)
 
-    # Examples -----------------------------------------------------------------------------------------------------
+    # Examples
+    # -----------------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield the chats of a split, all of one kind, of roles that the template knows."""
@@ -95,7 +107,11 @@ class Sft(ChatTask):
     @property
     def _by_prefix(self) -> ChatTemplate | None:
         """The template if answers are told apart by the text before them; None: it has marks, or they need not be."""
-        return self.template if self.config.assistant_only_loss and self.template and not self.template.marked else None
+        return (
+            self.template
+            if self.config.assistant_only_loss and self.template and not self.template.marked
+            else None
+        )
 
     def _apart(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield what is one example each: a row, or each of its answers where later turns change how it is written.
@@ -143,7 +159,10 @@ class Sft(ChatTask):
             way += ", and written as when they are asked for, since later turns change earlier ones"
         if way not in self.notes:
             self.notes.append(way)
-        cut = sum(row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools) for row in alone)
+        cut = sum(
+            row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools)
+            for row in alone
+        )
         if cut:
             self.notes.append(
                 f"warning: {template.origin} leaves out a part of {cut:,} of the first {len(alone):,} answers of "
@@ -151,7 +170,12 @@ class Sft(ChatTask):
             )
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read examples with `input_ids` and `targets`: a row each, or several in a block."""
         if isinstance(split.rows, StreamRows):
@@ -161,14 +185,24 @@ class Sft(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and not self.asked:
             self.asked = list(self._questions(part, tokenizer))
-        what = ("sft", str(self.places[split.key]), self._by_prefix.key() if self._by_prefix else "")
+        what = (
+            "sft",
+            str(self.places[split.key]),
+            self._by_prefix.key() if self._by_prefix else "",
+        )
         examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *what)
         if len(examples) > len(part.rows):
-            self.notes.append(f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an answer")
-        (learnt,) = self.with_targets([examples], part, lambda: [row.row or 0 for row in self._apart(part)])
+            self.notes.append(
+                f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an answer"
+            )
+        (learnt,) = self.with_targets(
+            [examples], part, lambda: [row.row or 0 for row in self._apart(part)]
+        )
         return Packed(learnt, self.max_length) if self.config.packing else learnt
 
-    def _streamed(self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
+    def _streamed(
+        self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase
+    ) -> StreamedRows:
         """Stream rows that are looked at and written when they are read; what is wrong with one is told then."""
         places, template = self.places[split.key], self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
@@ -179,22 +213,31 @@ class Sft(ChatTask):
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             if type(chat) is not self.kinds[split.key]:
-                raise ConfigError(f"it has {kind_of(chat)}, and the first row has not. Write all of them alike.")
+                raise ConfigError(
+                    f"it has {kind_of(chat)}, and the first row has not. Write all of them alike."
+                )
             if isinstance(chat, Chat):
                 assert template is not None
                 self.expect_known_roles(split, chat, template)
                 chat = self._alone(chat, template)
-            found = {name: np.asarray(values[0], dtype=np.int64) for name, values in encoder([chat], True).items()}
+            found = {
+                name: np.asarray(values[0], dtype=np.int64)
+                for name, values in encoder([chat], True).items()
+            }
             if found[TARGETS][1:].any():
                 return found
             tokens = len(encoder([chat], False)["input_ids"][0])
             if tokens <= self.max_length:
-                raise ConfigError(f"it has no token to learn: {why_bare(tokens)}. Leave such rows out.")
+                raise ConfigError(
+                    f"it has no token to learn: {why_bare(tokens)}. Leave such rows out."
+                )
             if self.config.overlong_rows is OverlongRows.refuse:
                 raise self.overlong("it", tokens)
             return found | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
-        examples = StreamedRows(rows.select_columns([*places.names, *places.more]), example, encoder.key())
+        examples = StreamedRows(
+            rows.select_columns([*places.names, *places.more]), example, encoder.key()
+        )
         if self.config.overlong_rows is OverlongRows.drop:
             self._note_left_out(split, examples)
         return examples
@@ -214,20 +257,27 @@ class Sft(ChatTask):
             f"of their batches, {count:,} of the first {first:,} rows (task.overlong_rows=drop)"
         )
 
-    # Batches ------------------------------------------------------------------------------------------------------
+    # Batches
+    # ------------------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids` and `labels` (batch, longest), with `attention_mask`; packed, with `position_ids`.
 
-        Positions begin anew with each document, by which models of transformers keep documents apart; a document's
-        first token has no label, and what is padded is documents of one token.
+        Positions begin anew with each document, by which models of transformers keep documents
+        apart; a document's first token has no label, and what is padded is documents of one token.
         """
         rows = [example["input_ids"] for example in examples]
-        marked = [np.where(example[TARGETS] != 0, row, IGNORED) for example, row in zip(examples, rows, strict=True)]
+        marked = [
+            np.where(example[TARGETS] != 0, row, IGNORED)
+            for example, row in zip(examples, rows, strict=True)
+        ]
         labels = pad(marked, IGNORED)
         if SIZES not in examples[0]:
             return {**pad_inputs(examples, self.padding), "labels": labels}
-        places = pad([np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples], 0)
+        places = pad(
+            [np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples],
+            0,
+        )
         labels[places == 0] = IGNORED
         batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": places}
         return in_one_row(batch, map(len, rows)) if self.one_row else batch
@@ -244,7 +294,8 @@ class Sft(ChatTask):
         """Make loss, perplexity and accuracy over target tokens."""
         return TokenMetrics(shift=True)
 
-    # For people ---------------------------------------------------------------------------------------------------
+    # For people
+    # ---------------------------------------------------------------------------------------------------
 
     def _questions(
         self, split: Split, tokenizer: PreTrainedTokenizerBase
@@ -254,7 +305,11 @@ class Sft(ChatTask):
         some = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
         for row in self._rows(some):
             if isinstance(row, Plain):
-                yield encoded(tokenizer, [row.prompt], None)["input_ids"][0], row.prompt, row.completion
+                yield (
+                    encoded(tokenizer, [row.prompt], None)["input_ids"][0],
+                    row.prompt,
+                    row.completion,
+                )
                 continue
             assert self.template is not None
             turns, answer = row.until_answer()
@@ -265,11 +320,17 @@ class Sft(ChatTask):
             (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
             yield ids, text, answer
 
-    def answers(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Answer]:
+    def answers(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[Answer]:
         """Yield the most probable continuation of the first `task.samples` rows that were chosen."""
         for ids, text, reference in self.asked:
             made = continued(
-                model, tokenizer, ids, self.config.sample_tokens, ends=ending_ids(tokenizer, self.template)
+                model,
+                tokenizer,
+                ids,
+                self.config.sample_tokens,
+                ends=ending_ids(tokenizer, self.template),
             )
             yield Answer(text, reference, made)
 

@@ -50,12 +50,13 @@ Row = tuple[list[str], list[int]]
 class TokenClassification(Task):
     """Lists of words to lists of labels.
 
-    The first piece of a word carries its label; the others have none, unless `task.label_all_pieces` says so for
-    training. Evaluation always looks at first pieces, so that its numbers compare.
+    The first piece of a word carries its label; the others have none, unless
+    `task.label_all_pieces` says so for training. Evaluation always looks at first pieces, so that
+    its numbers compare.
 
     Raises:
-        ConfigError: No lists, lists of unequal length, a label unseen in training, a tokenizer that does not say which
-            piece belongs to which word.
+        ConfigError: No lists, lists of unequal length, a label unseen in training, a tokenizer that
+            does not say which piece belongs to which word.
     """
 
     columns = ("text_column", "eval_text_column", "label_column")
@@ -67,7 +68,10 @@ class TokenClassification(Task):
         """Yield the words of each row, each on a line of its own, since each is encoded by itself."""
         split = source.train
         return (
-            "\n".join(row) for row in _word_lists(split, words_column(source, split, _labels_column(source, split)))
+            "\n".join(row)
+            for row in _word_lists(
+                split, words_column(source, split, _labels_column(source, split))
+            )
         )
 
     @classmethod
@@ -113,7 +117,12 @@ class TokenClassification(Task):
         )
 
     def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        limit: int | None,
+        seed: int | None,
     ) -> ExampleSource:
         """Read one example for each row with a word; of a stream for each row."""
         everywhere = self.config.label_all_pieces and split is source.train
@@ -122,7 +131,9 @@ class TokenClassification(Task):
         names = _labels_column(source, split)
         words = words_column(source, split, names)
         if isinstance(split.rows, StreamRows):
-            return self._streamed(split.rows.select_columns([words, names]), words, names, encoder, key)
+            return self._streamed(
+                split.rows.select_columns([words, names]), words, names, encoder, key
+            )
         labels = self.lists.pop(split)
         sizes = np.diff(labels.borders)
         _expect_labels_for_words(split, words, names, sizes)
@@ -138,7 +149,10 @@ class TokenClassification(Task):
 
         def rows() -> Iterator[Row]:
             for row, texts in zip(taken.tolist(), _word_lists(part, words), strict=True):
-                yield texts, numbers[labels.places[labels.borders[row] : labels.borders[row + 1]]].tolist()
+                yield (
+                    texts,
+                    numbers[labels.places[labels.borders[row] : labels.borders[row + 1]]].tolist(),
+                )
 
         content = key_of(part.content, "words", words, names, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
@@ -149,23 +163,30 @@ class TokenClassification(Task):
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
             )
         if len(taken) and not labelled:
-            raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
+            raise ConfigError(
+                f"{split.key}: no word has a piece within data.max_length={self.max_length}."
+            )
         return examples
 
-    def _encoder(self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None) -> tuple[Encoder, str]:
+    def _encoder(
+        self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None
+    ) -> tuple[Encoder, str]:
         """Return what makes ids and labels of words with numbers, and a digest of what decides them."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             texts, longest = [texts for texts, _ in batch], self.max_length if cut else None
             made = tokenized(tokenizer, texts, longest, is_split_into_words=True)
             labels = [
-                _piece_labels(made.word_ids(index), numbers, continued) for index, (_, numbers) in enumerate(batch)
+                _piece_labels(made.word_ids(index), numbers, continued)
+                for index, (_, numbers) in enumerate(batch)
             ]
             return {**inputs_in(made), "labels": labels}
 
         return encoder, rows_key(tokenizer, "words", self.max_length, str(continued))
 
-    def _streamed(self, rows: StreamRows, words: str, labels: str, encoder: Encoder, key: str) -> StreamedRows:
+    def _streamed(
+        self, rows: StreamRows, words: str, labels: str, encoder: Encoder, key: str
+    ) -> StreamedRows:
         """Stream rows whose words are tokenised when they are read."""
         declared = declared_names(rows.features[labels])
 
@@ -174,7 +195,9 @@ class TokenClassification(Task):
             if len(texts) != len(values):
                 raise ConfigError(f"it has {len(texts)} words and {len(values)} labels.")
             names = (named_label(value, declared, labels, "it") for value in values)
-            return as_example(encoder([(texts, [self.numbered.of(name, "it") for name in names])], True))
+            return as_example(
+                encoder([(texts, [self.numbered.of(name, "it") for name in names])], True)
+            )
 
         return StreamedRows(rows, example, digest(key, words, labels, *self.labels))
 
@@ -196,18 +219,29 @@ class WordMetrics(SummedMetrics):
     """
 
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
-        names = ["loss", "accuracy", *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1])]
+        names = [
+            "loss",
+            "accuracy",
+            *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1]),
+        ]
         words = lambda batch: int((batch["labels"] != IGNORED).sum())  # noqa: E731
-        super().__init__(words, names, np.zeros((len(labels), len(labels)), dtype=np.int64), Counter())
+        super().__init__(
+            words, names, np.zeros((len(labels), len(labels)), dtype=np.int64), Counter()
+        )
         self.labels = labels
         self.whole_entities = whole_entities
 
-    def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
+    def counted(
+        self, outputs: ModelOutput, batch: Batch
+    ) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
         """Count confusions of labels, and entities."""
         labels, made = batch["labels"].cpu().numpy(), outputs.logits.argmax(-1).cpu().numpy()
         words = labels != IGNORED
         named = (
-            ([self.labels[number] for number in found[mask]], [self.labels[number] for number in right[mask]])
+            (
+                [self.labels[number] for number in found[mask]],
+                [self.labels[number] for number in right[mask]],
+            )
             for found, right, mask in zip(made, labels, words, strict=True)
         )
         counts = metrics.confusion(made[words], labels[words], len(self.labels))
@@ -219,7 +253,9 @@ class WordMetrics(SummedMetrics):
         if not self.whole_entities:
             return table_of_classes(self.labels, counts)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
-        return table_of_entities({kind: [found[kind, place] for place in range(3)] for kind in types})
+        return table_of_entities(
+            {kind: [found[kind, place] for place in range(3)] for kind in types}
+        )
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all words; loss and accuracy are NaN if there was none."""
@@ -239,7 +275,9 @@ def _labels_column(source: Source, split: Split) -> str:
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
     for row, words in enumerate(values(split, column)):
         if words is None or any(word is None for word in words):
-            raise ConfigError(f"{split.where(row)} has no value, or a missing word, in column {column}.")
+            raise ConfigError(
+                f"{split.where(row)} has no value, or a missing word, in column {column}."
+            )
         yield list(words)
 
 
@@ -247,7 +285,9 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
     """Refuse the first row that has not as many words as labels; rows that were looked at are not read again."""
 
     def look() -> bool:
-        for row, (texts, size) in enumerate(zip(_word_lists(split, words), sizes.tolist(), strict=True)):
+        for row, (texts, size) in enumerate(
+            zip(_word_lists(split, words), sizes.tolist(), strict=True)
+        ):
             if len(texts) != size:
                 raise ConfigError(f"{split.where(row)} has {len(texts)} words and {size} labels.")
         return True
@@ -260,18 +300,23 @@ def _labelled(examples: Examples) -> int:
 
     def count() -> int:
         marks = examples.flat("labels")
-        return sum(int((marks[at : at + _PIECE] != IGNORED).sum()) for at in range(0, len(marks), _PIECE))
+        return sum(
+            int((marks[at : at + _PIECE] != IGNORED).sum()) for at in range(0, len(marks), _PIECE)
+        )
 
     return known_by(key_of("labelled-1", examples.origin), count)
 
 
-def _piece_labels(words: list[int | None], numbers: list[int], continued: list[int] | None) -> list[int]:
+def _piece_labels(
+    words: list[int | None], numbers: list[int], continued: list[int] | None
+) -> list[int]:
     """Return the label of each piece.
 
     Args:
         words: Which word each piece is of; None: of none.
         numbers: The class of each word.
-        continued: The class of a word's later pieces, by the class of the word; None: they carry none.
+        continued: The class of a word's later pieces, by the class of the word; None: they carry
+            none.
     """
     labels = []
     before = None

@@ -29,8 +29,11 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     """Write everything that decides which ids a tokenizer gives, as text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # How long a text may be is set anew at each call; the last call is no part of what the tokenizer is.
-        return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, sort_keys=True)
+        # How long a text may be is set anew at each call; the last call is no part of what the
+        # tokenizer is.
+        return json.dumps(
+            {**json.loads(backend.to_str()), "truncation": None, "padding": None}, sort_keys=True
+        )
     settings = sorted(map(str, tokenizer.init_kwargs.items()))
     return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
 
@@ -42,11 +45,16 @@ def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, *more: str) -> str:
     """Digest what decides the ids of rows: the tokenizer, their kind, the length after which they are cut, and more."""
-    return digest(tokenizer_key(tokenizer), kind, str(longest), str(tokenizer.model_input_names), *more)
+    return digest(
+        tokenizer_key(tokenizer), kind, str(longest), str(tokenizer.model_input_names), *more
+    )
 
 
 def tokenized(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[object], longest: int | None, **options: object
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[object],
+    longest: int | None,
+    **options: object,
 ) -> BatchEncoding:
     """Encode texts, or pairs of texts of which the longer side is cut first.
 
@@ -118,7 +126,9 @@ def as_example(made: Mapping[str, Iterable[object]]) -> Example:
     Raises:
         ConfigError: It has no token.
     """
-    found: Example = {name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in made.items()}
+    found: Example = {
+        name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in made.items()
+    }
     if not len(found["input_ids"]):
         raise ConfigError(f"it has no token: {NO_TOKEN}")
     return found

@@ -38,8 +38,12 @@ class Batches:
         with self.signal_handler.immediate() if world.size == 1 else nullcontext():
             if self._steps is None:
                 self.before_fork()
-                self._steps = setup.train_loader.training(setup.plan, setup.state.position, world.rank, world.size)
-            with failures.waiting_for_workers(setup.train_loader.workers, setup.config.dataloader_timeout):
+                self._steps = setup.train_loader.training(
+                    setup.plan, setup.state.position, world.rank, world.size
+                )
+            with failures.waiting_for_workers(
+                setup.train_loader.workers, setup.config.dataloader_timeout
+            ):
                 return next(self._steps)
 
     def close(self) -> None:
@@ -53,5 +57,9 @@ class Batches:
         return failures.of_workers(lambda: self.setup.state.global_step, self._next_examples)
 
     def _next_examples(self) -> str:
-        indices = [index for keys in next(self.setup.plan.steps(self.setup.state.position)) for _, index in keys]
+        indices = [
+            index
+            for keys in next(self.setup.plan.steps(self.setup.state.position))
+            for _, index in keys
+        ]
         return f"{', '.join(map(str, indices[:16]))}{', ...' if len(indices) > 16 else ''}"

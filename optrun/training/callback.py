@@ -47,7 +47,8 @@ class TrainingContext:
     caller: str = ""
     """Configuration key of the component whose hook is running."""
     final: bool = False
-    """The evaluation and line under way belong to the end alone: without it they would not be due."""
+    """The evaluation and line under way belong to the end alone: without it they would not be due.
+    """
 
     def __post_init__(self) -> None:
         """Name the folders, and see whether a step is under way."""
@@ -56,7 +57,8 @@ class TrainingContext:
         self.extra_dir = self.run.extra
         """To write into; made before the first hook."""
         self.step_finished = not self.setup.state.unfinished
-        """The metrics line of the present step is written: a request to stop is for the next one."""
+        """The metrics line of the present step is written: a request to stop is for the next one.
+        """
 
     @property
     def model(self) -> PreTrainedModel:
@@ -91,8 +93,9 @@ class TrainingContext:
     def request_stop(self, reason: str) -> None:
         """End training early: the run is evaluated, saved, published and finished, exit code 0.
 
-        Asked for in `on_step` or `on_evaluate` it ends with this step, in any other hook with the next one. The first
-        request counts. One that is made in an evaluation that only the end of the run asked for does not.
+        Asked for in `on_step` or `on_evaluate` it ends with this step, in any other hook with the
+        next one. The first request counts. One that is made in an evaluation that only the end of
+        the run asked for does not.
         """
         if not isinstance(reason, str):
             raise TypeError(f"request_stop: expected a text, got {type(reason).__name__}")
@@ -109,8 +112,8 @@ class TrainingContext:
 class Callback:
     """A component of the training loop: a hook that a class does not define does nothing.
 
-    A class of the user's own need not derive from this one. Where it has `state_dict` and `load_state_dict`, its state
-    is part of every checkpoint and rolled back with the rest.
+    A class of the user's own need not derive from this one. Where it has `state_dict` and
+    `load_state_dict`, its state is part of every checkpoint and rolled back with the rest.
     """
 
     key = ""

@@ -33,8 +33,8 @@ _LONGEST_WAIT = 1024
 class CheckpointManager:
     """Saves checkpoints, and says what came of it.
 
-    One checkpoint is written at a time. When the next is due before the last is written, training waits: nothing queues
-    up, and no checkpoint that was due is left out.
+    One checkpoint is written at a time. When the next is due before the last is written, training
+    waits: nothing queues up, and no checkpoint that was due is left out.
     """
 
     manifest: RunManifest | RunDir
@@ -68,8 +68,11 @@ class CheckpointManager:
         self.run = self.manifest if isinstance(self.manifest, RunDir) else self.manifest.run
         self.state, self.ranking = self.setup.state, self.setup.ranking
         self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
-        """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept."""
-        self._writer = AsyncWriter(self.manifest, self.config.keep_last, self.saving, self.config.checksum.value)
+        """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
+        """
+        self._writer = AsyncWriter(
+            self.manifest, self.config.keep_last, self.saving, self.config.checksum.value
+        )
 
     @property
     def enabled(self) -> bool:
@@ -94,10 +97,12 @@ class CheckpointManager:
 
         Args:
             random: Random states to save in place of the present ones.
-            last: No step follows before it is written: nothing needs to be copied, which would take room for it all.
+            last: No step follows before it is written: nothing needs to be copied, which would take
+                room for it all.
 
         Raises:
-            StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says to stop.
+            StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says
+                to stop.
         """
         self.wait()
         with during(Phase.saving):
@@ -153,8 +158,10 @@ class CheckpointManager:
         """Look whether a save has ended; try a refused one again when it is time.
 
         Args:
-            together: Several ranks look, and the saves of earlier steps have ended on all of them. One of the present
-                step may have ended on some: it is left for the next look, so that all give the same orders.
+            together: Several ranks look, and the saves of earlier steps have ended on all of them.
+                One of the present
+                step may have ended on some: it is left for the next look, so that all give the same
+                orders.
 
         Raises:
             StorageError: It failed, and `checkpoint.on_storage_error` says to stop.
@@ -164,7 +171,11 @@ class CheckpointManager:
         result = self._writer.result(wait=False)
         if result is not None:
             self._follow_up(result)
-        if self._refused is not None and not self._writer.busy and self.state.global_step >= self._retry_at:
+        if (
+            self._refused is not None
+            and not self._writer.busy
+            and self.state.global_step >= self._retry_at
+        ):
             self._writer.start(self._order(self._refused.snapshot))
             self._refused = None
 
@@ -208,7 +219,10 @@ class CheckpointManager:
         if isinstance(error, NonFiniteError) and self.keep_scheduled:
             self.note(f"{error} Training goes back at the next step.")
             return
-        if not isinstance(error, StorageError) or self.config.on_storage_error is OnStorageError.stop:
+        if (
+            not isinstance(error, StorageError)
+            or self.config.on_storage_error is OnStorageError.stop
+        ):
             raise error
         wait = min(2**self._failures, _LONGEST_WAIT)
         self._failures += 1

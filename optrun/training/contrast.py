@@ -30,11 +30,12 @@ class Contrast(Protocol):
 class ContrastStep(TrainStep):
     """A step that is one batch for its loss, however it is cut into micro-batches and spread over ranks.
 
-    Each micro-batch runs twice: without gradient for its vectors, and again, with the same dropout, to carry the
-    gradient of the step's loss by these vectors into the weights. Memory is that of one micro-batch. A step of one
-    micro-batch runs once.
+    Each micro-batch runs twice: without gradient for its vectors, and again, with the same dropout,
+    to carry the gradient of the step's loss by these vectors into the weights. Memory is that of
+    one micro-batch. A step of one micro-batch runs once.
 
-    Source: Gao, Zhang, Han & Callan 2021, arXiv:2101.06983, section 3.2: dL/dw = sum_i dL/dv_i dv_i/dw.
+    Source: Gao, Zhang, Han & Callan 2021, arXiv:2101.06983, section 3.2: dL/dw = sum_i dL/dv_i
+        dv_i/dw.
     """
 
     contrast: Contrast
@@ -67,7 +68,9 @@ class ContrastStep(TrainStep):
             aside = {name: moved[name] for name in ASIDE if name in moved}
             return {_VECTORS: self.contrast.represent(outputs, moved), **aside}
 
-    def _compared(self, held: list[Batch], count: int) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    def _compared(
+        self, held: list[Batch], count: int
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Compare the vectors of all ranks, in the order of their micro-batches.
 
         Args:
@@ -80,7 +83,9 @@ class ContrastStep(TrainStep):
         if self.world.size > 1:
             held = [{name: values.cpu() for name, values in part.items()} for part in held]
         parts = in_order(self.world.gather_objects(held), count)
-        whole = {name: torch.cat([part[name] for part in parts]).to(self.device) for name in parts[0]}
+        whole = {
+            name: torch.cat([part[name] for part in parts]).to(self.device) for name in parts[0]
+        }
         vectors = whole.pop(_VECTORS).requires_grad_()
         with self.autocast():
             loss = self.contrast.compare(vectors, whole)

@@ -15,7 +15,8 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
 
     Args:
         name: `auto` (cuda, then mps, then cpu) or a torch device.
-        local_rank: Which of several ranks on this machine asks, each for a GPU of its own; None: there is one.
+        local_rank: Which of several ranks on this machine asks, each for a GPU of its own; None:
+            there is one.
 
     Raises:
         ConfigError: No such device here.
@@ -29,11 +30,15 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"training.device={name}: expected auto, cpu, cuda, cuda:N or mps.") from error
+        raise ConfigError(
+            f"training.device={name}: expected auto, cpu, cuda, cuda:N or mps."
+        ) from error
     usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     usable += ["mps"] if torch.backends.mps.is_available() else []
     if (f"cuda:{device.index or 0}" if device.type == "cuda" else device.type) not in usable:
-        raise ConfigError(f"training.device={name}: there is no such device here. Usable: {', '.join(usable)}.")
+        raise ConfigError(
+            f"training.device={name}: there is no such device here. Usable: {', '.join(usable)}."
+        )
     return device
 
 

@@ -63,7 +63,11 @@ class Display(Callback):
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
         """Show the step's figures."""
-        figures = {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **training.setup.state.lrs}
+        figures = {
+            "train/loss": result.loss,
+            "train/grad_norm": result.grad_norm,
+            **training.setup.state.lrs,
+        }
         self.step(training.global_step, figures)
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:
@@ -124,7 +128,8 @@ def plain_line(record: PlainMapping, total: int, width: int | None = None) -> st
     Args:
         record: As it stands in `metrics.jsonl`.
         total: Steps of the run.
-        width: Characters for loss, lr and evaluations, as many as fit; None: every number, however many.
+        width: Characters for loss, lr and evaluations, as many as fit; None: every number, however
+            many.
 
     Example:
         >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5, "train/grad_norm": 1.0, "train/lr": 0.001}
@@ -163,7 +168,9 @@ class LiveDisplay(Display):
         self.progress = Progress(*_columns(), console=console, expand=True)
         self.task = self.progress.add_task("step", total=None)
         self.evaluation = self.progress.add_task("evaluation", total=None, visible=False)
-        self.live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=True)
+        self.live = Live(
+            console=console, get_renderable=self._draw, refresh_per_second=4, transient=True
+        )
 
     def start(self, step: int, total: int) -> None:
         """Show the display."""
@@ -188,7 +195,9 @@ class LiveDisplay(Display):
         found = {name: value for name, value in record.items() if name.startswith("eval/")}
         if found:
             self.evaluated = found
-            shown = "  ".join(f"{escape(name)} [bold]{number(value)}[/]" for name, value in found.items())
+            shown = "  ".join(
+                f"{escape(name)} [bold]{number(value)}[/]" for name, value in found.items()
+            )
             self.console.print(f"[dim]step {record['step']:>6,}[/]  {shown}", highlight=False)
 
     def note(self, text: str) -> None:
@@ -210,7 +219,9 @@ class LiveDisplay(Display):
             ("samples/s", "perf/samples_per_second", number),
             ("memory", "perf/peak_memory_bytes", size),
         ]
-        present = [(label, draw(self.values[name])) for label, name, draw in shown if name in self.values]
+        present = [
+            (label, draw(self.values[name])) for label, name, draw in shown if name in self.values
+        ]
         table.add_row(*(Text(label, style="dim") for label, _ in present))
         table.add_row(*(Text(value, style="bold") for _, value in present))
         panel = Panel(
@@ -219,7 +230,8 @@ class LiveDisplay(Display):
             title_align="left",
             padding=(1, 2),
         )
-        # The terminal shows ^C where the panel ends: behind a full line it would begin another one, which stays.
+        # The terminal shows ^C where the panel ends: behind a full line it would begin another one,
+        # which stays.
         return Group(panel, "")
 
 
@@ -244,7 +256,8 @@ def watched(
     Args:
         items: What is worked through, such as batches.
         total: How many there are.
-        console: Where the bar is drawn; None: standard error, so that what a verb prints can be piped.
+        console: Where the bar is drawn; None: standard error, so that what a verb prints can be
+            piped.
         what: What is done, beside the bar.
     """
     console = console or Console(stderr=True)
@@ -257,4 +270,8 @@ def watched(
 
 def make_display(console: Console, title: str) -> Display:
     """Make a display: live on a terminal, plain elsewhere."""
-    return LiveDisplay(console, title) if console.is_terminal and console.is_interactive else PlainDisplay(console)
+    return (
+        LiveDisplay(console, title)
+        if console.is_terminal and console.is_interactive
+        else PlainDisplay(console)
+    )

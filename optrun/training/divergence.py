@@ -44,7 +44,8 @@ class Divergence:
             before: Random states from before it; None: the step does not depend on them.
 
         Returns:
-            None where it counts, perhaps with its update left out; what was found where training has to go back.
+            None where it counts, perhaps with its update left out; what was found where training
+            has to go back.
 
         Raises:
             NonFiniteError: The policy is to stop, or it happened too often.
@@ -61,7 +62,9 @@ class Divergence:
         micro_batches = in_order(world.gather_objects(micro_batches), count)
         found = nonfinite.describe(self.setup, result, micro_batches)
         policy = config.on_nonfinite
-        if policy is OnNonfinite.skip and not found.bad_weights:  # with such weights every step is like this one
+        if (
+            policy is OnNonfinite.skip and not found.bad_weights
+        ):  # with such weights every step is like this one
             state.skipped_steps += 1
             state.skipped_in_a_row += 1
             if state.skipped_in_a_row <= config.max_nonfinite_skips:
@@ -69,12 +72,16 @@ class Divergence:
                 train_step.scheduler.step()
                 self.note(f"step {state.global_step + 1}: {found.message} The update was left out.")
                 return None
-            found.message += f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
+            found.message += (
+                f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
+            )
         reported = self._report(found, micro_batches)
         if policy is OnNonfinite.rollback:
             if state.rollbacks < config.max_rollbacks:
                 return found
-            found.message += f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
+            found.message += (
+                f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
+            )
         saved = ""
         if self.checkpoints.enabled and not found.bad_weights:
             # Weights and optimizer are still those from before this step.
@@ -90,7 +97,8 @@ class Divergence:
     def _report(self, found: NonfiniteStep, micro_batches: list[Batch]) -> str:
         """Write it for whoever looks at the step later, and say where.
 
-        A disk that refuses it is told, no more: what is done about the step, and the good state, count for more.
+        A disk that refuses it is told, no more: what is done about the step, and the good state,
+        count for more.
         """
         if not self.setup.train_step.world.is_main:
             return ""
@@ -104,8 +112,8 @@ class Divergence:
     def roll_back(self, found: NonfiniteStep) -> str:
         """Go back to the last scheduled checkpoint, with the data moved past the bad step.
 
-        Which one that is, and which data follows, is a function of the configuration and the step alone: a run that was
-        stopped and resumed in between takes the same way.
+        Which one that is, and which data follows, is a function of the configuration and the step
+        alone: a run that was stopped and resumed in between takes the same way.
 
         Returns:
             The message that says so.
@@ -113,7 +121,11 @@ class Divergence:
         state, bad = self.setup.state, self.setup.state.global_step
         back = self.restore(self.checkpoints.last_scheduled(bad))
         back.go_on()
-        passed, rollbacks, seconds = state.passed_steps + bad - back.global_step + 1, state.rollbacks + 1, state.seconds
+        passed, rollbacks, seconds = (
+            state.passed_steps + bad - back.global_step + 1,
+            state.rollbacks + 1,
+            state.seconds,
+        )
         vars(state).update(vars(back))
         state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
         return (

@@ -15,10 +15,11 @@ from optrun.training.ranking import Ranking
 class EarlyStopping(Callback):
     """Ends training after a number of evaluations in a row without improvement.
 
-    An evaluation improves where its value is better than the best of all before it, and by more than the threshold;
-    the best is the plain one, whatever the threshold. A NaN never improves.
+    An evaluation improves where its value is better than the best of all before it, and by more
+    than the threshold; the best is the plain one, whatever the threshold. A NaN never improves.
 
-    Source: `transformers.EarlyStoppingCallback.check_metric_value`, with `Trainer._determine_best_metric` after it.
+    Source: `transformers.EarlyStoppingCallback.check_metric_value`, with
+        `Trainer._determine_best_metric` after it.
 
     Args:
         config: Has the patience, 1 or more, and the threshold.
@@ -46,7 +47,9 @@ class EarlyStopping(Callback):
         else:
             self.counter += 1
         if best is None:
-            self.best = value if value == value else math.inf if self.ranking.mode == "min" else -math.inf
+            self.best = (
+                value if value == value else math.inf if self.ranking.mode == "min" else -math.inf
+            )
         elif better:
             self.best = value
         if self.counter >= self.patience:
@@ -58,7 +61,12 @@ class EarlyStopping(Callback):
 
     def state_dict(self) -> StateDict:
         """Return the counter, the best value, and which metric they are of."""
-        return {"metric": self.ranking.metric, "mode": self.ranking.mode, "best": self.best, "counter": self.counter}
+        return {
+            "metric": self.ranking.metric,
+            "mode": self.ranking.mode,
+            "best": self.best,
+            "counter": self.counter,
+        }
 
     def load_state_dict(self, state: PlainMapping) -> None:
         """Go on counting; what was counted of another metric, or in another direction, is forgotten."""

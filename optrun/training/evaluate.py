@@ -35,19 +35,20 @@ def evaluate_sets(
 ) -> dict[str, float]:
     """Run a model over every evaluation set; its mode is put back.
 
-    Several ranks share the batches of a set, each example counted once. Where the metrics of a task cannot be merged,
-    every rank runs over all of them.
+    Several ranks share the batches of a set, each example counted once. Where the metrics of a task
+    cannot be merged, every rank runs over all of them.
 
     Args:
         model: Called with a batch's tensors by name.
         loaders: The sets by name; that of a single one is empty.
         batch_size: Examples of a batch.
         metrics: Makes empty metrics.
-        watch: Stands between the batches of a set and the model; told how many batches there were before, and how many
-            there are in all.
+        watch: Stands between the batches of a set and the model; told how many batches there were
+            before, and how many there are in all.
         precision: Of the forward pass, and where the model is.
         world: The ranks.
-        keep: Told the name of each set and the metrics of it, which know more than their values; None: nobody asks.
+        keep: Told the name of each set and the metrics of it, which know more than their values;
+            None: nobody asks.
         forward: Runs the model over a batch.
 
     Returns:
@@ -67,7 +68,9 @@ def evaluate_sets(
     try:
         for name, loader in loaders.items():
             found = metrics()
-            counted = sum(number < counts[name] for number in shares[name])  # those after them run as other ranks do
+            counted = sum(
+                number < counts[name] for number in shares[name]
+            )  # those after them run as other ranks do
             batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
             with torch.no_grad():
                 for number, batch in enumerate(batches):
@@ -80,7 +83,10 @@ def evaluate_sets(
             if ranks > 1:
                 found.merge(world.gather_objects(found.partial()))
             prefix = f"eval/{name}/" if name else "eval/"
-            values |= {f"{prefix}{metric}": value for metric, value in _numbers(found.compute(), prefix).items()}
+            values |= {
+                f"{prefix}{metric}": value
+                for metric, value in _numbers(found.compute(), prefix).items()
+            }
             if keep is not None:
                 keep(name, found)
             before += len(shares[name])
@@ -97,7 +103,9 @@ def _numbers(values: PlainMapping, prefix: str) -> Mapping[str, float]:
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise OptrunError(f"{prefix}{name}: the task's metrics gave {value!r:.60}: expected one number.")
+            raise OptrunError(
+                f"{prefix}{name}: the task's metrics gave {value!r:.60}: expected one number."
+            )
     return values
 
 
@@ -127,11 +135,13 @@ class Evaluator:
         """Evaluate; random states are left as they were.
 
         Args:
-            trained: False before the first step: the model runs as it is, not compiled, so that training compiles what
-                it would have compiled without; figures of classes are not kept.
+            trained: False before the first step: the model runs as it is, not compiled, so that
+                training compiles what it would have compiled without; figures of classes are not
+                kept.
 
         Returns:
-            Names with prefix to values; nothing where there are no evaluation rows (`data.eval_fraction=0`).
+            Names with prefix to values; nothing where there are no evaluation rows
+            (`data.eval_fraction=0`).
 
         Raises:
             Stopped: There was a request to stop before the end.
@@ -188,7 +198,9 @@ class Evaluator:
         Raises:
             Stopped: With the number of the signal.
         """
-        asked = self.setup.train_step.world.all_gather([float(self.signal_handler.stop_signal or 0)])
+        asked = self.setup.train_step.world.all_gather(
+            [float(self.signal_handler.stop_signal or 0)]
+        )
         signal = int(max(number for (number,) in asked))
         if signal:
             raise Stopped(signal)

@@ -71,7 +71,9 @@ def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
     return [ranks[number % len(ranks)][number // len(ranks)] for number in range(count)]
 
 
-def exchange(own: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int) -> GlobalStep:
+def exchange(
+    own: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int
+) -> GlobalStep:
     """Tell the others of this rank's micro-batches and requests, and hear of theirs: one all-gather.
 
     Args:
@@ -87,7 +89,9 @@ def exchange(own: Sequence[MicroBatchFacts], requests: Requests, world: World, c
         return GlobalStep(list(own), list(range(count)), requests)
     row = [float(requests.stop), float(requests.save), float(requests.written)]
     for fact in own:
-        parts = (int.from_bytes(fact.digest[at : at + 4], "big") for at in range(0, 4 * _DIGEST_PARTS, 4))
+        parts = (
+            int.from_bytes(fact.digest[at : at + 4], "big") for at in range(0, 4 * _DIGEST_PARTS, 4)
+        )
         row += [fact.weight, float(fact.tokens), float(fact.samples), *map(float, parts)]
     rows = world.all_gather(row)
     stops = [int(stop) for stop, *_ in rows]

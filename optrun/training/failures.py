@@ -21,16 +21,19 @@ class LoaderTimeout(BaseException):
 def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
     """Wait for a batch, but not for ever.
 
-    `DataLoader(timeout=...)` is not enough: it limits the wait for the queue of results, and a worker that stops while
-    it hands a tensor over (`torch.multiprocessing.reductions.rebuild_storage_fd` reads from a socket) blocks after it.
-    So SIGALRM (`signal.setitimer`) ends the wait.
+    `DataLoader(timeout=...)` is not enough: it limits the wait for the queue of results, and a
+    worker that stops while it hands a tensor over
+    (`torch.multiprocessing.reductions.rebuild_storage_fd` reads from a socket) blocks after it. So
+    SIGALRM (`signal.setitimer`) ends the wait.
 
     Args:
         workers: `num_workers` of the loader; 0: what goes wrong in the data is raised as it is.
-        seconds: The limit; 0: none. Outside the main thread, where Python takes no signals, there is none either.
+        seconds: The limit; 0: none. Outside the main thread, where Python takes no signals, there
+            is none either.
 
     Raises:
-        LoaderTimeout: The time is up; the workers have been killed, since one that hangs hears nothing else.
+        LoaderTimeout: The time is up; the workers have been killed, since one that hangs hears
+            nothing else.
         RuntimeError: torch's, for a worker that was killed, now or since the last wait.
     """
     if not workers or threading.current_thread() is not threading.main_thread():
@@ -38,7 +41,9 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
         return
 
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise for each worker that is killed here
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # torch would raise for each worker that is killed here
         kill_workers()
         raise LoaderTimeout
 
@@ -50,7 +55,9 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
     except (ConnectionError, EOFError) as error:
         if "Caught " in str(error):  # the worker's own, passed on by torch: it lives
             raise
-        raise RuntimeError("a DataLoader worker was killed, or exited, while it handed over a batch") from error
+        raise RuntimeError(
+            "a DataLoader worker was killed, or exited, while it handed over a batch"
+        ) from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -63,11 +70,12 @@ _sigchld_of_torch: Callable[[int, FrameType | None], object] | None = None
 def _torch_raises_on_worker_exit() -> Iterator[None]:
     """Let torch raise at the death of a worker here, and nowhere else.
 
-    `torch.utils.data._utils.signal_handling._set_SIGCHLD_handler`, which the first DataLoader with workers calls,
-    raises RuntimeError from the handler of SIGCHLD, wherever the main thread is at that moment (its NOTE [ Signal
-    handling in multiprocessing data loading ]). A lock that is just being taken is then never released (bpo-29988),
-    and the process hangs instead of ending. So the handler is in force only while a batch is awaited, and is called
-    once by hand for workers that died meanwhile.
+    `torch.utils.data._utils.signal_handling._set_SIGCHLD_handler`, which the first DataLoader with
+    workers calls, raises RuntimeError from the handler of SIGCHLD, wherever the main thread is at
+    that moment (its NOTE [ Signal handling in multiprocessing data loading ]). A lock that is just
+    being taken is then never released (bpo-29988), and the process hangs instead of ending. So the
+    handler is in force only while a batch is awaited, and is called once by hand for workers that
+    died meanwhile.
     """
     global _sigchld_of_torch
     before = signal.getsignal(signal.SIGCHLD)
@@ -151,7 +159,9 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
         OptrunError: Instead of torch's error.
     """
     return _memory(
-        lambda: f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}",
+        lambda: (
+            f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}"
+        ),
         "Give a smaller training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
         "training.precision=bf16 or training.gradient_checkpointing=true.",
     )

@@ -19,15 +19,16 @@ from optrun.training.step import StepResult
 class Hooks:
     """The components, in the order in which they are called.
 
-    On several ranks the components that write, and the user's, belong to rank 0 alone; the loop lets the other ranks
-    know what they ask for.
+    On several ranks the components that write, and the user's, belong to rank 0 alone; the loop
+    lets the other ranks know what they ask for.
 
     Args:
         training: What every hook is given.
         components: optrun's own; what they raise ends the run as it is.
-        callbacks: The user's, by configuration key. What they raise ends the run with a message that names them; they
-            leave random states and the model's mode as they found them.
-        may_request: Whether a rank has callbacks of the user's, which may ask for a save or an end; None: this one.
+        callbacks: The user's, by configuration key. What they raise ends the run with a message
+            that names them; they leave random states and the model's mode as they found them.
+        may_request: Whether a rank has callbacks of the user's, which may ask for a save or an end;
+            None: this one.
     """
 
     def __init__(
@@ -46,8 +47,12 @@ class Hooks:
         """The first that one of them raised in a step: the others hear of the step, and it ends with the run saved."""
         self._final_state: dict[str, object] | None = None
         every = [*((own.key, own) for own in components), *callbacks.items()]
-        self._stateful: list[tuple[str, Any]] = [(key, one) for key, one in every if hasattr(one, "state_dict")]
-        self._having = {hook: [(key, one) for key, one in every if _has(one, hook)] for hook in HOOKS}
+        self._stateful: list[tuple[str, Any]] = [
+            (key, one) for key, one in every if hasattr(one, "state_dict")
+        ]
+        self._having = {
+            hook: [(key, one) for key, one in every if _has(one, hook)] for hook in HOOKS
+        }
 
     def on_train_begin(self) -> None:
         """Call the hooks before the first step of this start."""
@@ -88,12 +93,15 @@ class Hooks:
         """Call the hooks at the end, however it came; each component hears of it, also if another one raises.
 
         Raises:
-            Exception: The first, where the run ended well; else it is told, and what ended the run is what counts.
+            Exception: The first, where the run ended well; else it is told, and what ended the run
+                is what counts.
         """
         ended_well, errors = status == "finished", list[Exception]()
         for key, component in self._having["on_train_end"]:
             try:
-                self._one(key, component, "on_train_end", "failed" if ended_well and errors else status)
+                self._one(
+                    key, component, "on_train_end", "failed" if ended_well and errors else status
+                )
             except Exception as error:  # of a user's class, or of a disk
                 errors.append(error)
         if ended_well and errors:
@@ -107,7 +115,8 @@ class Hooks:
             self._final_state = self.state_dict()
             self.training.final = True
 
-    # State --------------------------------------------------------------------------------------------------------
+    # State
+    # --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
         """Return the states of components that have one, by configuration key, as JSON can hold them.
@@ -133,16 +142,20 @@ class Hooks:
                 with self._as(key, "load_state_dict"):
                     component.load_state_dict(states[key])
 
-    # Calls --------------------------------------------------------------------------------------------------------
+    # Calls
+    # --------------------------------------------------------------------------------------------------------
 
-    def _call(self, hook: str, *args: object, of_callbacks: object = None, deferred: bool = False) -> None:
+    def _call(
+        self, hook: str, *args: object, of_callbacks: object = None, deferred: bool = False
+    ) -> None:
         """Call a hook of each component that has one of its own.
 
         Args:
             hook: Its name.
             *args: What the components are given.
             of_callbacks: What the user's are given instead; None: the same.
-            deferred: An error of others' code waits until the step is done. What a disk or a number ends, ends now.
+            deferred: An error of others' code waits until the step is done. What a disk or a number
+                ends, ends now.
 
         Raises:
             OptrunError: Of optrun's own components; without `deferred` also of the user's.
@@ -150,7 +163,12 @@ class Hooks:
         for key, component in self._having[hook]:
             own = key not in self.callbacks
             try:
-                self._one(key, component, hook, *(args if own or of_callbacks is None else (of_callbacks,)))
+                self._one(
+                    key,
+                    component,
+                    hook,
+                    *(args if own or of_callbacks is None else (of_callbacks,)),
+                )
             except Exception as error:
                 if not deferred or (own and isinstance(error, OptrunError | OSError)):
                     raise
@@ -177,7 +195,8 @@ class Hooks:
         """Name a user's component in what it raises.
 
         Raises:
-            OptrunError: In place of any `Exception`, and of SystemExit, which would pass for a good end.
+            OptrunError: In place of any `Exception`, and of SystemExit, which would pass for a good
+                end.
         """
         self.training.caller = key
         try:
@@ -210,10 +229,14 @@ def _refuse_other_than_json(value: object, where: str = "its result") -> None:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{where}: key {key!r}: expected a text, since JSON has no other keys")
+                raise TypeError(
+                    f"{where}: key {key!r}: expected a text, since JSON has no other keys"
+                )
             _refuse_other_than_json(item, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _refuse_other_than_json(item, f"{where}[{index}]")
     elif not isinstance(value, bool | str | int | float | None):
-        raise TypeError(f"{where}: expected texts, numbers, lists and mappings of them, got {type(value).__name__}")
+        raise TypeError(
+            f"{where}: expected texts, numbers, lists and mappings of them, got {type(value).__name__}"
+        )

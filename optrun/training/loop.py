@@ -57,10 +57,14 @@ class Loop:
     def __post_init__(self) -> None:
         """Make the parts that fetch, count and save."""
         setup, self.state, self.training = self.setup, self.setup.state, self.hooks.training
-        self.planned_end = setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
+        self.planned_end = (
+            setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
+        )
         self.progress = Progress(setup, self.clock, self.samples_at_peak)
         started = self.clock() if self.started is None else self.started
-        self.saving = Saving(setup, self.training, self.checkpoints, self.signal_handler, self.progress, started)
+        self.saving = Saving(
+            setup, self.training, self.checkpoints, self.signal_handler, self.progress, started
+        )
         self.batches = Batches(setup, self.signal_handler, self._before_fork)
         self.checkpoints.on_save = self.hooks.on_save
 
@@ -74,8 +78,8 @@ class Loop:
         """Train to the end.
 
         Raises:
-            NonFiniteError: Loss or gradient is NaN or inf and the policy is to stop, or it happened too often; or a
-                weight is NaN or inf after an update.
+            NonFiniteError: Loss or gradient is NaN or inf and the policy is to stop, or it happened
+                too often; or a weight is NaN or inf after an update.
             StoppedEarly: A signal, the time budget or `stop_at`; everything is saved.
             StorageError: A checkpoint could not be saved.
             OptrunError: A callback raised.
@@ -83,8 +87,14 @@ class Loop:
         self.progress.begin()
         status = "failed"
         try:
-            with contextlib.closing(self.checkpoints), self.batches.naming_workers(), contextlib.ExitStack() as stack:
-                stack.callback(failures.kill_workers)  # one that is stuck would be waited for when Python ends
+            with (
+                contextlib.closing(self.checkpoints),
+                self.batches.naming_workers(),
+                contextlib.ExitStack() as stack,
+            ):
+                stack.callback(
+                    failures.kill_workers
+                )  # one that is stuck would be waited for when Python ends
                 stack.callback(self.batches.close)
                 try:
                     self._train()
@@ -127,7 +137,8 @@ class Loop:
     def _evaluate_before_training(self) -> None:
         """Write the first line: the evaluation before the first step, which no time of training is counted for.
 
-        It decides nothing: early stopping, the schedule, samples and the ranking of checkpoints begin with training.
+        It decides nothing: early stopping, the schedule, samples and the ranking of checkpoints
+        begin with training.
         `on_log` hears of it, `on_evaluate` does not.
         """
         metrics = self._evaluated(trained=False)
@@ -136,7 +147,8 @@ class Loop:
             self.state.before_training = metrics
             self._log(metrics, [])
 
-    # One step ---------------------------------------------------------------------------------------------------
+    # One step
+    # ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         state, train_step = self.state, self.setup.train_step
@@ -147,7 +159,8 @@ class Loop:
         self.training.save_requested |= step.requests.save
         if step.requests.stop:
             self.saving.stop(step.requests.stop)
-        # Forward passes that are seeded one by one begin with the same numbers whatever the generators held before.
+        # Forward passes that are seeded one by one begin with the same numbers whatever the
+        # generators held before.
         before = RandomStates(train_step.device) if train_step.seed is None else None
         # Those of this step: the scheduler moves them on.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
@@ -163,7 +176,9 @@ class Loop:
         state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
-        train_step.optimizer.zero_grad(set_to_none=True)  # an evaluation or a save has no use for gradients
+        train_step.optimizer.zero_grad(
+            set_to_none=True
+        )  # an evaluation or a save has no use for gradients
         self._finish_step()
         if self.checkpoints.enabled and step.requests.written:
             self.checkpoints.poll(together=several)
@@ -172,7 +187,8 @@ class Loop:
         try:
             return self.batches.fetch()
         except (Stopped, RuntimeError):
-            # A signal to the whole group may end a worker that was just born before it sets such signals aside.
+            # A signal to the whole group may end a worker that was just born before it sets such
+            # signals aside.
             self.saving.stop_if_asked(before_step=True)
             raise
 
@@ -190,24 +206,31 @@ class Loop:
 
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
         self.checkpoints.wait()
-        self.setup.train_step.world.barrier()  # the rank that writes has written what all go back to
+        # the rank that writes has written what all go back to
+        self.setup.train_step.world.barrier()
         self.batches.close()
         message = self.divergence.roll_back(nonfinite)
         self.hooks.on_rollback()
-        self.checkpoints.save()  # in place of that one: a run that is stopped now does not go back there again
+        # in place of that one: a run that is stopped now does not go back there again
+        self.checkpoints.save()
         self.progress.reset()
         self.training.note(message)
 
-    # What follows a step ----------------------------------------------------------------------------------------
+    # What follows a step
+    # ----------------------------------------------------------------------------------------
 
     def _finish_step(self) -> None:
         """Evaluate, log and save what is due.
 
-        A request by signal leaves an evaluation where it is; the resumed run begins with it. What only the end of the
+        A request by signal leaves an evaluation where it is; the resumed run begins with it. What
+        only the end of the
         run asks for is marked: should the run be prolonged, it goes on as if it had not ended here.
         """
         state, config = self.state, self.setup.config
-        evaluation_due, line_due = self.evaluator.due(), state.global_step % config.logging_steps == 0
+        evaluation_due, line_due = (
+            self.evaluator.due(),
+            state.global_step % config.logging_steps == 0,
+        )
         evaluate = evaluation_due or self._is_last()
         before = state.before_evaluation(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
@@ -229,7 +252,11 @@ class Loop:
             self.progress.reset()
         self._log(record, unscheduled)
         if unscheduled:
-            before["last"] |= {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
+            before["last"] |= {
+                name: value
+                for name, value in record.items()
+                if not name.startswith(tuple(unscheduled))
+            }
             state.without_end = before
         if last and not line_due:
             vars(state).update(window)
@@ -292,10 +319,16 @@ class Loop:
             record["unscheduled"] = unscheduled
         state.last.update(metrics)
         if metrics:
-            due = {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
+            due = {
+                name: value
+                for name, value in record.items()
+                if not name.startswith(tuple(unscheduled))
+            }
             if not due.keys() & metrics.keys():
                 self.hooks.begin_final()
                 due = record
-            self.hooks.on_log(record, {name: value for name, value in due.items() if name != "unscheduled"})
+            self.hooks.on_log(
+                record, {name: value for name, value in due.items() if name != "unscheduled"}
+            )
             self._agree_on_requests()
         self.training.step_finished = True

@@ -41,7 +41,8 @@ class MetricsLogger(Callback):
 
     Args:
         manifest: Of the run whose `metrics.jsonl` is written.
-        refused: Called with what the disk said; where it does not raise, the line waits for the next one.
+        refused: Called with what the disk said; where it does not raise, the line waits for the
+            next one.
     """
 
     def __init__(self, manifest: RunManifest, refused: Refused) -> None:

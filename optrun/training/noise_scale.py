@@ -1,7 +1,7 @@
 """The gradient noise scale: how large a batch may grow before a larger one stops paying.
 
-McCandlish et al. 2018, arXiv:1812.06162, appendix A.1: the gradients of a step's micro-batches, which exist anyway,
-against that of the whole step.
+McCandlish et al. 2018, arXiv:1812.06162, appendix A.1: the gradients of a step's micro-batches,
+which exist anyway, against that of the whole step.
 """
 
 from __future__ import annotations
@@ -38,10 +38,16 @@ class NoiseScale:
             factor: What its mean loss was multiplied with before the backward pass.
         """
         lengths, self._found = self._found, []
-        return (torch.linalg.vector_norm(torch.stack(lengths)) / factor) ** 2 if lengths else torch.zeros(())
+        return (
+            (torch.linalg.vector_norm(torch.stack(lengths)) / factor) ** 2
+            if lengths
+            else torch.zeros(())
+        )
 
 
-def estimate(squares: Sequence[float], sizes: Sequence[int], whole: float) -> tuple[float, float] | None:
+def estimate(
+    squares: Sequence[float], sizes: Sequence[int], whole: float
+) -> tuple[float, float] | None:
     """Estimate noise and signal of one step, both without bias; of one step alone they say little.
 
     Args:
@@ -50,8 +56,9 @@ def estimate(squares: Sequence[float], sizes: Sequence[int], whole: float) -> tu
         whole: Squared norm of the step's gradient, their mean weighted by size.
 
     Returns:
-        tr(Sigma), the variance of the gradient of one example, and |G|^2, the squared norm of the true gradient: what
-        solves E|G_b|^2 = |G|^2 + tr(Sigma) / b for the micro-batches and for the step. None of a single micro-batch.
+        tr(Sigma), the variance of the gradient of one example, and |G|^2, the squared norm of the
+        true gradient: what solves E|G_b|^2 = |G|^2 + tr(Sigma) / b for the micro-batches and for
+        the step. None of a single micro-batch.
 
     Source: equations A.2 and A.3, with the mean over micro-batches of unequal size.
 

@@ -34,20 +34,31 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     """Find which numbers were not finite, in which micro-batch, in which gradients, for which examples.
 
     Args:
-        setup: Model with the gradients of the step, the plan of its examples, and the state from before it.
+        setup: Model with the gradients of the step, the plan of its examples, and the state from
+            before it.
         result: Of the step.
         micro_batches: Of the step.
     """
     state = setup.state
     named = list(setup.model.named_parameters())
     bad_gradients, bad_weights = setup.train_step.world.merge_names(
-        [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()],
+        [
+            name
+            for name, p in named
+            if p.grad is not None and not torch.isfinite(_values(p.grad)).all()
+        ],
         [name for name, p in named if not torch.isfinite(_values(p)).all()],
     )
-    bad_losses = [number for number, loss in enumerate(result.losses) if loss != loss or abs(loss) == float("inf")]
+    bad_losses = [
+        number
+        for number, loss in enumerate(result.losses)
+        if loss != loss or abs(loss) == float("inf")
+    ]
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
-    message += f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
+    message += (
+        f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
+    )
     if bad_weights:
         message += f" Weights were not finite before the step: {bad_weights[0]}."
     elif bad_losses:
@@ -98,6 +109,8 @@ def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> P
     }
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(to_json(nonfinite.values), indent=2), encoding="utf-8")
+        (folder / "report.json").write_text(
+            json.dumps(to_json(nonfinite.values), indent=2), encoding="utf-8"
+        )
         save_file(tensors, folder / "batch.safetensors")
     return folder

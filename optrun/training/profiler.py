@@ -58,7 +58,9 @@ class Profiler(Callback):
             activities = [ProfilerActivity.CPU]
             if training.setup.train_step.device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
+            self._profile = profile(
+                activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD
+            )
             self._profile.start()
         elif self._profile is not None and self._seen < SKIPPED + self.steps:
             self._profile.step()
@@ -86,7 +88,9 @@ class Profiler(Callback):
             table = trace.with_suffix(".txt")
             replace_text(table, _table(done, training.setup.train_step.device))
         steps = f"step {last}" if self._first == last else f"steps {self._first} to {last}"
-        training.note(f"profiled {steps}: {trace} (chrome://tracing or ui.perfetto.dev), {Path(table).name}")
+        training.note(
+            f"profiled {steps}: {trace} (chrome://tracing or ui.perfetto.dev), {Path(table).name}"
+        )
 
 
 def _table(done: Any, device: torch.device) -> str:

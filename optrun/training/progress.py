@@ -18,7 +18,8 @@ class Throughput:
 
     Args:
         clock: Seconds, monotonic.
-        samples_at_peak: Samples per second of devices that are never idle, for `perf/mfu`; None: not known.
+        samples_at_peak: Samples per second of devices that are never idle, for `perf/mfu`; None:
+            not known.
     """
 
     def __init__(self, clock: Callable[[], float], samples_at_peak: float | None = None) -> None:
@@ -58,7 +59,9 @@ class Progress(Throughput):
         samples_at_peak: As for `Throughput`.
     """
 
-    def __init__(self, setup: TrainingSetup, clock: Callable[[], float], samples_at_peak: float | None) -> None:
+    def __init__(
+        self, setup: TrainingSetup, clock: Callable[[], float], samples_at_peak: float | None
+    ) -> None:
         super().__init__(clock, samples_at_peak)
         self.setup = setup
         self.begin()
@@ -72,7 +75,9 @@ class Progress(Throughput):
         """Count a step, with the micro-batches of all ranks."""
         state, task = self.setup.state, self.setup.task
         state.global_step += 1
-        state.batches_digest = digest_of_batches(state.batches_digest, (fact.digest for fact in facts))
+        state.batches_digest = digest_of_batches(
+            state.batches_digest, (fact.digest for fact in facts)
+        )
         for fact in facts:
             state.tokens += fact.tokens
             state.samples += fact.samples
@@ -82,10 +87,14 @@ class Progress(Throughput):
             state.window_weight += result.weight
             state.grad_norm = result.grad_norm
             state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
-            state.noise = state.noise if result.noise is None else averaged(state.noise, result.noise)
+            state.noise = (
+                state.noise if result.noise is None else averaged(state.noise, result.noise)
+            )
             for name, sums in zip(task.sources, result.by_source or (), strict=False):
                 before = state.window_sources.get(name, [0.0, 0.0, 0.0])
-                state.window_sources[name] = [one + other for one, other in zip(before, sums, strict=True)]
+                state.window_sources[name] = [
+                    one + other for one, other in zip(before, sums, strict=True)
+                ]
             for name, total in zip(task.measured, result.measures or (), strict=False):
                 state.window_measures[name] = state.window_measures.get(name, 0.0) + total
         state.seconds = self._seconds_before + self.clock() - self._training_begun
@@ -97,7 +106,10 @@ class Progress(Throughput):
             "train/loss": state.window_loss / state.window_weight,
             "train/grad_norm": state.grad_norm,
             "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
-            **{f"train/{name}": total / state.window_weight for name, total in state.window_measures.items()},
+            **{
+                f"train/{name}": total / state.window_weight
+                for name, total in state.window_measures.items()
+            },
             **source_metrics(state.window_sources),
             **state.lrs,
         }
@@ -124,7 +136,9 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
     for group in groups:
         if group.get("layer"):
             pieces = str(group["layer"]).split()
-            name = "lr/" + "_".join(f"{int(piece):02d}" if piece.isdecimal() else piece for piece in pieces)
+            name = "lr/" + "_".join(
+                f"{int(piece):02d}" if piece.isdecimal() else piece for piece in pieces
+            )
             layers[name] = max(layers.get(name, 0.0), float(group["lr"]))
     peak = {"train/lr": max(float(group["lr"]) for group in groups)}
     return {**peak, **layers} if len(set(layers.values())) > 1 else peak
@@ -133,5 +147,12 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
 def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:
     """Compute the loss of each source of a mixture, and its share of the examples."""
     examples = sum(count for _, _, count in window.values())
-    losses = {f"train/loss/{name}": loss / targets for name, (loss, targets, _) in window.items() if targets}
-    return {**losses, **{f"train/share/{name}": count / examples for name, (_, _, count) in window.items()}}
+    losses = {
+        f"train/loss/{name}": loss / targets
+        for name, (loss, targets, _) in window.items()
+        if targets
+    }
+    return {
+        **losses,
+        **{f"train/share/{name}": count / examples for name, (_, _, count) in window.items()},
+    }

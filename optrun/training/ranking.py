@@ -27,7 +27,8 @@ class Ranking:
     def best(self, state: TrainState) -> list[int]:
         """List all evaluated steps, best first, as `rank_steps` orders them."""
         values, losses = (
-            {int(step): value for step, value in found.items()} for found in (state.ranking, state.ranking_losses)
+            {int(step): value for step, value in found.items()}
+            for found in (state.ranking, state.ranking_losses)
         )
         return rank_steps(values, losses, self.mode)
 
@@ -88,7 +89,11 @@ def rank_by(state: TrainState, ranking: Ranking) -> str | None:
         return None
     metric, mode = before.rsplit(" ", 1)
     old = Ranking(metric, mode)
-    state.best = {name: held for name, held in state.best.items() if best_mode(name, old) == best_mode(name, ranking)}
+    state.best = {
+        name: held
+        for name, held in state.best.items()
+        if best_mode(name, old) == best_mode(name, ranking)
+    }
     state.ranking, state.ranking_losses = {}, {}
     return (
         f"checkpoints are ranked by {ranking.metric} ({ranking.mode}) from here on; the earlier ones were ranked by "

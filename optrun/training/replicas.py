@@ -18,7 +18,8 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
     """Refuse to go on with ranks whose weights have parted; all of them take part.
 
-    Ranks that hold the same part of the model are compared: all of them under `ddp`, those of one shard under HSDP.
+    Ranks that hold the same part of the model are compared: all of them under `ddp`, those of one
+    shard under HSDP.
 
     Args:
         model: As it is trained.
@@ -39,9 +40,14 @@ def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
         first = next(at for at, other in enumerate(every) if other[0] == theirs[0])
         if theirs == every[first]:
             continue
-        told = world.gather_objects((socket.gethostname(), sums if world.rank in (first, rank) else []))
+        told = world.gather_objects(
+            (socket.gethostname(), sums if world.rank in (first, rank) else [])
+        )
         (_, ours), (host, others) = told[first], told[rank]
-        name = next((name for name, *pair in zip(params, ours, others, strict=True) if pair[0] != pair[1]), "names")
+        name = next(
+            (name for name, *pair in zip(params, ours, others, strict=True) if pair[0] != pair[1]),
+            "names",
+        )
         raise OptrunError(
             f"rank {rank} on {host} has other weights than rank {first} on {told[first][0]} after step {step}; the "
             f"first tensor is {name}. Nothing is saved of it. Look at that machine's memory, device and libraries; the "
@@ -52,7 +58,11 @@ def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
 def _place(param: DTensor) -> list[int]:
     """Say which piece of a tensor this rank holds."""
     coordinate = param.device_mesh.get_coordinate() or ()
-    return [at for at, placement in zip(coordinate, param.placements, strict=True) if not placement.is_replicate()]
+    return [
+        at
+        for at, placement in zip(coordinate, param.placements, strict=True)
+        if not placement.is_replicate()
+    ]
 
 
 def _sums(tensors: list[torch.Tensor]) -> list[int]:

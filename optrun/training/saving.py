@@ -42,9 +42,15 @@ class Saving:
         """Tell what this rank was asked for; a process alone looks by itself at what it was asked."""
         if self.world.size == 1:
             return Requests()
-        spent = self.world.is_main and self._time_is_spent() and self.state.global_step > self._first_step
+        spent = (
+            self.world.is_main
+            and self._time_is_spent()
+            and self.state.global_step > self._first_step
+        )
         stop = self.signal_handler.stop_signal or (-1 if spent else 0)
-        return Requests(stop, self.signal_handler.take_save_request(), written=not self.checkpoints.writing)
+        return Requests(
+            stop, self.signal_handler.take_save_request(), written=not self.checkpoints.writing
+        )
 
     def save_if_due(self, *, last: bool, evaluated: bool) -> None:
         """Save after a step if that is due, was asked for, or if it is among the best."""
@@ -55,7 +61,9 @@ class Saving:
         if not checkpoints.enabled:
             return
         due = last or asked or checkpoints.scheduled(step)
-        if due or (evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())):
+        if due or (
+            evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())
+        ):
             begun = self.progress.clock()
             beat(Phase.saving, step)
             refuse_parted(self.setup.model, self.world, step)
@@ -65,12 +73,19 @@ class Saving:
     def save_what_is_done(self) -> None:
         """Save the steps of this start before it ends with an error, which is what counts whatever becomes of this."""
         step, done = self.state.global_step, self.state.global_step > self._first_step
-        if not done or not self.checkpoints.enabled or self.setup.train_step.updating or self.world.size > 1:
+        if (
+            not done
+            or not self.checkpoints.enabled
+            or self.setup.train_step.updating
+            or self.world.size > 1
+        ):
             return  # other ranks would have to take part, and do not know
         try:
             self.checkpoints.save_now()
         except (Exception, SystemExit) as error:
-            self.training.note(f"warning: step {step} could not be saved: {type(error).__name__}: {error}")
+            self.training.note(
+                f"warning: step {step} could not be saved: {type(error).__name__}: {error}"
+            )
         else:
             self.training.note(f"step {step} is saved, before the run ends with an error")
 
@@ -78,7 +93,8 @@ class Saving:
         """End here if a signal or the time budget says so.
 
         Args:
-            before_step: Only a signal counts: each start of a run makes at least one step of progress.
+            before_step: Only a signal counts: each start of a run makes at least one step of
+                progress.
         """
         if self.world.size > 1:
             return  # several ranks agree on it before the next step's forward passes
@@ -119,4 +135,6 @@ class Saving:
             )
         refuse_parted(self.setup.model, self.world, step)
         self.checkpoints.save_now()
-        raise StoppedEarly(f"{why} after step {step} of {total}: everything is saved. Go on with: {again}")
+        raise StoppedEarly(
+            f"{why} after step {step} of {total}: everything is saved. Go on with: {again}"
+        )

@@ -1,7 +1,7 @@
 """Signals as requests: the loop looks at them between two steps.
 
-SIGINT, SIGTERM and SIGHUP (the terminal was closed; not where `nohup` ignores it) ask to stop, SIGUSR1 asks to save. A
-second request to stop ends the process at once.
+SIGINT, SIGTERM and SIGHUP (the terminal was closed; not where `nohup` ignores it) ask to stop,
+SIGUSR1 asks to save. A second request to stop ends the process at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class SignalHandler:
     Outside the main thread, where Python takes no signals, it asks for nothing.
 
     Args:
-        owns_process: Whether a second request to stop ends this process; else it raises KeyboardInterrupt.
+        owns_process: Whether a second request to stop ends this process; else it raises
+            KeyboardInterrupt.
     """
 
     def __init__(self, *, owns_process: bool = True) -> None:
@@ -96,7 +97,8 @@ class SignalHandler:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if os.getpid() != self._process:
-            return  # a loader worker just forked: the main process answers, and still wants its batches
+            # a loader worker just forked: the main process answers, and still wants its batches
+            return
         if self.stop_signal is not None:
             if not self._owns_process:
                 raise KeyboardInterrupt

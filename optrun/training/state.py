@@ -110,7 +110,9 @@ class TrainState:
         """Copy what an evaluation is about to change and would not have, had the run not ended here."""
         changed = Ended(last=self.last)
         if not due:
-            changed |= Ended(best=self.best, ranking=self.ranking, ranking_losses=self.ranking_losses)
+            changed |= Ended(
+                best=self.best, ranking=self.ranking, ranking_losses=self.ranking_losses
+            )
         return copy.deepcopy(changed)
 
     def go_on(self) -> None:
@@ -131,7 +133,9 @@ class TrainState:
         """
         unknown = set(values) - {entry.name for entry in fields(cls)}
         if unknown:
-            raise ValueError(f"train state: unknown counter {min(unknown)}: it was saved by a newer optrun.")
+            raise ValueError(
+                f"train state: unknown counter {min(unknown)}: it was saved by a newer optrun."
+            )
         return cls(**values)
 
 
@@ -216,7 +220,9 @@ class RandomStates:
         if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
             raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
         np.random.RandomState().set_state(made._numpy)
-        made._torch |= {name: _unpack(states[name]) for name in ("torch", "cuda", "mps") if name in states}
+        made._torch |= {
+            name: _unpack(states[name]) for name in ("torch", "cuda", "mps") if name in states
+        }
         torch.Generator().set_state(_unpack(states["torch"]))
         return made
 
@@ -235,7 +241,10 @@ class RandomStates:
         version, key, position = self._python
         legacy = self._numpy
         return {
-            **{name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in self._torch.items()},
+            **{
+                name: base64.b64encode(state.numpy().tobytes()).decode()
+                for name, state in self._torch.items()
+            },
             "python": [version, list(key), position],
             "numpy": {
                 "bit_generator": legacy["bit_generator"],
@@ -254,8 +263,8 @@ def _unpack(text: str) -> torch.Tensor:
 def seed_random_states(seed: int, device: torch.device) -> None:
     """Seed all global generators that a model on this device draws from.
 
-    `torch.manual_seed` would do the same and more: for each kind of accelerator that is not there it takes down the
-    call stack (`torch.cuda._lazy_call`), a millisecond every time.
+    `torch.manual_seed` would do the same and more: for each kind of accelerator that is not there
+    it takes down the call stack (`torch.cuda._lazy_call`), a millisecond every time.
 
     Args:
         seed: Below 2**63.

@@ -75,7 +75,8 @@ class Scheduler(Protocol):
     """What a step and a checkpoint need of a schedule; `optrun.scheduler` builds it."""
 
     metric: str | None
-    """Evaluation metric that it watches, such as `eval/loss`; None: it is a function of the step."""
+    """Evaluation metric that it watches, such as `eval/loss`; None: it is a function of the step.
+    """
 
     def step(self) -> None: ...
     def observe(self, metric: float) -> None: ...
@@ -98,15 +99,23 @@ def _trainable(loss: object) -> torch.Tensor:
     """
     if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
         return loss
-    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    found = (
+        f"a tensor of shape {tuple(loss.shape)}"
+        if isinstance(loss, torch.Tensor)
+        else type(loss).__name__
+    )
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         found = "a number that no parameter has a part in (requires_grad is False)"
-    raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
+    raise OptrunError(
+        f"the loss of the task is {found}: expected a tensor of shape () with a gradient."
+    )
 
 
 def zero_loss(outputs: Any) -> torch.Tensor:
     """Return a loss of 0 that every parameter has a part in."""
-    floating = (value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
+    floating = (
+        value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point()
+    )
     wholes = [value.float().sum() for value in floating if value.dim()]
     return torch.stack(wholes).sum() * 0
 
@@ -148,7 +157,9 @@ class BySource:
         """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
         with torch.no_grad():
             losses, targets = self.losses(outputs, batch)
-            each = torch.stack([losses.float(), targets.float(), torch.ones_like(losses, dtype=torch.float)], dim=1)
+            each = torch.stack(
+                [losses.float(), targets.float(), torch.ones_like(losses, dtype=torch.float)], dim=1
+            )
             self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ each)
 
     def take(self, world: World) -> list[list[float]]:
@@ -170,7 +181,8 @@ class TrainStep(Precision):
     scheduler: Scheduler
     """Stepped once after each update."""
     weight: Callable[[Batch], float]
-    """Tokens or examples that the mean loss of a batch is over, or the sum of their class weights."""
+    """Tokens or examples that the mean loss of a batch is over, or the sum of their class weights.
+    """
     loss: Callable[[Any, Batch], torch.Tensor] = own_loss
     """What the model returned, and the batch, to the mean loss; shape ()."""
     seed: int | None = 0
@@ -187,7 +199,8 @@ class TrainStep(Precision):
     forward: Callable[[Any, Batch], Any] = plain_forward
     """Runs the model over a batch."""
     measure: Callable[[Any, Batch], torch.Tensor] | None = None
-    """What the model returned, and the batch, to sums over its examples; None: nothing is measured."""
+    """What the model returned, and the batch, to sums over its examples; None: nothing is measured.
+    """
     measured: int = 0
     """How many sums those are."""
     noise_scale: NoiseScale | None = None
@@ -201,12 +214,15 @@ class TrainStep(Precision):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._measures = Sums()
 
-    def __call__(self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0) -> StepResult:
+    def __call__(
+        self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
+    ) -> StepResult:
         """Do one step.
 
-        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples), over all ranks, so
-        that k micro-batches give the gradient of one big batch wherever they run. Each draws its dropout from a seed of
-        its own. Nothing is updated where loss or gradient norm is not finite.
+        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples),
+        over all ranks, so that k micro-batches give the gradient of one big batch wherever they
+        run. Each draws its dropout from a seed of its own. Nothing is updated where loss or
+        gradient norm is not finite.
 
         Args:
             micro_batches: Of this rank, as collated, on the CPU.
@@ -214,14 +230,16 @@ class TrainStep(Precision):
             position: Steps of data used before this one.
 
         Returns:
-            What was seen, the same on every rank; the caller decides what a non-finite result means.
+            What was seen, the same on every rank; the caller decides what a non-finite result
+            means.
         """
         step = step or self.exchange(micro_batches, Requests(), len(micro_batches))
         total = step.total_weight
         if total == 0:  # the mean over no target is 0/0
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
         self.optimizer.zero_grad(set_to_none=True)
-        # Every rank takes part in every forward pass; a process alone leaves out what has no target.
+        # Every rank takes part in every forward pass; a process alone leaves out what has no
+        # target.
         runs = [
             run
             for run in zip(micro_batches, step.numbers, strict=True)
@@ -240,7 +258,9 @@ class TrainStep(Precision):
         if self.measure is not None:
             result.measures = self._measures.take(self.world, self.measured)
         if self.noise_scale is not None and result.finite:
-            result.noise = self._noise(step, [number for _, number in runs], squares, result.grad_norm)
+            result.noise = self._noise(
+                step, [number for _, number in runs], squares, result.grad_norm
+            )
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.updating = True
@@ -261,15 +281,20 @@ class TrainStep(Precision):
         """Run the micro-batches forward and backward.
 
         Returns:
-            What each adds to the step's loss, shape () each; `squares` gets what `noise_scale` measures of each.
+            What each adds to the step's loss, shape () each; `squares` gets what `noise_scale`
+            measures of each.
         """
         shares = []
         for at, (batch, number) in enumerate(runs, 1):
             self._seed(position, number)
             with self.gradient_sync(at == len(runs)):
-                shares.append(self._backward(batch, share := step.weight_of(number) / step.total_weight))
+                shares.append(
+                    self._backward(batch, share := step.weight_of(number) / step.total_weight)
+                )
             if self.noise_scale is not None:
-                squares.append(self.noise_scale.take(share * self.world.size * self.scaler.get_scale()))
+                squares.append(
+                    self.noise_scale.take(share * self.world.size * self.scaler.get_scale())
+                )
         return shares
 
     def _seed(self, position: int, number: int) -> None:
@@ -285,7 +310,8 @@ class TrainStep(Precision):
             count: Micro-batches of the step over all ranks.
         """
         facts = [
-            MicroBatchFacts(self.weight(batch), *self.sizes(batch), digest_of_batch(batch)) for batch in micro_batches
+            MicroBatchFacts(self.weight(batch), *self.sizes(batch), digest_of_batch(batch))
+            for batch in micro_batches
         ]
         return exchange(facts, requests, self.world, count)
 
@@ -303,7 +329,8 @@ class TrainStep(Precision):
             moved = self.to_device(batch)
             sources = moved.pop(SOURCE, None)
             outputs = self.forward(self.model, moved)
-            # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
+            # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is
+            # NaN.
             loss = _trainable(self.loss(outputs, moved)) if share else zero_loss(outputs)
             if self.by_source is not None and sources is not None and share:
                 self.by_source.add(outputs, moved, sources)
@@ -316,7 +343,9 @@ class TrainStep(Precision):
         self.scaler.scale(loss * self.world.size if self.world.size > 1 else loss).backward()
         return loss.detach().float()
 
-    def _result(self, step: GlobalStep, numbers: list[int], own: list[float], norm: float) -> StepResult:
+    def _result(
+        self, step: GlobalStep, numbers: list[int], own: list[float], norm: float
+    ) -> StepResult:
         """Put the losses of all ranks together, in the order of their micro-batches."""
         shares = dict(zip(numbers, own, strict=True))
         if self.world.size > 1:
@@ -340,18 +369,22 @@ class TrainStep(Precision):
         if self.world.size > 1:
             own = dict(enumerate(in_order(self.world.all_gather([*own.values()]), len(step.facts))))
         counted = [number for number, fact in enumerate(step.facts) if fact.weight]
-        return estimate([own[at] for at in counted], [step.facts[at].samples for at in counted], grad_norm**2)
+        return estimate(
+            [own[at] for at in counted], [step.facts[at].samples for at in counted], grad_norm**2
+        )
 
     def _lower_scale(self, result: StepResult) -> bool:
         """Tell whether a non-finite result is only the fp16 scaler finding its scale, which is then lowered.
 
-        It is not where the loss itself is not finite, nor below a scale of 1: what overflows there would unscaled,
-        and a gradient that is NaN at any scale would otherwise be left out for ever. The scale is then kept, and the
-        scaler made ready for the next step.
+        It is not where the loss itself is not finite, nor below a scale of 1: what overflows there
+        would unscaled, and a gradient that is NaN at any scale would otherwise be left out for
+        ever. The scale is then kept, and the scaler made ready for the next step.
         """
         scale = self.scaler.get_scale()
         if not math.isfinite(result.loss) or scale < 1:
             self.scaler.update(scale)
             return False
         self.scaler.update()
-        return self.scaler.get_scale() < scale  # else the gradients are finite, and only their norm is not
+        return (
+            self.scaler.get_scale() < scale
+        )  # else the gradients are finite, and only their norm is not

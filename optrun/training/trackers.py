@@ -64,7 +64,9 @@ class TrackedRun:
         except FileNotFoundError:
             return {}
         except (TypeError, ValueError) as error:
-            raise UnreadableFileError(f"{path}: expected a tracker's name and its identity. {error}") from error
+            raise UnreadableFileError(
+                f"{path}: expected a tracker's name and its identity. {error}"
+            ) from error
 
 
 class Tracker(Protocol):
@@ -140,7 +142,9 @@ class TrackioTracker:
         if mode is not None:
             raise ConfigError(f"tracking.mode={mode}: trackio has no modes; leave it null.")
         self._library = _need("trackio")
-        identity = run.identity("trackio") or f"{run.name or run.run_dir.name}-{uuid.uuid4().hex[:8]}"
+        identity = (
+            run.identity("trackio") or f"{run.name or run.run_dir.name}-{uuid.uuid4().hex[:8]}"
+        )
         self._library.init(project=project, config=dict(run.config), resume="allow", name=identity)
         run.remember("trackio", identity)
 
@@ -158,15 +162,22 @@ class MlflowTracker:
 
     def __init__(self, run: TrackedRun, tracking_uri: str | None, experiment: str) -> None:
         self._library = _need("mlflow")
-        self._library.set_tracking_uri(tracking_uri or f"sqlite:///{(run.run_dir / 'mlflow.db').resolve()}")
+        self._library.set_tracking_uri(
+            tracking_uri or f"sqlite:///{(run.run_dir / 'mlflow.db').resolve()}"
+        )
         self._library.set_experiment(experiment)
         identity = run.identity("mlflow")
         if identity is not None:
-            self._library.start_run(run_id=identity)  # its parameters stand already and may not change
+            self._library.start_run(
+                run_id=identity
+            )  # its parameters stand already and may not change
             return
         started = self._library.start_run(run_name=run.name or run.run_dir.name)
         run.remember("mlflow", str(started.info.run_id))
-        named = [(re.sub(r"[^\w\-./ :]", "_", name), str(value)[:500]) for name, value in run.config.items()]
+        named = [
+            (re.sub(r"[^\w\-./ :]", "_", name), str(value)[:500])
+            for name, value in run.config.items()
+        ]
         for begin in range(0, len(named), _MLFLOW_PARAMS):
             self._library.log_params(dict(named[begin : begin + _MLFLOW_PARAMS]))
 
@@ -241,7 +252,9 @@ def require_tracker(config: TrackingConfig) -> None:
     kind_of("tracking", SCHEMAS, config)
     if isinstance(config, SeveralConfig):
         if not config.trackers:
-            raise ConfigError("tracking=several: names no tracker. Write tracking=[tensorboard,wandb].")
+            raise ConfigError(
+                "tracking=several: names no tracker. Write tracking=[tensorboard,wandb]."
+            )
         for each in config.trackers.values():
             require_tracker(each)
     if config.package is not None and importlib.util.find_spec(config.package) is None:
@@ -281,7 +294,9 @@ def build_tracker(
             raise
         return SeveralTrackers(built)
     run = TrackedRun(run_dir, run_name, values, start)
-    options = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "name"}
+    options = {
+        field.name: getattr(config, field.name) for field in fields(config) if field.name != "name"
+    }
     try:
         tracker = registry.choices("tracker")[kind].load()(run, **options)
     except ConfigError:
@@ -291,7 +306,11 @@ def build_tracker(
             f"tracking={kind}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
             "tracking=none trains without it."
         ) from error
-    return tracker if kind == "none" else Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
+    return (
+        tracker
+        if kind == "none"
+        else Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
+    )
 
 
 def _need(package: str) -> Any:
@@ -302,7 +321,9 @@ def _need(package: str) -> Any:
 
 
 def _not_installed(package: str) -> ConfigError:
-    return ConfigError(f"tracking={package}: the package {package} is not installed. pip install 'optrun[{package}]'")
+    return ConfigError(
+        f"tracking={package}: the package {package} is not installed. pip install 'optrun[{package}]'"
+    )
 
 
 def scalars(record: Mapping[str, object]) -> dict[str, float]:

@@ -21,7 +21,9 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("MI300X", {"bf16": 1307, "fp16": 1307, "fp32": 163.4}),
 )
 """Part of a device's name -> TFLOP/s of dense matrix products by `training.precision`, as the makers' data sheets say:
-without sparsity, 16-bit products added up in float32, float32 without TF32. The first that fits counts."""
+without sparsity, 16-bit products added up in float32, float32 without TF32. The first that fits
+counts.
+"""
 
 
 def peak_flops(device: str, precision: str) -> float | None:

@@ -20,7 +20,11 @@ from optrun.config.schema.run import BranchSchedule
 from tests.running import composed, optrun
 
 CONF = store.config_dir()
-CHOICES = sorted((path.parent.name, path.stem) for group in store.GROUPS for path in (CONF / group).glob("*.yaml"))
+CHOICES = sorted(
+    (path.parent.name, path.stem)
+    for group in store.GROUPS
+    for path in (CONF / group).glob("*.yaml")
+)
 # What a choice cannot be composed without.
 NEEDED = {
     ("model", "pretrained"): ["model.path=somewhere"],
@@ -39,16 +43,25 @@ def test_choice(group: str, choice: str) -> None:
     assert values.pop("defaults") == [f"{choice}_schema", "_self_"]
     schema = store.GROUPS[group][choice]
     fields = {field.name for field in dataclasses.fields(schema)}
-    assert set(values) == fields, "every field has its value in the YAML, and no other key stands there"
+    assert set(values) == fields, (
+        "every field has its value in the YAML, and no other key stands there"
+    )
     if (group, choice) != ("optimizer", "pytorch_optimizer"):
         assert values["name"] == choice
 
 
 TOGETHER = ("optimizer", "scheduler", "tracking", "clip")
 """Groups that ask nothing of each other: one composition takes a choice of each."""
-ALONE = [(group, name) for group, name in CHOICES if group not in TOGETHER or name == "pytorch_optimizer"]
-COLUMNS = [[pair for pair in CHOICES if pair[0] == group and pair not in ALONE] for group in TOGETHER]
-ROWS = [*([pair] for pair in ALONE), *([pair for pair in row if pair] for row in zip_longest(*COLUMNS))]
+ALONE = [
+    (group, name) for group, name in CHOICES if group not in TOGETHER or name == "pytorch_optimizer"
+]
+COLUMNS = [
+    [pair for pair in CHOICES if pair[0] == group and pair not in ALONE] for group in TOGETHER
+]
+ROWS = [
+    *([pair] for pair in ALONE),
+    *([pair for pair in row if pair] for row in zip_longest(*COLUMNS)),
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join("=".join(pair) for pair in row))
@@ -74,7 +87,11 @@ def test_every_value_has_its_comment() -> None:
         lines = path.read_text().splitlines()
         assert lines[0].startswith("# "), f"{path.name} begins with what it is"
         for line in lines:
-            if re.match(r"^[a-z_]+: ", line) and "#" not in line and not line.startswith(("name:", "defaults:")):
+            if (
+                re.match(r"^[a-z_]+: ", line)
+                and "#" not in line
+                and not line.startswith(("name:", "defaults:"))
+            ):
                 bare.append(f"{path.parent.name}/{path.name}: {line}")
     assert bare == []
 
@@ -106,20 +123,27 @@ def test_services_do_not_import_torch(tmp_path: Path) -> None:
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_cfg_shows_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert optrun("--cfg", "job", "--resolve", "optimizer=lamb", "lr=2e-3", "model.config.n_layer=3") == 0
+    assert (
+        optrun("--cfg", "job", "--resolve", "optimizer=lamb", "lr=2e-3", "model.config.n_layer=3")
+        == 0
+    )
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["lr"] == 2e-3
     assert shown["optimizer"]["name"] == "lamb"
     assert shown["model"]["config"]["n_layer"] == 3
 
 
-@pytest.mark.parametrize(("given", "lr"), [([], 1e-4), (["optimizer=lamb"], 1e-3), (["lr=3e-4"], 3e-4)])
+@pytest.mark.parametrize(
+    ("given", "lr"), [([], 1e-4), (["optimizer=lamb"], 1e-3), (["lr=3e-4"], 3e-4)]
+)
 def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: float) -> None:
     hydra = store.open_hydra()
     words = ["model=pretrained", "model.path=somewhere", "scheduler.warmup_ratio=null", *given]
@@ -129,15 +153,28 @@ def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: f
     note = config.default_lr_note()
     assert (note is None) == ("lr=3e-4" in given)
     if note is not None:
-        pieces = (f"lr={lr:g}", "model.default_lr_factor=0.05", f"optimizer={config.optimizer.name}", "warmup_ratio")
+        pieces = (
+            f"lr={lr:g}",
+            "model.default_lr_factor=0.05",
+            f"optimizer={config.optimizer.name}",
+            "warmup_ratio",
+        )
         assert all(piece in note for piece in pieces)
-    warm = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, "scheduler.warmup_ratio=0.1"])))
+    warm = store.typed(
+        store.without_hydra(store.compose(hydra, "config", [*words, "scheduler.warmup_ratio=0.1"]))
+    )
     assert "warm-up" not in (warm.default_lr_note() or "")
 
 
 @pytest.mark.parametrize(("adapter", "usual"), [("none", "lr=1e-6"), ("lora", "lr=1e-5")])
 def test_preferences_are_told_that_the_default_is_large(adapter: str, usual: str) -> None:
-    words = ["task=preference", "data=files", "data.train=a.jsonl", "model=pretrained", "model.path=somewhere"]
+    words = [
+        "task=preference",
+        "data=files",
+        "data.train=a.jsonl",
+        "model=pretrained",
+        "model.path=somewhere",
+    ]
     note = composed(*words, f"adapter={adapter}").default_lr_note() or ""
     assert note.startswith("warning: ")
     assert usual in note
@@ -147,9 +184,22 @@ def test_preferences_are_told_that_the_default_is_large(adapter: str, usual: str
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
-        (["adapter=lora", "optimizer=lamb"], ["A and B", "first step has the ratio 1", '=["lora_B"]']),
-        (["adapter=lora", "optimizer=lamb", "optimizer.min_param_norm=0.5"], ["counts as 0.5 at least"]),
-        (["adapter=lora", "optimizer=lamb", 'optimizer.exclude_from_layer_adaptation=["lora_B"]'], None),
+        (
+            ["adapter=lora", "optimizer=lamb"],
+            ["A and B", "first step has the ratio 1", '=["lora_B"]'],
+        ),
+        (
+            ["adapter=lora", "optimizer=lamb", "optimizer.min_param_norm=0.5"],
+            ["counts as 0.5 at least"],
+        ),
+        (
+            [
+                "adapter=lora",
+                "optimizer=lamb",
+                'optimizer.exclude_from_layer_adaptation=["lora_B"]',
+            ],
+            None,
+        ),
         (["adapter=lora", "optimizer=lamb", "optimizer.weight_decay=0"], None),
         (["adapter=lora"], None),
         (["optimizer=lamb"], None),
@@ -181,7 +231,9 @@ def test_what_lamb_does_with_factors_is_said(given: list[str], facts: list[str] 
 def test_a_run_that_asks_for_no_warmup_gets_one(given: list[str], ratio: float | None) -> None:
     cfg = store.without_hydra(store.compose(store.open_hydra(), "config", given))
     assert store.typed(cfg).scheduler.warmup_ratio == ratio
-    assert default_values("scheduler", "cosine")["warmup_ratio"] is None, "build_scheduler adds nothing of its own"
+    assert default_values("scheduler", "cosine")["warmup_ratio"] is None, (
+        "build_scheduler adds nothing of its own"
+    )
 
 
 def test_a_schedule_that_a_branch_starts_anew_does_not_climb() -> None:
@@ -195,7 +247,10 @@ def test_a_configuration_from_before_the_factor_stays_what_it_was() -> None:
     hydra = store.open_hydra()
     words = ["model=pretrained", "model.path=somewhere", "lr=1e-3"]
     now = saved.plain(store.without_hydra(store.compose(hydra, "config", words)))
-    before = {**now, "model": {key: value for key, value in now["model"].items() if key != "default_lr_factor"}}
+    before = {
+        **now,
+        "model": {key: value for key, value in now["model"].items() if key != "default_lr_factor"},
+    }
     taken_up = saved.with_schemas(before, "here")
     assert store.typed(taken_up).lr == 1e-3
     assert saved.differences(before, saved.plain(taken_up)) == {}

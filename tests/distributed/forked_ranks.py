@@ -1,6 +1,7 @@
 """`python -m tests.distributed.forked_ranks certify resume ...`: agents fork their ranks, with all imports done.
 
-A rank's start takes most of its time, and a proof over nodes starts hundreds. The disk is slow, as in
+A rank's start takes most of its time, and a proof over nodes starts hundreds. The disk is slow, as
+in
 `tests.faults.slow_disk`, so that kills fall inside saves.
 """
 

@@ -13,8 +13,8 @@ def promised(first: str, column: str) -> dict[str, float]:
 
     Args:
         first: In the header of the first column.
-        column: The whole header of the column. The number at the beginning of a cell counts; rows without one are left
-            out.
+        column: The whole header of the column. The number at the beginning of a cell counts; rows
+            without one are left out.
     """
     found: dict[str, float] = {}
     place = None

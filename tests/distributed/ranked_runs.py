@@ -62,16 +62,24 @@ def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
     else:
         meet.mkdir()
         preloaded.server()
-        mp.start_processes(_rank, args=(ranks, composed, str(meet)), nprocs=ranks, start_method="forkserver")
+        mp.start_processes(
+            _rank, args=(ranks, composed, str(meet)), nprocs=ranks, start_method="forkserver"
+        )
 
 
 def _rank(rank: int, ranks: int, starts: list[tuple[Start, Request]], meet: str) -> None:
     import torch.distributed as dist
 
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     torch.set_num_threads(1)
     timeout = timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{meet}/meet", rank=rank, world_size=ranks, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meet}/meet", rank=rank, world_size=ranks, timeout=timeout
+    )
     world = World.join("gloo", timeout)
     _each(starts, world)
     world.barrier()
@@ -105,7 +113,10 @@ def _poisoned(at: int | None, world: World) -> Iterator[None]:
         bad = here == [at] and world.rank == world.size - 1
         return backward(self, batch, float("nan") if bad else share)
 
-    with patch.object(TrainStep, "__call__", call_noted), patch.object(TrainStep, "_backward", backward_poisoned):
+    with (
+        patch.object(TrainStep, "__call__", call_noted),
+        patch.object(TrainStep, "_backward", backward_poisoned),
+    ):
         yield
 
 
@@ -151,7 +162,9 @@ def rows(run: Path) -> dict[int, dict[str, Any]]:
 def batches(run: Path) -> str:
     """Digest of all batches that a run has seen, in their order."""
     newest = max(checkpoint_folders(RunDir(run)), key=lambda folder: folder.name)
-    return str(json.loads((newest / "state.json").read_text(encoding="utf-8"))["train"]["batches_digest"])
+    return str(
+        json.loads((newest / "state.json").read_text(encoding="utf-8"))["train"]["batches_digest"]
+    )
 
 
 def differences(one: Path, other: Path, names: tuple[str, ...]) -> dict[str, float]:

@@ -60,18 +60,25 @@ def meshes(ranks: int) -> dict[str, tuple[DeviceMesh, list[Placement]]]:
     }
     if ranks == 4:
         names = ("dp_replicate", "dp_shard")
-        found["hsdp"] = (init_device_mesh("cpu", (2, 2), mesh_dim_names=names), [Replicate(), Shard(0)])
+        found["hsdp"] = (
+            init_device_mesh("cpu", (2, 2), mesh_dim_names=names),
+            [Replicate(), Shard(0)],
+        )
     return found
 
 
-def divide(tensors: Mapping[str, Tensor], mesh: DeviceMesh, placements: list[Placement]) -> dict[str, Tensor]:
+def divide(
+    tensors: Mapping[str, Tensor], mesh: DeviceMesh, placements: list[Placement]
+) -> dict[str, Tensor]:
     return {
         name: tensor if name in PLAIN else distribute_tensor(tensor, mesh, placements)
         for name, tensor in tensors.items()
     }
 
 
-def snapshot(step: int, mesh: DeviceMesh | None = None, placements: list[Placement] | None = None) -> Snapshot:
+def snapshot(
+    step: int, mesh: DeviceMesh | None = None, placements: list[Placement] | None = None
+) -> Snapshot:
     """A state, whole or divided over a mesh."""
     model, optimizer = whole_state(step)
     if mesh is not None and placements is not None:
@@ -114,7 +121,9 @@ class Saves:
             save_checkpoint(RunDir(self.folder), snapshot(step, mesh, placements), saving=saving)
 
 
-def sharded_run(folder: Path, steps: tuple[int, ...] = (), ranks: int = 2, layout: str = "fsdp") -> RunDir:
+def sharded_run(
+    folder: Path, steps: tuple[int, ...] = (), ranks: int = 2, layout: str = "fsdp"
+) -> RunDir:
     """A run directory with checkpoints that several ranks wrote."""
     run = make_run(folder)
     in_ranks(folder, Saves(folder, steps, layout), ranks)

@@ -1,7 +1,8 @@
 """A SLURM of nodes that are all this machine: `sbatch`, `srun`, `sacct` and `scontrol` for submitit.
 
-The commands on PATH are scripts that leave a request in a folder. The test's process answers, and forks the tasks,
-which find everything imported. Run as a program it is one task, whose host has the name of its node.
+The commands on PATH are scripts that leave a request in a folder. The test's process answers, and
+forks the tasks, which find everything imported. Run as a program it is one task, whose host has the
+name of its node.
 """
 
 from __future__ import annotations
@@ -116,10 +117,18 @@ class Slurm:
         given = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
         nodes, tasks = int(given["nodes"]), int(given.get("ntasks-per-node", 1))
         number = 1000 + 10 * len(self.scripts)
-        elements = range(int(given["array"].split("%")[0].partition("-")[2]) + 1) if "array" in given else [None]
+        elements = (
+            range(int(given["array"].split("%")[0].partition("-")[2]) + 1)
+            if "array" in given
+            else [None]
+        )
         hosts = f"127.0.0.[1-{nodes}]" if nodes > 1 else "127.0.0.1"
         for element in elements:
-            own = {} if element is None else {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": element}
+            own = (
+                {}
+                if element is None
+                else {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": element}
+            )
             job_env = {
                 **own,
                 "SLURM_JOB_ID": number + (element or 0),
@@ -130,7 +139,10 @@ class Slurm:
                 "SLURM_JOB_NODELIST": hosts,
                 **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), 0),
             }
-            environment = {**_environment(asked), **{name: str(value) for name, value in job_env.items()}}
+            environment = {
+                **_environment(asked),
+                **{name: str(value) for name, value in job_env.items()},
+            }
             name = str(number) if element is None else f"{number}_{element}"
             self.jobs.append(BatchJob(script, name, environment, nodes, tasks))
             self._start(self.jobs[-1])
@@ -142,11 +154,17 @@ class Slurm:
         copy.write_bytes(
             job.script.read_bytes() if job.script.exists() else copy.read_bytes()
         )  # submitit moves its own
-        job.batch = subprocess.Popen(["bash", str(copy)], cwd=self.cwd, env=job.environment, start_new_session=True)
+        job.batch = subprocess.Popen(
+            ["bash", str(copy)], cwd=self.cwd, env=job.environment, start_new_session=True
+        )
 
     def _srun(self, asked: Path, args: list[str]) -> None:
         environment = _environment(asked)
-        (job,) = (job for job in self.jobs if job.environment["SLURM_JOB_ID"] == environment["SLURM_JOB_ID"])
+        (job,) = (
+            job
+            for job in self.jobs
+            if job.environment["SLURM_JOB_ID"] == environment["SLURM_JOB_ID"]
+        )
         job.tasks = []
         for rank in range(job.nodes * job.tasks_per_node):
             node, local_rank = divmod(rank, job.tasks_per_node)
@@ -162,8 +180,12 @@ class Slurm:
                 "SLURMD_NODENAME": f"127.0.0.{node + 1}",
             }
             given = args[args.index("-m") + 1 :]
-            with patch.object(compose_cache, "folder", None):  # submitit's plugin is imported anew, and does not pickle
-                job.tasks.append(Program(__name__, given, self.cwd, {**environment, **step}, merged=True))
+            with patch.object(
+                compose_cache, "folder", None
+            ):  # submitit's plugin is imported anew, and does not pickle
+                job.tasks.append(
+                    Program(__name__, given, self.cwd, {**environment, **step}, merged=True)
+                )
         self._steps.append((asked, job))
 
     def _sacct(self, asked: Path, args: list[str]) -> None:

@@ -40,7 +40,11 @@ def counted(folder: str, overrides: list[str], rank: int) -> None:
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             result = call(self, *given, **named)
         if rank == 0:
-            names = [event.name.removeprefix("gloo:") for event in seen.events() if event.name.startswith("gloo:")]
+            names = [
+                event.name.removeprefix("gloo:")
+                for event in seen.events()
+                if event.name.startswith("gloo:")
+            ]
             Path(folder, "counts.json").write_text(json.dumps(Counter(names)))
         return result
 
@@ -54,7 +58,11 @@ class Late(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.late, self.early, self.wide = nn.Linear(301, 307), nn.Linear(301, 307), nn.Linear(307, 301)
+        self.late, self.early, self.wide = (
+            nn.Linear(301, 307),
+            nn.Linear(301, 307),
+            nn.Linear(307, 301),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return cast("Tensor", self.late(self.wide(self.early(x).relu())))
@@ -89,14 +97,27 @@ def test_a_run_that_goes_on_sums_in_the_same_order(tmp_path: Path) -> None:
     [
         # One bucket, the map of parameters that some rank used; the losses.
         ("ddp", {"all_reduce": 2, "all_gather": 1}),
-        # Two blocks and the rest: each gathered once forward, the blocks once more backward; the losses. Gloo reduces
-        # three shards by all-reduce; the norm of the gradients.
+        # Two blocks and the rest: each gathered once forward, the blocks once more backward; the
+        # losses. Gloo reduces three shards by all-reduce; the norm of the gradients.
         ("fsdp", {"all_gather": 3 + 2 + 1, "all_reduce": 3 + 1}),
     ],
 )
-def test_what_ranks_send_each_other_in_a_step(tmp_path: Path, kind: str, counts: dict[str, int]) -> None:
-    own = ["data=files", f"data.train={write_text(tmp_path, 60)}", "training.per_device_train_batch_size=2"]
-    own += ["training.device=cpu", f"training.max_steps={STEP}", "checkpoint=none", "training.eval_steps=1000"]
-    check: Callable[[int], None] = partial(counted, str(tmp_path), [*TINY_GPT, *own, f"distributed={kind}"])
+def test_what_ranks_send_each_other_in_a_step(
+    tmp_path: Path, kind: str, counts: dict[str, int]
+) -> None:
+    own = [
+        "data=files",
+        f"data.train={write_text(tmp_path, 60)}",
+        "training.per_device_train_batch_size=2",
+    ]
+    own += [
+        "training.device=cpu",
+        f"training.max_steps={STEP}",
+        "checkpoint=none",
+        "training.eval_steps=1000",
+    ]
+    check: Callable[[int], None] = partial(
+        counted, str(tmp_path), [*TINY_GPT, *own, f"distributed={kind}"]
+    )
     run_ranks(tmp_path, check)
     assert json.loads((tmp_path / "counts.json").read_text()) == counts

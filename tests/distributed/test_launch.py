@@ -29,12 +29,20 @@ PATIENCE = 240.0
 def tokens(folder: Path, *more: str) -> list[str]:
     """A run of two ranks that saves often, with its data in a folder."""
     given = [token.replace("n_layer=2", "n_layer=1") for token in TINY_GPT]
-    own = ["data=files", f"data.train={write_text(folder, 60)}", "training.per_device_train_batch_size=2"]
+    own = [
+        "data=files",
+        f"data.train={write_text(folder, 60)}",
+        "training.per_device_train_batch_size=2",
+    ]
     every = [*RANKS, *given, *own, "checkpoint.save_steps=2", *more]
     return list({token.split("=", 1)[0]: token for token in every}.values())  # of each key the last
 
 
-ENDLESS = ["training.max_steps=1000000", "training.eval_steps=1000000", "training.logging_steps=1000"]
+ENDLESS = [
+    "training.max_steps=1000000",
+    "training.eval_steps=1000000",
+    "training.logging_steps=1000",
+]
 
 
 def ranks_of(agent: int) -> list[int]:
@@ -107,7 +115,9 @@ def whole(run: Path) -> int:
 
 
 def test_a_run_on_ranks_from_its_start_to_its_end(tmp_path: Path) -> None:
-    done = optrun_preloaded(*tokens(tmp_path, "training.max_steps=3", "hydra.run.dir=run"), cwd=tmp_path)
+    done = optrun_preloaded(
+        *tokens(tmp_path, "training.max_steps=3", "hydra.run.dir=run"), cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "run")
     assert summary(run.path)["status"] == "finished"
@@ -120,7 +130,9 @@ def test_a_run_on_ranks_from_its_start_to_its_end(tmp_path: Path) -> None:
 
 def test_a_rank_that_python_itself_starts(tmp_path: Path) -> None:
     """Nothing is forked here: the agent and its rank import what they need."""
-    given = tokens(tmp_path, "training.max_steps=1", "training.nproc_per_node=1", "hydra.run.dir=run")
+    given = tokens(
+        tmp_path, "training.max_steps=1", "training.nproc_per_node=1", "hydra.run.dir=run"
+    )
     done = optrun_process(*given, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["status"] == "finished"
@@ -193,15 +205,25 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "distributed"), [(0, "ddp"), (1, "fsdp")])
-def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int, distributed: str) -> None:
+def test_a_rank_that_hangs_is_named_with_its_phase(
+    tmp_path: Path, rank: int, distributed: str
+) -> None:
     with started(tmp_path, f"distributed={distributed}", "distributed.timeout_seconds=5") as run:
         os.kill(run.ranks[rank], signal.SIGSTOP)
         code, said = run.end()
     assert code == 1
-    for fact in (f"rank {rank}", "5 s", "distributed.timeout_seconds", "after step", "stopped by a signal"):
+    for fact in (
+        f"rank {rank}",
+        "5 s",
+        "distributed.timeout_seconds",
+        "after step",
+        "stopped by a signal",
+    ):
         assert fact in said
     assert "rank-*-collectives.json" in said
-    waiting = json.loads((run.run / "logs" / f"rank-{1 - rank}-collectives.json").read_text(encoding="utf-8"))
+    waiting = json.loads(
+        (run.run / "logs" / f"rank-{1 - rank}-collectives.json").read_text(encoding="utf-8")
+    )
     assert waiting["entries"][-1]["profiling_name"].startswith("gloo:")
     assert whole(run.run) >= 2
 
@@ -242,12 +264,23 @@ def test_a_rank_that_hangs_in_a_step_is_told_with_the_limit_of_that_step(
 ) -> None:
     """In its first one, where a kernel may be compiled, or in a later one; the other limits are an hour."""
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
-    limits = [f"distributed.{name}_timeout_seconds={20 if name == key else 3600}" for name in ("init", "train", "save")]
-    given = tokens(tmp_path, *limits, f"callbacks.stuck.at={step}", "training.max_steps=4", "hydra.run.dir=run")
+    limits = [
+        f"distributed.{name}_timeout_seconds={20 if name == key else 3600}"
+        for name in ("init", "train", "save")
+    ]
+    given = tokens(
+        tmp_path, *limits, f"callbacks.stuck.at={step}", "training.max_steps=4", "hydra.run.dir=run"
+    )
     done = optrun_preloaded("--plugin", "stuck.py", *given, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     limit = f"distributed.{key}_timeout_seconds"
-    for fact in ("rank 0", f"no sign of life for 20 s ({limit}", f"raise {limit}", "stuck.py:", *facts):
+    for fact in (
+        "rank 0",
+        f"no sign of life for 20 s ({limit}",
+        f"raise {limit}",
+        "stuck.py:",
+        *facts,
+    ):
         assert fact in done.stderr
     assert "rank-*-collectives.json" in done.stderr
     assert (tmp_path / "run" / "logs" / "rank-1-collectives.json").is_file()
@@ -311,9 +344,15 @@ FEWER = ["distributed.nnodes=2", "distributed.min_nnodes=1", "distributed.rdzv_e
         ([*RANKS, "distributed.backend=foo"], ["distributed.backend=foo", "gloo"]),
         ([*RANKS, "distributed.backend=nccl"], ["distributed.backend=nccl"]),
         ([*RANKS, "training.global_batch_size=9"], ["training.global_batch_size=9", "2 ranks"]),
-        (["distributed=fsdp", *RANKS[1:], "distributed.data_parallel_shard_degree=3"], ["shard_degree=3", "2"]),
+        (
+            ["distributed=fsdp", *RANKS[1:], "distributed.data_parallel_shard_degree=3"],
+            ["shard_degree=3", "2"],
+        ),
         ([*RANKS, "distributed.nnodes=2"], ["distributed.rdzv_endpoint", "HOST:PORT"]),
-        ([*RANKS, "distributed.min_nnodes=2"], ["distributed.min_nnodes=2", "distributed.nnodes=1"]),
+        (
+            [*RANKS, "distributed.min_nnodes=2"],
+            ["distributed.min_nnodes=2", "distributed.nnodes=1"],
+        ),
         ([*RANKS, *FEWER], ["distributed.min_nnodes=1", "training.global_batch_size"]),
         ([*RANKS, *FEWER, "training.global_batch_size=6"], ["global_batch_size=6", "4 ranks"]),
     ],
@@ -372,7 +411,9 @@ def test_more_ranks_than_devices(
         (["distributed=ddp"], 4, False),
     ],
 )
-def test_idle_gpus_are_told(monkeypatch: pytest.MonkeyPatch, given: list[str], gpus: int, told: bool) -> None:
+def test_idle_gpus_are_told(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], gpus: int, told: bool
+) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

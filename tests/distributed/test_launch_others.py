@@ -19,7 +19,9 @@ from tests.running import summary
 
 def joined(folder: Path, *more: str) -> list[str]:
     """The command line of a rank that is started by another launcher."""
-    return [token for token in tokens(folder, *more) if not token.startswith("training.nproc_per_node=")]
+    return [
+        token for token in tokens(folder, *more) if not token.startswith("training.nproc_per_node=")
+    ]
 
 
 def free_port() -> int:
@@ -56,7 +58,9 @@ def run_all(
     port = str(free_port())
     with ExitStack() as stack:
         begun = [
-            stack.enter_context(program("optrun", given, folder, {**env, "MASTER_PORT": port}, merged=False))
+            stack.enter_context(
+                program("optrun", given, folder, {**env, "MASTER_PORT": port}, merged=False)
+            )
             for env in environments
         ]
         said = [process.communicate(timeout=240) for process in begun]
@@ -72,7 +76,9 @@ def test_processes_of_a_launcher_become_ranks(tmp_path: Path, launcher: object) 
     """Rank 0 composes, and sends the others what is to be run; it alone speaks."""
     assert callable(launcher)
     first, second = run_all(
-        tmp_path, [launcher(0), launcher(1)], joined(tmp_path, "training.max_steps=2", "hydra.run.dir=run")
+        tmp_path,
+        [launcher(0), launcher(1)],
+        joined(tmp_path, "training.max_steps=2", "hydra.run.dir=run"),
     )
     assert (first.returncode, second.returncode) == (0, 0), (first.stderr, second.stderr)
     assert "step 2/2" in first.stdout
@@ -84,7 +90,9 @@ def test_processes_of_a_launcher_become_ranks(tmp_path: Path, launcher: object) 
 
 @pytest.mark.slow
 def test_what_rank_0_refuses_it_tells_alone(tmp_path: Path) -> None:
-    first, second = run_all(tmp_path, [slurm(0), slurm(1)], joined(tmp_path, "optimizer=lam", "hydra.run.dir=run"))
+    first, second = run_all(
+        tmp_path, [slurm(0), slurm(1)], joined(tmp_path, "optimizer=lam", "hydra.run.dir=run")
+    )
     assert (first.returncode, second.returncode) == (2, 2)
     assert first.stderr.count("optimizer=lam:") == 1
     assert "lamb" in first.stderr
@@ -101,7 +109,9 @@ def test_what_rank_0_refuses_it_tells_alone(tmp_path: Path) -> None:
         (["-m", "seed=0,1"], ["sweep", "srun"]),
     ],
 )
-def test_what_the_launcher_decides_is_not_told_twice(tmp_path: Path, given: list[str], facts: list[str]) -> None:
+def test_what_the_launcher_decides_is_not_told_twice(
+    tmp_path: Path, given: list[str], facts: list[str]
+) -> None:
     first, second = run_all(tmp_path, [slurm(0), slurm(1)], [*joined(tmp_path), *given])
     assert (first.returncode, second.returncode) == (2, 2)
     for fact in facts:
@@ -119,7 +129,10 @@ def test_a_plugin_that_is_another_one_on_a_rank(tmp_path: Path) -> None:
     given = [*joined(tmp_path), "--plugin", "mine", f"hydra.run.dir={tmp_path / 'run'}"]
     first, second = run_all(
         tmp_path,
-        [{**slurm(rank), "PYTHONPATH": f"{homes[rank]}:{os.environ.get('PYTHONPATH', '')}"} for rank in range(2)],
+        [
+            {**slurm(rank), "PYTHONPATH": f"{homes[rank]}:{os.environ.get('PYTHONPATH', '')}"}
+            for rank in range(2)
+        ],
         given,
     )
     assert (first.returncode, second.returncode) == (2, 2), (first.stderr, second.stderr)
@@ -131,7 +144,9 @@ def test_a_plugin_that_is_another_one_on_a_rank(tmp_path: Path) -> None:
 def test_a_rendezvous_that_nobody_joins_ends(tmp_path: Path) -> None:
     alone = {**slurm(0), "MASTER_PORT": str(free_port())}
     done = optrun_preloaded(
-        *joined(tmp_path, "distributed.timeout_seconds=2", "hydra.run.dir=run"), cwd=tmp_path, env=alone
+        *joined(tmp_path, "distributed.timeout_seconds=2", "hydra.run.dir=run"),
+        cwd=tmp_path,
+        env=alone,
     )
     assert done.returncode == 2
     for fact in ("1 of 2 ranks", "2 s", "missing: rank 1"):
@@ -156,7 +171,12 @@ def test_machines_that_do_not_come(tmp_path: Path) -> None:
 def test_two_machines_are_one_run(tmp_path: Path) -> None:
     """Two agents, as on two machines, each with one rank."""
     given = [token for token in tokens(tmp_path) if not token.startswith("training.nproc_per_node")]
-    given += ["training.nproc_per_node=1", "distributed.nnodes=2", "training.max_steps=2", "hydra.run.dir=run"]
+    given += [
+        "training.nproc_per_node=1",
+        "distributed.nnodes=2",
+        "training.max_steps=2",
+        "hydra.run.dir=run",
+    ]
     given += [f"distributed.rdzv_endpoint=127.0.0.1:{free_port()}"]
     found = run_all(tmp_path, [{}, {}], given)
     assert [done.returncode for done in found] == [0, 0], [done.stderr for done in found]
@@ -167,7 +187,13 @@ def test_two_machines_are_one_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     """A request to its agent stops the ranks at one step, saved; the exit code is torchrun's own."""
-    given = ["--standalone", "--nproc-per-node=2", "-m", "optrun", *joined(tmp_path, "hydra.run.dir=run", *ENDLESS)]
+    given = [
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "optrun",
+        *joined(tmp_path, "hydra.run.dir=run", *ENDLESS),
+    ]
     with program("torch.distributed.run", given, tmp_path) as process:
         run = Started(process, tmp_path / "run")
         process.send_signal(signal.SIGTERM)
@@ -192,7 +218,9 @@ def test_a_rank_of_a_launcher_that_is_gone_is_named(tmp_path: Path) -> None:
     with ExitStack() as stack:
         given = joined(tmp_path, "hydra.run.dir=run", *ENDLESS)
         first, second = (
-            stack.enter_context(program("optrun", given, tmp_path, {**slurm(rank), "MASTER_PORT": port}))
+            stack.enter_context(
+                program("optrun", given, tmp_path, {**slurm(rank), "MASTER_PORT": port})
+            )
             for rank in range(2)
         )
         run = RunDir(tmp_path / "run")

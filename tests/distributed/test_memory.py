@@ -47,14 +47,20 @@ def peak(counted: profile, trace: Path) -> int:
     events = json.loads(trace.read_text())["traceEvents"]
     changes = [(event["ts"], event["args"]) for event in events if event["name"] == "[memory]"]
     mapped = {change["Addr"] for _, change in changes if change["Total Reserved"]}
-    sizes = [change["Bytes"] for _, change in sorted(changes, key=lambda at: at[0]) if change["Addr"] not in mapped]
+    sizes = [
+        change["Bytes"]
+        for _, change in sorted(changes, key=lambda at: at[0])
+        if change["Addr"] not in mapped
+    ]
     return max(accumulate(sizes), default=0)
 
 
 def bytes_held() -> int:
     """Of all tensors that are there, each memory once, on this rank."""
     gc.collect()
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not one.is_meta]
+    tensors = [
+        one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not one.is_meta
+    ]
     tensors += [one.grad for one in tensors if one.is_leaf and one.grad is not None]
     memories = [local_part(tensor).untyped_storage() for tensor in tensors]
     return sum({memory.data_ptr(): memory.nbytes() for memory in memories}.values())
@@ -74,7 +80,9 @@ def counted(run: Path, world: World) -> Iterator[None]:
             def acting(*args: Any, **options: Any) -> Any:
                 if begins:
                     before[f"before {phase}"] = bytes_held()
-                    profiles[phase] = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+                    profiles[phase] = profile(
+                        activities=[ProfilerActivity.CPU], profile_memory=True
+                    )
                     profiles[phase].start()
                 result = act(*args, **options)
                 if ends:
@@ -88,7 +96,10 @@ def counted(run: Path, world: World) -> Iterator[None]:
             if first != last:
                 around(last, phase, begins=False, ends=True)
         yield
-    peaks = {phase: peak(profiles[phase], run.with_name(f"{run.name}-{world.rank}.trace")) for phase in PHASES}
+    peaks = {
+        phase: peak(profiles[phase], run.with_name(f"{run.name}-{world.rank}.trace"))
+        for phase in PHASES
+    }
     run.with_name(f"{run.name}-{world.rank}.json").write_text(json.dumps(peaks | before))
 
 
@@ -118,7 +129,11 @@ def start(pretrained: Path, name: str, dtype: str, kind: str, *more: str) -> Sta
         "lr=1e-30",
     ]
     run = pretrained / f"{name}-{dtype}-{kind}"
-    return Start(run, [*words, f"data.train={pretrained / 'corpus.txt'}", f"distributed={kind}", *more], within=counted)
+    return Start(
+        run,
+        [*words, f"data.train={pretrained / 'corpus.txt'}", f"distributed={kind}", *more],
+        within=counted,
+    )
 
 
 def weights(start: Start) -> dict[str, torch.Tensor]:
@@ -128,9 +143,12 @@ def weights(start: Start) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_never_holds_the_model(pretrained: Path, tmp_path: Path, ranks: int) -> None:
-    """Its share and a tensor while it reads a model. The last save copies nothing, and gradients are gone before it.
+    """Its share and a tensor while it reads a model.
 
-    At the end, where all help to write the model, moments are gone, too: some of one tensor beside the share.
+    The last save copies nothing, and gradients are gone before it.
+
+    At the end, where all help to write the model, moments are gone, too: some of one tensor beside
+    the share.
     """
     starts = [start(pretrained, f"on-{ranks}", dtype, "fsdp") for dtype in ("float32", "bfloat16")]
     start_on(ranks, starts, tmp_path / "meet")
@@ -140,17 +158,28 @@ def test_a_rank_never_holds_the_model(pretrained: Path, tmp_path: Path, ranks: i
         for rank in range(ranks):
             peaks = json.loads(each.run.with_name(f"{each.run.name}-{rank}.json").read_text())
             assert share < peaks["load"] < share + LARGEST + SLACK, (each.run.name, rank)
-            assert 3 * share <= peaks["before save"] < 3 * share + LARGEST + SLACK, (each.run.name, rank)
+            assert 3 * share <= peaks["before save"] < 3 * share + LARGEST + SLACK, (
+                each.run.name,
+                rank,
+            )
             assert peaks["save"] < LARGEST + SLACK, (each.run.name, rank)
             assert share <= peaks["before end"] < share + LARGEST + SLACK, (each.run.name, rank)
-            # A tensor is gathered beside its copy, and each of gloo's two threads lets the one before go late.
-            assert LARGEST <= peaks["end"] < 6 * LARGEST + SLACK < 0.6 * whole, (each.run.name, rank)
+            # A tensor is gathered beside its copy, and each of gloo's two threads lets the one
+            # before go late.
+            assert LARGEST <= peaks["end"] < 6 * LARGEST + SLACK < 0.6 * whole, (
+                each.run.name,
+                rank,
+            )
 
 
 @pytest.mark.slow
 def test_what_ranks_read_is_what_one_process_reads(pretrained: Path, tmp_path: Path) -> None:
     """Bit for bit, also where files hold another dtype, and a head is new: it is made from the seed alike."""
-    labelled = [f"data.train={write_labelled(tmp_path, 24)}", "task=sequence_classification", "seed=7"]
+    labelled = [
+        f"data.train={write_labelled(tmp_path, 24)}",
+        "task=sequence_classification",
+        "seed=7",
+    ]
     kinds: dict[str, list[str]] = {"text": [], "head": labelled, "lora": ["adapter=lora"]}
     starts = {
         kind: [

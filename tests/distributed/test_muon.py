@@ -25,16 +25,29 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 def matrices(dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES
+    ]
 
 
-def stepped(cls: Any, params: Sequence[Parameter], layout: Any = None, **options: Any) -> tuple[Any, int]:
+def stepped(
+    cls: Any, params: Sequence[Parameter], layout: Any = None, **options: Any
+) -> tuple[Any, int]:
     """The optimizer after three steps, and the collectives of the last."""
-    groups = [{"params": [param], "lr": 0.1 / (1 + at), "weight_decay": 0.1 * at} for at, param in enumerate(params)]
+    groups = [
+        {"params": [param], "lr": 0.1 / (1 + at), "weight_decay": 0.1 * at}
+        for at, param in enumerate(params)
+    ]
     optimizer, count = cls(groups, **options), 0
     for step in range(3):
-        for at, (param, grad) in enumerate(zip(params, matrices(params[0].dtype, 1 + step), strict=True)):
-            whole = grad if layout is None else distribute_tensor(grad, layout[0], layout[1], src_data_rank=None)
+        for at, (param, grad) in enumerate(
+            zip(params, matrices(params[0].dtype, 1 + step), strict=True)
+        ):
+            whole = (
+                grad
+                if layout is None
+                else distribute_tensor(grad, layout[0], layout[1], src_data_rank=None)
+            )
             param.grad = None if at == 2 and step == 1 else whole
         with CommDebugMode() as communication:
             optimizer.step()
@@ -44,19 +57,28 @@ def stepped(cls: Any, params: Sequence[Parameter], layout: Any = None, **options
 
 def equals_torch(mesh: Any, placements: tuple[Placement, ...], collectives: int | None) -> None:
     for dtype in DTYPES:
-        for options in ({}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw", "ns_steps": 3}):
+        for options in (
+            {},
+            {"nesterov": False},
+            {"adjust_lr_fn": "match_rms_adamw", "ns_steps": 3},
+        ):
             if dtype == torch.bfloat16 and "nesterov" in options:
                 continue  # where torch normalises the momentum itself
             plain = [Parameter(value) for value in matrices(dtype)]
             theirs, _ = stepped(torch.optim.Muon, plain, **options)
             pieces = [
-                Parameter(distribute_tensor(value, mesh, placements, src_data_rank=None)) for value in matrices(dtype)
+                Parameter(distribute_tensor(value, mesh, placements, src_data_rank=None))
+                for value in matrices(dtype)
             ]
             ours, count = stepped(torch_named.Muon, pieces, (mesh, placements), **options)
             for wanted, found in zip(plain, pieces, strict=True):
                 assert isinstance(found.data, DTensor)
-                near = 2**-6 if dtype == torch.bfloat16 else 0.0  # there a sum rounds as its kernel walks over memory
-                torch.testing.assert_close(found.data.full_tensor(), wanted.data, rtol=near, atol=near)
+                near = (
+                    2**-6 if dtype == torch.bfloat16 else 0.0
+                )  # there a sum rounds as its kernel walks over memory
+                torch.testing.assert_close(
+                    found.data.full_tensor(), wanted.data, rtol=near, atol=near
+                )
                 momentum = ours.state[found]["momentum_buffer"]
                 assert momentum.placements == placements
                 assert torch.equal(momentum.full_tensor(), theirs.state[wanted]["momentum_buffer"])
@@ -123,4 +145,6 @@ def test_the_momentum_of_16_bits_stays_a_momentum() -> None:
     optimizer = torch_named.Muon([param], nesterov=False, momentum=0.5)
     param.grad = torch.eye(4, dtype=torch.bfloat16)
     optimizer.step()
-    assert torch.equal(optimizer.state[param]["momentum_buffer"], 0.5 * torch.eye(4, dtype=torch.bfloat16))
+    assert torch.equal(
+        optimizer.state[param]["momentum_buffer"], 0.5 * torch.eye(4, dtype=torch.bfloat16)
+    )

@@ -27,7 +27,12 @@ from tests.preloaded import Program, program
 from tests.ranks import run_ranks
 from tests.running import summary
 
-NODES = ["training.nproc_per_node=1", "distributed.nnodes=2", "distributed.timeout_seconds=120", "resume=auto"]
+NODES = [
+    "training.nproc_per_node=1",
+    "distributed.nnodes=2",
+    "distributed.timeout_seconds=120",
+    "resume=auto",
+]
 STEPS = 200
 
 
@@ -49,7 +54,8 @@ def test_ranks_whose_weights_part_are_named(tmp_path: Path) -> None:
     run_ranks(tmp_path, parted_ranks_are_named)
 
 
-# Agents -------------------------------------------------------------------------------------------------------------
+# Agents
+# -------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -83,12 +89,27 @@ def test_machines_that_would_not_run_the_same(
     """Another value on one of them, or another content under the same path: told before a step, by both."""
     folders = [tmp_path / name for name in ("a", "b")]
     endpoint = f"distributed.rdzv_endpoint=127.0.0.1:{free_port()}"
-    given = [token for token in tokens(tmp_path) if not token.startswith(("data.train=", "training.nproc_per_node="))]
+    given = [
+        token
+        for token in tokens(tmp_path)
+        if not token.startswith(("data.train=", "training.nproc_per_node="))
+    ]
     commands = []
     for folder, own, text in zip(folders, more, texts, strict=True):
         folder.mkdir()
-        (folder / "rows.txt").write_text("\n".join(f"{text} line {number} of text" for number in range(60)))
-        commands.append([*given, *NODES[:3], endpoint, own, "data.train=rows.txt", f"hydra.run.dir={tmp_path / 'run'}"])
+        (folder / "rows.txt").write_text(
+            "\n".join(f"{text} line {number} of text" for number in range(60))
+        )
+        commands.append(
+            [
+                *given,
+                *NODES[:3],
+                endpoint,
+                own,
+                "data.train=rows.txt",
+                f"hydra.run.dir={tmp_path / 'run'}",
+            ]
+        )
     with nodes(commands, folders) as programs:
         codes, said = ended(programs)
     assert codes == [2, 2], said
@@ -99,12 +120,16 @@ def test_machines_that_would_not_run_the_same(
 
 
 def weights(run: Path) -> str:
-    return hashlib.sha256((RunDir(run).checkpoint(STEPS) / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256(
+        (RunDir(run).checkpoint(STEPS) / "model.safetensors").read_bytes()
+    ).hexdigest()
 
 
 def figures(run: Path) -> list[dict[str, object]]:
     wanted = ("train/", "eval/")
-    return [{name: row[name] for name in row if name.startswith(wanted)} for row in rows(run).values()]
+    return [
+        {name: row[name] for name in row if name.startswith(wanted)} for row in rows(run).values()
+    ]
 
 
 def commands_of(folder: Path, name: str) -> list[str]:
@@ -176,9 +201,20 @@ def test_the_machine_that_is_left_goes_on_with_the_same_batch(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_torchrun_on_two_machines_starts_its_ranks_again(tmp_path: Path) -> None:
-    own = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    own = [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--max-restarts=2",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+    ]
     own += ["--rdzv-backend=c10d", "-m", "optrun"]
-    given = joined(tmp_path, "hydra.run.dir=run", "resume=auto", "training.max_steps=300", "checkpoint.save_steps=10")
+    given = joined(
+        tmp_path,
+        "hydra.run.dir=run",
+        "resume=auto",
+        "training.max_steps=300",
+        "checkpoint.save_steps=10",
+    )
     run = tmp_path / "run"
     with nodes([[*own, *given]] * 2, [tmp_path] * 2, "torch.distributed.run") as programs:
         wait_for(lambda: RunDir(run).checkpoint(10).is_dir(), programs)
@@ -200,8 +236,15 @@ def test_resume_over_two_nodes_is_certified(tmp_path: Path) -> None:
     given = [token for token in given if not token.startswith("checkpoint.")]
     command = ["certify", "resume", *given, *own]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    program = [sys.executable, "-m", "tests.distributed.forked_ranks", *command]  # it forks itself: by no preloaded one
-    done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300 + 60 * kills)
+    program = [
+        sys.executable,
+        "-m",
+        "tests.distributed.forked_ranks",
+        *command,
+    ]  # it forks itself: by no preloaded one
+    done = subprocess.run(
+        program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300 + 60 * kills
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     paper = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
     assert paper["holds"] is True

@@ -1,6 +1,7 @@
 """Every optimizer on 2 and 4 gloo ranks, whole (DDP), sharded (FSDP2) and both (HSDP), against one process in float64.
 
-The ranks are started once for a layout and note for each case how far they are from one process; the tests read that.
+The ranks are started once for a layout and note for each case how far they are from one process;
+the tests read that.
 """
 
 from __future__ import annotations
@@ -86,10 +87,18 @@ class Run:
         out = []
         for index, (name, param) in enumerate(model.named_parameters()):
             extra = [rule for part, rule in self.rules.items() if part in name]
-            out.append({"params": [(name, param)], "lr_scale": 0.5 + 0.1 * index, **(extra[0] if extra else {})})
+            out.append(
+                {
+                    "params": [(name, param)],
+                    "lr_scale": 0.5 + 0.1 * index,
+                    **(extra[0] if extra else {}),
+                }
+            )
         return out
 
-    def train(self, model: nn.Module, over: nn.Module | None = None, part: slice = slice(None)) -> list[float]:
+    def train(
+        self, model: nn.Module, over: nn.Module | None = None, part: slice = slice(None)
+    ) -> list[float]:
         """The gradient norms of the steps.
 
         Args:
@@ -103,7 +112,11 @@ class Run:
         scheduler = None
         if self.scheduler is not None:
             scheduler = build_scheduler(
-                optimizer, self.scheduler, num_training_steps=STEPS, num_warmup_steps=2, weight_decay_curve="lr"
+                optimizer,
+                self.scheduler,
+                num_training_steps=STEPS,
+                num_warmup_steps=2,
+                weight_decay_curve="lr",
             )
         norms = []
         for step in range(STEPS):
@@ -124,9 +137,15 @@ def runs() -> Iterator[tuple[str, Run]]:
     yield "adam-amsgrad", Run("adam", {"amsgrad": True})
     yield "lamb-loop", Run("lamb", {"foreach": False})
     yield "lamb-foreach", Run("lamb", {"foreach": True})
-    yield "adamwdl-ratios", Run("adamwdl", {"layerwise_decay": 0.8, "set_param_lr_fun": lambda *_: 0.3})
+    yield (
+        "adamwdl-ratios",
+        Run("adamwdl", {"layerwise_decay": 0.8, "set_param_lr_fun": lambda *_: 0.3}),
+    )
     yield "decay-of-the-step", Run("lamb", {"weight_decay": lambda step: 0.1 * step})
-    yield "rule-beside", Run("lamb", rules={"middle": {"optimizer": "sgd", "momentum": 0.9}, "head": {"lr": 0.02}})
+    yield (
+        "rule-beside",
+        Run("lamb", rules={"middle": {"optimizer": "sgd", "momentum": 0.9}, "head": {"lr": 0.02}}),
+    )
     yield "rule-muon", Run("lamb", rules={"body.weight": {"optimizer": "muon"}})
     yield "muon-plain-momentum", Run("muon", {"nesterov": False})
     for scheduler in ("cosine", "linear", "inverse_sqrt"):
@@ -146,7 +165,8 @@ def alone(name: str) -> tuple[dict[str, Tensor], list[float]]:
     model = net().to(RUNS[name].dtype)
     norms = RUNS[name].train(model)
     assert all(
-        not torch.equal(param, before) for param, before in zip(model.parameters(), net().parameters(), strict=True)
+        not torch.equal(param, before)
+        for param, before in zip(model.parameters(), net().parameters(), strict=True)
     )
     return {key: param.detach() for key, param in model.named_parameters()}, norms
 
@@ -158,7 +178,10 @@ def sharded(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def whole(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in model.named_parameters()}
+    return {
+        n: p.full_tensor() if isinstance(p, DTensor) else p.detach()
+        for n, p in model.named_parameters()
+    }
 
 
 def farthest(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
@@ -172,7 +195,11 @@ def measure(rank: int, ranks: int, layout: str, folder: str) -> None:
     found: dict[str, Any] = {}
     mesh: Any = None
     if layout != "ddp":
-        shape, names = ((ranks,), ("shard",)) if layout == "fsdp" else ((2, ranks // 2), ("replicate", "shard"))
+        shape, names = (
+            ((ranks,), ("shard",))
+            if layout == "fsdp"
+            else ((2, ranks // 2), ("replicate", "shard"))
+        )
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     for name, run in RUNS.items():
         model = net().to(run.dtype)
@@ -229,7 +256,9 @@ TOLERANCES = promised("optimizer=", "`ddp`")
 SLOW = {"ddp-4", "fsdp-4", "hsdp-4"}
 
 
-@pytest.mark.parametrize("layout", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in LAYOUTS])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in LAYOUTS]
+)
 def test_ranks_are_one_process(layout: str, tmp_path: Path) -> None:
     check, ranks = LAYOUTS[layout]
     run_ranks(tmp_path, partial(check, folder=str(tmp_path)), ranks)

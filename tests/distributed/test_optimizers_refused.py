@@ -98,7 +98,9 @@ def foreign_over_shards(_rank: int) -> None:
         if fact is None:
             assert isinstance(built(), cls)
         else:
-            with pytest.raises(ConfigError, match="optimizer=mine: tried on small shards") as refused:
+            with pytest.raises(
+                ConfigError, match="optimizer=mine: tried on small shards"
+            ) as refused:
                 built()
             for part in (cls.__name__, "distributed=fsdp", fact, "distributed=ddp"):
                 assert part in str(refused.value)
@@ -113,7 +115,9 @@ def library_over_shards(_rank: int) -> None:
         return build_optimizer(config, [{"params": list(shards().named_parameters())}], lr=0.01)
 
     assert type(built("lion")).__name__ == "Lion"
-    with pytest.raises(ConfigError, match=r"optimizer.name=soap: .* cannot train with distributed=fsdp: "):
+    with pytest.raises(
+        ConfigError, match=r"optimizer.name=soap: .* cannot train with distributed=fsdp: "
+    ):
         built("soap")
 
 
@@ -164,7 +168,9 @@ def sparse_rows_under_ddp(rank: int) -> None:
                 found, wanted, rtol=1e-12, atol=1e-12, msg=lambda t, k=f"{name}, {key}": f"{k}: {t}"
             )
         if name != "lamb":
-            assert torch.equal(model.table.weight[9:], rows().table.weight[9:]), "rows of no rank stay"
+            assert torch.equal(model.table.weight[9:], rows().table.weight[9:]), (
+                "rows of no rank stay"
+            )
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -186,7 +192,11 @@ def test_sparse_rows_under_ddp_are_one_process(tmp_path: Path) -> None:
 
 def test_sparse_gradients_are_refused_where_they_cannot_be_reduced() -> None:
     for distributed, device, facts in (
-        ("fsdp", "cpu", ("distributed=fsdp", "table.weight", "FSDP2", "sparse=False", "distributed=ddp")),
+        (
+            "fsdp",
+            "cpu",
+            ("distributed=fsdp", "table.weight", "FSDP2", "sparse=False", "distributed=ddp"),
+        ),
         ("ddp", "cuda", ("distributed=ddp", "table.weight", "on cuda", "sparse=False")),
     ):
         with pytest.raises(ConfigError) as refused:
@@ -202,7 +212,10 @@ def test_sparse_gradients_are_refused_where_they_cannot_be_reduced() -> None:
 
 
 def test_what_is_known_to_take_no_shards_is_refused_before_ranks_start() -> None:
-    adafactor, lamb = compose(["optimizer=adafactor"]).optimizer, compose(["optimizer=lamb"]).optimizer
+    adafactor, lamb = (
+        compose(["optimizer=adafactor"]).optimizer,
+        compose(["optimizer=lamb"]).optimizer,
+    )
     rule = {"pattern": "head", "optimizer": "adafactor"}
     for config, rules, key in (
         (adafactor, [], "optimizer=adafactor"),
@@ -215,7 +228,9 @@ def test_what_is_known_to_take_no_shards_is_refused_before_ranks_start() -> None
         for distributed in ("none", "ddp"):
             refuse_unshardable(config, distributed, rules)
     refuse_unshardable(lamb, "fsdp")
-    refuse_unshardable(compose(["optimizer=pytorch_optimizer", "optimizer.name=lion"]).optimizer, "fsdp")
+    refuse_unshardable(
+        compose(["optimizer=pytorch_optimizer", "optimizer.name=lion"]).optimizer, "fsdp"
+    )
 
 
 def test_authors_check_shards_too() -> None:

@@ -17,7 +17,13 @@ from optrun.runner import train
 from tests.distributed.ranked_runs import Start, start_on
 from tests.running import TINY_GPT, optrun, write_text
 
-WORDS = ["task=causal_lm", "model=gpt_tiny", "distributed=ddp", "training.max_steps=2", "training.device=cpu"]
+WORDS = [
+    "task=causal_lm",
+    "model=gpt_tiny",
+    "distributed=ddp",
+    "training.max_steps=2",
+    "training.device=cpu",
+]
 
 
 @contextmanager
@@ -25,20 +31,26 @@ def counted(run: Path, world: World) -> Iterator[None]:
     """Inside, each set of rows that this rank tokenises leaves a line."""
     write = examples.write_ids
 
-    def write_noted(texts: Any, encoder: Any, longest: Any, folder: Path, dtype: str, characters: int) -> None:
+    def write_noted(
+        texts: Any, encoder: Any, longest: Any, folder: Path, dtype: str, characters: int
+    ) -> None:
         with (run.parent / "tokenised").open("a", encoding="utf-8") as file:
             file.write(f"{characters} characters, rank {world.rank}\n")
         write(texts, encoder, longest, folder, dtype, characters)
 
     world.barrier()
-    cache = {"OPTRUN_CACHE": str(run.parent / "cache")}  # the server of the ranks may have another one
+    cache = {
+        "OPTRUN_CACHE": str(run.parent / "cache")
+    }  # the server of the ranks may have another one
     with patch.dict(os.environ, cache), patch.object(examples, "write_ids", write_noted):
         yield
 
 
 def test_ranks_of_a_machine_tokenise_once(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"the cat {n} sat on the mat\n" for n in range(20_000)), encoding="utf-8")
+    text.write_text(
+        "".join(f"the cat {n} sat on the mat\n" for n in range(20_000)), encoding="utf-8"
+    )
     start = Start(tmp_path / "run", [*WORDS, "data=files", f"data.train={text}"], within=counted)
     start_on(2, [start], tmp_path / "meet")
     made = (tmp_path / "tokenised").read_text(encoding="utf-8").splitlines()
@@ -47,7 +59,9 @@ def test_ranks_of_a_machine_tokenise_once(tmp_path: Path) -> None:
     assert len(sets) == len(set(sets)), made
 
 
-def test_the_watcher_of_a_run_hears_that_its_data_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watcher_of_a_run_hears_that_its_data_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     beat, signs = train.beat, list[str]()

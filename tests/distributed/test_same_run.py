@@ -39,13 +39,24 @@ COMMON = [
     "data.eval_fraction=0.2",
 ]
 FLOAT32 = promised("optimizer=", "held to")
-SENTENCES = [*TINY_BERT, "task=sequence_classification", "data=files", "model.config.hidden_dropout_prob=0.1"]
-BASE = ["parametrization.base.n_embd=16", "parametrization.base.n_head=1", "parametrization.base.n_layer=1"]
+SENTENCES = [
+    *TINY_BERT,
+    "task=sequence_classification",
+    "data=files",
+    "model.config.hidden_dropout_prob=0.1",
+]
+BASE = [
+    "parametrization.base.n_embd=16",
+    "parametrization.base.n_head=1",
+    "parametrization.base.n_layer=1",
+]
 CASES = {
     "adamw": Case([*TINY_GPT, "data=files"]),
     "chunked": Case([*TINY_GPT, "data=files", "training.chunked_loss=true"]),
     "layerwise-lamb": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"]),
-    "lora": Case([*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]),
+    "lora": Case(
+        [*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]
+    ),
     "experts": Case(
         [
             "data=files",
@@ -61,12 +72,18 @@ CASES = {
         ]
     ),
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
-    "mup": Case([*TINY_GPT, "data=files", "optimizer=lamb", "lr=1e-2", "parametrization=mup", *BASE]),
+    "mup": Case(
+        [*TINY_GPT, "data=files", "optimizer=lamb", "lr=1e-2", "parametrization=mup", *BASE]
+    ),
     "muon": Case([*TINY_GPT, "data=files", "optimizer=muon"], FLOAT32["muon"]),
     "muon-double": Case([*TINY_GPT, "data=files", "optimizer=muon"], 1e-12, double=True),
-    "embedding": Case([*TINY_BERT, "task=embedding", "data=files", "model.config.hidden_dropout_prob=0.1"]),
+    "embedding": Case(
+        [*TINY_BERT, "task=embedding", "data=files", "model.config.hidden_dropout_prob=0.1"]
+    ),
     "soap-double": Case([*SENTENCES, "optimizer=soap"], 1e-4, double=True),
-    "double": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"], 1e-12, double=True),
+    "double": Case(
+        [*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"], 1e-12, double=True
+    ),
 }
 
 
@@ -79,16 +96,25 @@ def start_of(name: str, case: Case, folder: Path, kind: str, data: Path) -> Star
         train = data / "pairs.jsonl"
         train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     distributed = {"hsdp": ["distributed=fsdp", "distributed.data_parallel_replicate_degree=2"]}
-    words = [*COMMON, *case.overrides, f"data.train={train}", *distributed.get(kind, [f"distributed={kind}"])]
+    words = [
+        *COMMON,
+        *case.overrides,
+        f"data.train={train}",
+        *distributed.get(kind, [f"distributed={kind}"]),
+    ]
     return Start(folder / f"{name}-{kind}", words, double=case.double)
 
 
 def check(folder: Path, ranks: int, kinds: list[str], names: list[str]) -> None:
     """Each of these cases alone, and on so many ranks in each of these ways."""
     cases = {name: CASES[name] for name in names}
-    starts = [start_of(name, case, folder, kind, folder) for name, case in cases.items() for kind in kinds]
+    starts = [
+        start_of(name, case, folder, kind, folder) for name, case in cases.items() for kind in kinds
+    ]
     start_on(ranks, starts, folder / "meet")
-    start_on(1, [start_of(name, case, folder, "none", folder) for name, case in cases.items()], folder)
+    start_on(
+        1, [start_of(name, case, folder, "none", folder) for name, case in cases.items()], folder
+    )
     for name, case in cases.items():
         alone = folder / f"{name}-none"
         for kind in kinds:
@@ -99,7 +125,11 @@ def check(folder: Path, ranks: int, kinds: list[str], names: list[str]) -> None:
 
 
 def test_the_page_promises_something_of_every_optimizer() -> None:
-    assert set(FLOAT32) == set(promised("optimizer=", "`ddp`")) == {optimizer.name for optimizer in OPTIMIZERS}
+    assert (
+        set(FLOAT32)
+        == set(promised("optimizer=", "`ddp`"))
+        == {optimizer.name for optimizer in OPTIMIZERS}
+    )
 
 
 def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
@@ -125,7 +155,9 @@ def test_a_divided_model_goes_on_on_another_number_of_ranks(tmp_path: Path, name
     found = differences(alone.run, parted.run, LOSSES)
     assert max(found.values()) <= 1e-6
     assert batches(alone.run) == batches(parted.run)
-    ours, theirs = (load_file(start.run / "model" / "model.safetensors") for start in (alone, parted))
+    ours, theirs = (
+        load_file(start.run / "model" / "model.safetensors") for start in (alone, parted)
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
 
@@ -134,11 +166,17 @@ def test_a_divided_model_goes_on_on_another_number_of_ranks(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("ranks", "kinds", "names"),
     [
-        (2, ["ddp", "fsdp"], [name for name in CASES if name not in ("lora", "experts", "soap-double")]),
+        (
+            2,
+            ["ddp", "fsdp"],
+            [name for name in CASES if name not in ("lora", "experts", "soap-double")],
+        ),
         (4, ["fsdp", "hsdp"], ["layerwise-lamb", "muon", "double"]),
     ],
 )
-def test_ranks_do_what_one_does(tmp_path: Path, ranks: int, kinds: list[str], names: list[str]) -> None:
+def test_ranks_do_what_one_does(
+    tmp_path: Path, ranks: int, kinds: list[str], names: list[str]
+) -> None:
     check(tmp_path, ranks, kinds, names)
 
 
@@ -151,15 +189,25 @@ def test_bases_of_soap_are_the_same_where_rounding_is_small(tmp_path: Path) -> N
 def test_every_optimizer_keeps_what_the_page_promises(tmp_path: Path) -> None:
     """In float32, under `ddp`, on texts and on sentences; where losses are held to 1e-6, accuracy is the same.
 
-    SOAP makes steps of rounding on sentences, of a size that differs between processors: there it is held in float64.
+    SOAP makes steps of rounding on sentences, of a size that differs between processors: there it
+    is held in float64.
     """
     models = {"text": [*TINY_GPT, "data=files"], "sentences": SENTENCES}
     names = [
-        (f"{name}-{model}", name) for name in FLOAT32 for model in models if (name, model) != ("soap", "sentences")
+        (f"{name}-{model}", name)
+        for name in FLOAT32
+        for model in models
+        if (name, model) != ("soap", "sentences")
     ]
     starts = {
         kind: [
-            start_of(run, Case([*models[run.split("-")[1]], f"optimizer={name}"]), tmp_path, kind, tmp_path)
+            start_of(
+                run,
+                Case([*models[run.split("-")[1]], f"optimizer={name}"]),
+                tmp_path,
+                kind,
+                tmp_path,
+            )
             for run, name in names
         ]
         for kind in ("ddp", "none")
@@ -187,7 +235,10 @@ def test_a_nan_on_one_rank_is_the_verdict_of_all(tmp_path: Path) -> None:
 
     def starts(kind: str) -> list[Start]:
         plain = start_of("nan", CASES["adamw"], tmp_path, kind, tmp_path).overrides
-        return [Start(tmp_path / f"{name}-{kind}", [*plain, *more], poisoned=3) for name, more in policies.items()]
+        return [
+            Start(tmp_path / f"{name}-{kind}", [*plain, *more], poisoned=3)
+            for name, more in policies.items()
+        ]
 
     start_on(2, starts("fsdp"), tmp_path / "meet")
     start_on(1, starts("none"), tmp_path)
@@ -219,7 +270,9 @@ def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
 
 def without_a_global_batch(folder: Path, *more: str) -> list[str]:
     """Overrides of a run whose batch follows from its ranks."""
-    own = [word for word in (*COMMON, *TINY_GPT) if "batch_size" not in word and "pdrop" not in word]
+    own = [
+        word for word in (*COMMON, *TINY_GPT) if "batch_size" not in word and "pdrop" not in word
+    ]
     dropout = [f"model.config.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")]
     return [*own, *dropout, "data=files", f"data.train={write_text(folder, 220)}", *more]
 
@@ -248,7 +301,11 @@ def test_micro_batches_are_divided_where_there_are_more_ranks(tmp_path: Path) ->
     words = without_a_global_batch(tmp_path)
     start_on(1, [Start(whole, [*words, "training.gradient_accumulation_steps=2"])], tmp_path)
     for ranks, kind, stop in ((2, "ddp", 2), (4, "fsdp", 4), (1, "none", 5), (2, "fsdp", None)):
-        start_on(ranks, [Start(run, [*words, f"distributed={kind}"], stop_at=stop)], tmp_path / f"meet-{stop}")
+        start_on(
+            ranks,
+            [Start(run, [*words, f"distributed={kind}"], stop_at=stop)],
+            tmp_path / f"meet-{stop}",
+        )
     found = differences(whole, run, LOSSES)
     assert max(found.values()) <= 1e-6, found
     samples = [summary(folder)["metrics"]["last"]["eval/loss"] for folder in (whole, run)]
@@ -265,5 +322,7 @@ def test_a_run_on_two_ranks_resumed_is_the_run_undisturbed(tmp_path: Path) -> No
         starts += [whole, Start(cut.run, cut.overrides, stop_at=4), cut]
     start_on(2, starts, tmp_path / "meet")
     for kind in ("ddp", "fsdp"):
-        found = differences(tmp_path / f"whole-{kind}", tmp_path / f"cut-{kind}", (*LOSSES, "train/grad_norm"))
+        found = differences(
+            tmp_path / f"whole-{kind}", tmp_path / f"cut-{kind}", (*LOSSES, "train/grad_norm")
+        )
         assert set(found.values()) == {0.0}, (kind, found)

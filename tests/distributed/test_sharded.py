@@ -46,14 +46,31 @@ def read_slices(folder: Path, step: int, rank: int) -> None:
         loaded = load_checkpoint(folder, like=params, group=together)
         for found, wanted in zip((loaded.model, loaded.optimizer), whole_state(step), strict=True):
             assert_equal(found, wanted)
-        divided = {name for part in (loaded.model, loaded.optimizer) for name, t in part.items() if type(t) is DTensor}
-        assert divided >= {"weight", "bias", "one", "deep", "none", "weight/exp_avg", "bias/master", "one/exp_avg"}
+        divided = {
+            name
+            for part in (loaded.model, loaded.optimizer)
+            for name, t in part.items()
+            if type(t) is DTensor
+        }
+        assert divided >= {
+            "weight",
+            "bias",
+            "one",
+            "deep",
+            "none",
+            "weight/exp_avg",
+            "bias/master",
+            "one/exp_avg",
+        }
         assert not divided & {"mask", "weight/step", "groups/0/step", "deep/exp_avg_sq_row"}
 
 
 @pytest.mark.parametrize(
     ("ranks", "layout"),
-    [(2, "fsdp"), *(pytest.param(4, layout, marks=pytest.mark.slow) for layout in ("fsdp", "hsdp"))],
+    [
+        (2, "fsdp"),
+        *(pytest.param(4, layout, marks=pytest.mark.slow) for layout in ("fsdp", "hsdp")),
+    ],
 )
 def test_any_world_reads_what_any_world_saved(ranks: int, layout: str, tmp_path: Path) -> None:
     run = sharded_run(tmp_path / "run", (3,), ranks, layout)
@@ -81,7 +98,9 @@ def test_one_process_reads_by_templates_too(tmp_path: Path) -> None:
 def test_what_stands_on_the_disk(tmp_path: Path) -> None:
     run = sharded_run(tmp_path / "run", (3,))
     folder = run.checkpoint(3)
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
     shards = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)]
     in_folders = [f"{part}/{name}" for part in ("model", "optimizer") for name in shards]
     assert names == ["manifest.json", *in_folders, "state.json"]
@@ -103,7 +122,9 @@ def test_torch_reads_the_shards(tmp_path: Path) -> None:
     folder = sharded_run(tmp_path / "run", (3,)).checkpoint(3)
     wanted, _ = whole_state(3)
     state = {name: torch.zeros_like(tensor) for name, tensor in wanted.items() if tensor.numel()}
-    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(folder / "model")), no_dist=True)
+    dcp.load(
+        state, storage_reader=dcp.HuggingFaceStorageReader(str(folder / "model")), no_dist=True
+    )
     assert_equal(state, {name: tensor for name, tensor in wanted.items() if tensor.numel()})
 
 
@@ -145,4 +166,6 @@ def saves_twice(folder: Path, rank: int) -> None:
 def test_the_same_step_again(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     in_ranks(tmp_path / "run", partial(saves_twice, tmp_path / "run"))
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name[0] == "."] == []
+    assert [
+        path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name[0] == "."
+    ] == []

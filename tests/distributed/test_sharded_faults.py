@@ -26,7 +26,13 @@ from optrun.artifacts.manifest import foreign_files, problems, read_manifest, se
 from optrun.artifacts.retention import clean_leftovers, latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import local_part
-from optrun.base.errors import CheckpointError, NonFiniteError, OptrunError, OtherFormatError, StorageError
+from optrun.base.errors import (
+    CheckpointError,
+    NonFiniteError,
+    OptrunError,
+    OtherFormatError,
+    StorageError,
+)
 from optrun.cli import main as cli
 from tests.distributed.shards import (
     assert_equal,
@@ -70,7 +76,9 @@ def refused(kind: str, rank: int) -> Snapshot:
     return taken
 
 
-def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Exception], fact: str, rank: int) -> None:
+def saves_and_refuses(
+    folder: Path, kind: str, culprit: int, error: type[Exception], fact: str, rank: int
+) -> None:
     run, saving = RunDir(folder), group()
     originals = sharded_of.write_tensors, files_of.sync_folder
     taken = refused(kind, rank) if rank == culprit else fsdp_snapshot(2)
@@ -85,7 +93,9 @@ def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Excepti
     assert not run.checkpoint(2).exists()
     dist.barrier()
     sharded_of.write_tensors, files_of.sync_folder = originals
-    save_checkpoint(run, fsdp_snapshot(2), saving=saving)  # all ranks stand where they stood: the next one works
+    save_checkpoint(
+        run, fsdp_snapshot(2), saving=saving
+    )  # all ranks stand where they stood: the next one works
 
 
 @pytest.mark.slow
@@ -101,7 +111,9 @@ def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Excepti
         ("defect", 1, OptrunError, "at most 2 arguments"),
     ],
 )
-def test_a_refusal_reaches_all(kind: str, culprit: int, error: type[Exception], fact: str, tmp_path: Path) -> None:
+def test_a_refusal_reaches_all(
+    kind: str, culprit: int, error: type[Exception], fact: str, tmp_path: Path
+) -> None:
     run = sharded_run(tmp_path / "run", (1,))
     in_ranks(run.path, partial(saves_and_refuses, run.path, kind, culprit, error, fact))
     assert problems(run.checkpoint(1)) == problems(run.checkpoint(2)) == []
@@ -198,7 +210,9 @@ def dies(stage: str, victim: int, rank: int) -> None:
 
 
 def saves_and_dies(folder: Path, stage: str, victim: int, rank: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who started the ranks ends the others as soon as one dies
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # who started the ranks ends the others as soon as one dies
     saving = group(20)
     taken = fsdp_snapshot(2)
     dies(stage, victim, rank)
@@ -224,7 +238,9 @@ STAGES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "victim"), STAGES)
-def test_a_killed_rank_leaves_the_last_whole_checkpoint(stage: str, victim: int, tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_the_last_whole_checkpoint(
+    stage: str, victim: int, tmp_path: Path
+) -> None:
     run = sharded_run(tmp_path / "run", (1,))
     with pytest.raises(ProcessExitedException):
         in_ranks(run.path, partial(saves_and_dies, run.path, stage, victim))
@@ -276,10 +292,19 @@ def renamed(values: dict[str, Any], old: str, new: str) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a flipped bit": (lambda folder: flip(folder / MODEL), [MODEL, "checksum differs"]),
-    "a flipped bit in a header": (lambda folder: flip(folder / OPTIMIZER, 20), [OPTIMIZER, "checksum differs"]),
+    "a flipped bit in a header": (
+        lambda folder: flip(folder / OPTIMIZER, 20),
+        [OPTIMIZER, "checksum differs"],
+    ),
     "a lost shard": (lambda folder: (folder / MODEL).unlink(), [MODEL, "missing"]),
-    "lost shards": (lambda folder: remove_folder(folder / "optimizer"), ["optimizer/shard-0000", "missing"]),
-    "a truncated shard": (lambda folder: os.truncate(folder / OPTIMIZER, 100), [OPTIMIZER, "100 bytes"]),
+    "lost shards": (
+        lambda folder: remove_folder(folder / "optimizer"),
+        ["optimizer/shard-0000", "missing"],
+    ),
+    "a truncated shard": (
+        lambda folder: os.truncate(folder / OPTIMIZER, 100),
+        [OPTIMIZER, "100 bytes"],
+    ),
     "a stale shard": (stale, [MODEL, "checksum differs"]),
     "an extra shard": (
         lambda folder: copy(folder / MODEL, folder / MODEL.replace("00002-model", "00003-model")),
@@ -292,16 +317,24 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a link to a shard": (lambda folder: linked(folder / MODEL), [MODEL, "a link"]),
     "a link to a folder of shards": (lambda folder: linked(folder / "model"), ["model: a link"]),
     "state": (lambda folder: flip(folder / "state.json"), ["state.json", "checksum differs"]),
-    "garbage for a manifest": (lambda folder: (folder / "manifest.json").write_text("[1"), ["manifest.json"]),
+    "garbage for a manifest": (
+        lambda folder: (folder / "manifest.json").write_text("[1"),
+        ["manifest.json"],
+    ),
     "a manifest edited": (
-        lambda folder: edit_json(folder / "manifest.json", lambda values: values.update(world_size=1)),
+        lambda folder: edit_json(
+            folder / "manifest.json", lambda values: values.update(world_size=1)
+        ),
         ["manifest.json", "checksum differs"],
     ),
     "a rank too many": (
         lambda folder: sealed(folder, lambda values: values.update(world_size=1)),
         ["manifest.json", "rank 1, of 1"],
     ),
-    "no world size": (lambda folder: sealed(folder, lambda values: values.pop("world_size")), ["manifest.json"]),
+    "no world size": (
+        lambda folder: sealed(folder, lambda values: values.pop("world_size")),
+        ["manifest.json"],
+    ),
     "a way out of the folder": (
         lambda folder: sealed(folder, lambda values: renamed(values, "model/", "model/../../")),
         ["manifest.json", "../"],
@@ -311,20 +344,29 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["manifest.json", "model.safetensors"],
     ),
     "a tensor too many": (
-        lambda folder: sealed(folder, lambda v: v["tensors"]["model"].update(x={"dtype": "float32", "shape": [1]})),
+        lambda folder: sealed(
+            folder, lambda v: v["tensors"]["model"].update(x={"dtype": "float32", "shape": [1]})
+        ),
         ["tensor x", "manifest alone"],
     ),
     "a tensor too few": (
-        lambda folder: sealed(folder, lambda values: values["tensors"]["optimizer"].pop("bias/exp_avg")),
+        lambda folder: sealed(
+            folder, lambda values: values["tensors"]["optimizer"].pop("bias/exp_avg")
+        ),
         ["bias/exp_avg", "files alone"],
     ),
     "another shape": (
-        lambda folder: sealed(folder, lambda values: values["tensors"]["model"]["weight"].update(shape=[8, 5])),
+        lambda folder: sealed(
+            folder, lambda values: values["tensors"]["model"]["weight"].update(shape=[8, 5])
+        ),
         ["tensor weight", "[8, 5]"],
     ),
     "a shard not named": (
         lambda folder: (
-            sealed(folder, lambda v: v.update(files=[entry for entry in v["files"] if entry["name"] != MODEL])),
+            sealed(
+                folder,
+                lambda v: v.update(files=[entry for entry in v["files"] if entry["name"] != MODEL]),
+            ),
             (folder / MODEL).unlink(),
         ),
         ["tensor mask stands in", "the manifest alone"],
@@ -363,7 +405,10 @@ def test_the_older_one_is_taken(tmp_path: Path) -> None:
     (run.checkpoint(2) / OPTIMIZER).unlink()
     newest, wrong = latest_whole(run)
     assert newest == run.checkpoint(1)
-    assert [MODEL in wrong[run.checkpoint(3)][0], OPTIMIZER in wrong[run.checkpoint(2)][0]] == [True, True]
+    assert [MODEL in wrong[run.checkpoint(3)][0], OPTIMIZER in wrong[run.checkpoint(2)][0]] == [
+        True,
+        True,
+    ]
 
 
 def test_strangers_are_no_damage_and_never_read(tmp_path: Path) -> None:

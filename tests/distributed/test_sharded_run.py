@@ -58,7 +58,9 @@ def words(folder: Path) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`whole`, a run that was never stopped; `half`, which was, and whose checkpoint is in shards."""
     folder = tmp_path_factory.mktemp("runs")
-    assert optrun(*words(folder), f"training.max_steps={WHOLE}", f"hydra.run.dir={folder}/whole") == 0
+    assert (
+        optrun(*words(folder), f"training.max_steps={WHOLE}", f"hydra.run.dir={folder}/whole") == 0
+    )
     assert optrun(*words(folder), f"training.max_steps={HALF}", f"hydra.run.dir={folder}/half") == 0
     run = RunDir(folder / "half")
     shutil.copytree(run.checkpoint(HALF), folder / "as-one-process-wrote-it")
@@ -70,13 +72,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_verify(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("verify", str(runs / "half")) == 0, capsys.readouterr().err
-    suffixes = {path.suffix for path in (runs / "half" / "checkpoints").rglob("*") if path.is_file()}
+    suffixes = {
+        path.suffix for path in (runs / "half" / "checkpoints").rglob("*") if path.is_file()
+    }
     assert suffixes == {"", ".json", ".safetensors"}, "pointers, and no pickle"
 
 
 def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
-    for folder in (runs / "half" / "checkpoints" / f"step-{HALF:08d}", runs / "whole/checkpoints" / f"step-{HALF:08d}"):
+    for folder in (
+        runs / "half" / "checkpoints" / f"step-{HALF:08d}",
+        runs / "whole/checkpoints" / f"step-{HALF:08d}",
+    ):
         assert optrun("evaluate", str(folder)) == 0
         out = capsys.readouterr().out
         shown.append([line for line in out.splitlines() if "eval/" in line])
@@ -85,7 +92,9 @@ def test_evaluate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_export(runs: Path) -> None:
-    assert optrun("export", str(runs / "half" / "checkpoints" / "last"), str(runs / "exported")) == 0
+    assert (
+        optrun("export", str(runs / "half" / "checkpoints" / "last"), str(runs / "exported")) == 0
+    )
     exported = load_file(runs / "exported" / "model.safetensors")
     saved = load_file(runs / "as-one-process-wrote-it" / "model.safetensors")
     assert all(torch.equal(exported[name], saved[name]) for name in exported)
@@ -98,7 +107,9 @@ def test_resume_goes_on_to_the_last_bit(runs: Path, tmp_path: Path) -> None:
     assert optrun("verify", str(tmp_path / "half")) == 0
 
 
-def test_resume_from_a_damaged_shard(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_from_a_damaged_shard(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(runs / "half", tmp_path / "half")
     run = RunDir(tmp_path / "half")
     flip(run.checkpoint(HALF) / MODEL)

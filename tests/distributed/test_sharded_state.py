@@ -51,7 +51,9 @@ def loaded_in_any_form(_rank: int) -> None:
             assert value.dtype == torch.float32, "moments of bfloat16 parameters stay float32"
             assert torch.equal(value.to_local(), pieces[key].to_local())  # type: ignore[attr-defined]
             assert torch.equal(value.full_tensor(), tensors[key])
-            assert value.to_local().untyped_storage().nbytes() == value.to_local().nbytes, "nothing whole is held"
+            assert value.to_local().untyped_storage().nbytes() == value.to_local().nbytes, (
+                "nothing whole is held"
+            )
             assert value is not given[key]
     by_torchs_layout = lamb((Shard(0),))
     by_torchs_layout.load_state_dict(whole.state_dict())
@@ -64,7 +66,9 @@ def refused_in_other_forms(_rank: int) -> None:
     sharded.step()
     tensors, meta = named_state(sharded)
     for other in (lamb(None), replicated):
-        with pytest.raises(ValueError, match=r"'exp_avg' of parameter 'weight' is sharded as .*Shard\(dim=0\)"):
+        with pytest.raises(
+            ValueError, match=r"'exp_avg' of parameter 'weight' is sharded as .*Shard\(dim=0\)"
+        ):
             load_named_state(other, tensors, meta)
         assert not other.state, "nothing is changed where it refuses"
 

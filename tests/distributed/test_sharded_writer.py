@@ -26,7 +26,14 @@ from optrun.artifacts.run_manifest import RunManifest, read_run_manifest
 from optrun.base.errors import StorageError
 from optrun.cli import main as cli
 from tests import preloaded
-from tests.distributed.shards import assert_equal, fsdp_snapshot, group, in_ranks, make_run, whole_state
+from tests.distributed.shards import (
+    assert_equal,
+    fsdp_snapshot,
+    group,
+    in_ranks,
+    make_run,
+    whole_state,
+)
 from tests.distributed.test_sharded_faults import MODEL, flip, full_disk
 from tests.ranks import rank_main
 
@@ -73,12 +80,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 def test_the_newest_and_the_best_are_kept(saved: RunDir) -> None:
     assert [step_of(folder) for folder in checkpoint_folders(saved)] == [4, 3, 1]
-    assert (saved.best.read_text(), saved.last.read_text()) == ("step-00000001\n", "step-00000004\n")
+    assert (saved.best.read_text(), saved.last.read_text()) == (
+        "step-00000001\n",
+        "step-00000004\n",
+    )
     for folder in checkpoint_folders(saved):
         assert_equal(load_checkpoint(folder).model, whole_state(step_of(folder))[0])
 
 
-def test_the_manifest_of_the_run_covers_shards(saved: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_manifest_of_the_run_covers_shards(
+    saved: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By the manifests of its checkpoints; what else lies among them is named."""
     assert check_run(saved).wrong == {}
     assert cli.run(["verify", str(saved.path)]) == 0, capsys.readouterr().err
@@ -151,7 +163,11 @@ def test_ranks_killed_at_random(tmp_path: Path) -> None:
         preloaded.server()
         check = partial(saves_for_ever, run.path, newest + 1)
         started = mp.start_processes(
-            rank_main, args=(str(meeting), 2, check), nprocs=2, join=False, start_method="forkserver"
+            rank_main,
+            args=(str(meeting), 2, check),
+            nprocs=2,
+            join=False,
+            start_method="forkserver",
         )
         assert started is not None
         while not run.checkpoint(newest + 1).exists():

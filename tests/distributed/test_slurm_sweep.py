@@ -45,10 +45,21 @@ NODES = ["hydra/launcher=slurm", "hydra.launcher.nodes=2"]
     ("words", "facts"),
     [
         (NODES, ["hydra.launcher.nodes=2", "distributed=none", "distributed=fsdp"]),
-        ([*NODES, "distributed=ddp", "training.nproc_per_node=2"], ["training.nproc_per_node", "each task is a rank"]),
-        ([*NODES, "distributed=ddp", "distributed.max_restarts=2"], ["distributed.max_restarts", "Leave it out"]),
         (
-            [*NODES, "hydra.launcher.tasks_per_node=3", "distributed=ddp", "training.global_batch_size=16"],
+            [*NODES, "distributed=ddp", "training.nproc_per_node=2"],
+            ["training.nproc_per_node", "each task is a rank"],
+        ),
+        (
+            [*NODES, "distributed=ddp", "distributed.max_restarts=2"],
+            ["distributed.max_restarts", "Leave it out"],
+        ),
+        (
+            [
+                *NODES,
+                "hydra.launcher.tasks_per_node=3",
+                "distributed=ddp",
+                "training.global_batch_size=16",
+            ],
             ["training.global_batch_size=16", "6"],
         ),
         (
@@ -80,7 +91,10 @@ def test_tasks_that_cannot_be_ranks(
 def swept(folder: Path, seeds: str) -> Iterator[tuple[Slurm, Program, list[Path]]]:
     """A sweep under way, when each of its jobs has saved; the folders of the jobs, by seed."""
     given = ["-m", *joined(folder, *JOB), *LAUNCHER, f"seed={seeds}", "hydra.sweep.dir=sweep"]
-    with Slurm(folder / "slurm", folder) as slurm, program("optrun", given, folder, slurm.environment) as process:
+    with (
+        Slurm(folder / "slurm", folder) as slurm,
+        program("optrun", given, folder, slurm.environment) as process,
+    ):
         count = len(seeds.split(","))
         wait_for(lambda: len({path.parents[1] for path in folder.glob(SAVED)}) == count, process)
         yield slurm, process, sorted(folder.glob("sweep/*seed*"))
@@ -106,10 +120,16 @@ def test_tasks_of_a_job_are_its_ranks(tmp_path: Path) -> None:
     assert [job.starts for job in slurm.jobs] == [1, 2, 1], "the stopped one was submitted again"
     alone = [tmp_path / "alone-0", tmp_path / "alone-1"]
     given = [token for token in joined(tmp_path, *JOB) if not token.startswith("distributed=")]
-    start_on(1, [Start(run, [*given, f"seed={seed}"]) for seed, run in enumerate(alone)], tmp_path / "meet")
+    start_on(
+        1,
+        [Start(run, [*given, f"seed={seed}"]) for seed, run in enumerate(alone)],
+        tmp_path / "meet",
+    )
     for job, one in zip(jobs, alone, strict=True):
         assert len(summary(job)["resumes"]) == 1
-        assert sorted(path.name for path in RunDir(job).logs.glob("rank-*")) == [f"rank-{n}.log" for n in (1, 2, 3)]
+        assert sorted(path.name for path in RunDir(job).logs.glob("rank-*")) == [
+            f"rank-{n}.log" for n in (1, 2, 3)
+        ]
         assert len(list(RunDir(job).checkpoint(STEPS).glob("model/shard-*"))) == 4
         assert batches(job) == batches(one)
         assert max(differences(one, job, ("train/loss", "eval/loss")).values()) <= 1e-6

@@ -25,11 +25,22 @@ STREAM = ["data.streaming=true", "data.shuffle_window=7"]
 GPT = [word for word in TINY_GPT if not word.startswith("data.")]
 CHATS = [
     *(word for word in GPT if not word.startswith("task.")),
-    *("task=sft", "data.max_length=64", "task.chat_template=chatml", "task.assistant_only_loss=true", "task.samples=0"),
+    *(
+        "task=sft",
+        "data.max_length=64",
+        "task.chat_template=chatml",
+        "task.assistant_only_loss=true",
+        "task.samples=0",
+    ),
 ]
 CASES = {
     "blocks": [*GPT, "data.max_length=16", *STREAM],
-    "rows": [*TINY_BERT, "task=sequence_classification", "model.config.hidden_dropout_prob=0.1", *STREAM],
+    "rows": [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "model.config.hidden_dropout_prob=0.1",
+        *STREAM,
+    ],
     "chats": CHATS,
     "chats-packed": [*CHATS, "task.packing=true"],
     "chats-streamed": [*CHATS, *STREAM],
@@ -37,7 +48,9 @@ CASES = {
 """An epoch of each ends in the middle of a step's micro-batches."""
 
 
-def start(case: str, folder: Path, kind: str, *more: str, stop_at: int | None = None, name: str = "") -> Start:
+def start(
+    case: str, folder: Path, kind: str, *more: str, stop_at: int | None = None, name: str = ""
+) -> Start:
     """A start of a case in a folder of its own; its data are written where they are not yet there."""
     chats = case.startswith("chats")
     parts = [folder / f"{case[:5]}-{part}.jsonl" for part in range(3)]
@@ -65,7 +78,9 @@ def same(one: Path, other: Path, tolerance: float = 1e-6) -> None:
 
 def compare(folder: Path, kinds: list[str], cases: list[str], *more: str) -> None:
     """Each of these cases on two ranks in each of these ways, and alone."""
-    start_on(2, [start(case, folder, kind, *more) for case in cases for kind in kinds], folder / "meet")
+    start_on(
+        2, [start(case, folder, kind, *more) for case in cases for kind in kinds], folder / "meet"
+    )
     start_on(1, [start(case, folder, "none", *more) for case in cases], folder)
     for case in cases:
         for kind in kinds:
@@ -86,7 +101,9 @@ def test_every_stream_and_chat_on_two_ranks(tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["blocks", "rows", "chats-streamed"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_stream_goes_on_with_other_ranks_and_workers(tmp_path: Path, kind: str, case: str) -> None:
+def test_a_stream_goes_on_with_other_ranks_and_workers(
+    tmp_path: Path, kind: str, case: str
+) -> None:
     """Begun on 2 ranks, gone on with alone and with workers, ended on 2 ranks with workers, in the second epoch."""
     start_on(1, [start(case, tmp_path, "none")], tmp_path)
     workers, moved = "training.dataloader_num_workers=2", "moved"

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,7 +38,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def small_model() -> nn.Module:
     """Uneven shapes, and one bias of a single element, so that a rank holds an empty shard."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 9), nn.LayerNorm(9), nn.Tanh(), nn.Linear(9, 1))
+    model = nn.Sequential(
+        nn.Embedding(11, 8), nn.Linear(8, 9), nn.LayerNorm(9), nn.Tanh(), nn.Linear(9, 1)
+    )
     return model.double()
 
 
@@ -55,7 +60,10 @@ def train(model: nn.Module, optimizer: Any, steps: range, part: slice) -> None:
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
     """As a layer-wise run would have: scales from the embedding up."""
-    return [{"params": [(n, p)], "lr_scale": 0.5 + 0.1 * i} for i, (n, p) in enumerate(model.named_parameters())]
+    return [
+        {"params": [(n, p)], "lr_scale": 0.5 + 0.1 * i}
+        for i, (n, p) in enumerate(model.named_parameters())
+    ]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -69,10 +77,16 @@ def sharded(model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def close(found: dict[str, Tensor], wanted: dict[str, Tensor], what: str, tolerance: float = 1e-11) -> None:
+def close(
+    found: dict[str, Tensor], wanted: dict[str, Tensor], what: str, tolerance: float = 1e-11
+) -> None:
     for name, value in wanted.items():
         torch.testing.assert_close(
-            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{what}, {name}: {text}"
+            found[name],
+            value,
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, name=name: f"{what}, {name}: {text}",
         )
 
 
@@ -133,7 +147,11 @@ def state_moves_between_shards_and_one_process(rank: int) -> None:
         loaded = case.build(groups(again), **options)
         load_named_state(loaded, tensors, meta)
         train(again, loaded, range(2, STEPS), part)
-        close({n: whole(p) for n, p in again.named_parameters()}, wanted, f"{case.name} by named state")
+        close(
+            {n: whole(p) for n, p in again.named_parameters()},
+            wanted,
+            f"{case.name} by named state",
+        )
 
         saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
         third = small_model()
@@ -142,7 +160,11 @@ def state_moves_between_shards_and_one_process(rank: int) -> None:
         restored = case.build(groups(third), **options)
         set_optimizer_state_dict(third, restored, saved)
         train(third, restored, range(2, STEPS), part)
-        close({n: whole(p) for n, p in third.named_parameters()}, wanted, f"{case.name} by torch's checkpoint")
+        close(
+            {n: whole(p) for n, p in third.named_parameters()},
+            wanted,
+            f"{case.name} by torch's checkpoint",
+        )
 
 
 def test_norms_are_global_in_one_collective(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>.+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<why>.+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S
+)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)\n.*?^\1$", re.M | re.S)
 
 
@@ -43,14 +45,25 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(ROOT).as_posix()
     return [
-        Block(name, text[: found.start("body")].count("\n") + 1, found["language"], found["body"], found["why"] or "")
+        Block(
+            name,
+            text[: found.start("body")].count("\n") + 1,
+            found["language"],
+            found["body"],
+            found["why"] or "",
+        )
         for found in _BLOCK.finditer(text)
     ]
 
 
 def commands(page: Path) -> list[Command]:
     """List the commands of a page's bash and console blocks, in order."""
-    return [command for block in blocks(page) if block.language in SHELLS for command in commands_of(block)]
+    return [
+        command
+        for block in blocks(page)
+        if block.language in SHELLS
+        for command in commands_of(block)
+    ]
 
 
 SHELLS = ("bash", "console", "sh")
@@ -69,7 +82,9 @@ def commands_of(block: Block) -> list[Command]:
         current: list[str] = []
         for token in [*lexer, ";"]:
             if token in (";", "&&", "||", "|", "&"):
-                while current and re.fullmatch(r"[A-Z_]+=.*", current[0]):  # set for this command alone
+                while current and re.fullmatch(
+                    r"[A-Z_]+=.*", current[0]
+                ):  # set for this command alone
                     current.pop(0)
                 if current:
                     found.append(Command(block.page, block.line, tuple(current), block.not_run))

@@ -29,7 +29,9 @@ def page() -> str:
         parts.append(f"## `{group}`{f': {meaning}' if meaning else ''}\n")
         for choice in choices:
             mark = " (default)" if choice == default else ""
-            parts.append(f"### `{group}={choice}`{mark}\n\n{_cell(reference.head(group, choice))}\n")
+            parts.append(
+                f"### `{group}={choice}`{mark}\n\n{_cell(reference.head(group, choice))}\n"
+            )
             rows = reference.entries(group, choice)
             parts.append(_table(rows) if rows else "")
     return "\n".join(part for part in parts if part)
@@ -39,7 +41,9 @@ def _table(entries: Iterable[Entry]) -> str:
     lines = ["| key | default | type | meaning |", "| --- | --- | --- | --- |"]
     for each in entries:
         shown = f"`{_cell(each.default, code=True)}`"
-        lines.append(f"| `{each.key}` | {shown} | {_cell(each.type, code=True)} | {_cell(each.meaning)} |")
+        lines.append(
+            f"| `{each.key}` | {shown} | {_cell(each.type, code=True)} | {_cell(each.meaning)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

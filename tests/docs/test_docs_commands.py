@@ -49,7 +49,9 @@ def test_every_command_stands_in_a_block_that_is_found() -> None:
 
 
 @pytest.mark.parametrize("found", pages(run=False))
-def test_every_command_is_one(found: list[Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_is_one(
+    found: list[Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for command in found:
         program, *arguments = command.arguments
@@ -63,8 +65,15 @@ def test_every_command_is_one(found: list[Command], tmp_path: Path, monkeypatch:
         elif program == "python":
             _is_module_or_file(command, arguments)
         elif program == "pip":
-            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            asked = [name for one in arguments for group in re.findall(r"\[(.*?)\]", one) for name in group.split(",")]
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+                "optional-dependencies"
+            ]
+            asked = [
+                name
+                for one in arguments
+                for group in re.findall(r"\[(.*?)\]", one)
+                for name in group.split(",")
+            ]
             assert set(asked) <= set(extras), command
         else:
             assert program in HARMLESS, f"{command}: say in this test how it is checked"
@@ -77,7 +86,9 @@ def _composes(command: Command, arguments: list[str]) -> None:
         assert arguments[0] in VERBS, command
         if arguments[0] not in ("explain", "certify"):
             return
-        arguments = [one for one in overrides if not one.startswith("dialect=")]  # the verb's own key
+        arguments = [
+            one for one in overrides if not one.startswith("dialect=")
+        ]  # the verb's own key
     if "-m" in arguments:  # Hydra composes no sweep: one of its jobs, what is searched left out
         arguments = [
             one
@@ -87,7 +98,9 @@ def _composes(command: Command, arguments: list[str]) -> None:
     arguments = [
         one
         for one in arguments
-        if not one.startswith(("resume=", "branch_", "lr=auto", "lr_from=", "widths=", "depths=", "seeds="))
+        if not one.startswith(
+            ("resume=", "branch_", "lr=auto", "lr_from=", "widths=", "depths=", "seeds=")
+        )
     ]  # no run, no trunk, no sweep; keys of certify transfer
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
@@ -103,7 +116,9 @@ def _is_module_or_file(command: Command, arguments: list[str]) -> None:
 
 def test_what_a_page_says_that_comes_out_is_compared_with_what_does() -> None:
     quoting = {block.page for page in PAGES for block in blocks(page) if block.language == "text"}
-    assert quoting <= {"docs/quickstart.md"}, "its own test compares; let one of these pages compare, too"
+    assert quoting <= {"docs/quickstart.md"}, (
+        "its own test compares; let one of these pages compare, too"
+    )
 
 
 @pytest.mark.parametrize("found", pages(run=False))
@@ -111,7 +126,11 @@ def test_a_sweep_gives_each_optimizer_learning_rates_around_its_own(found: list[
     """One that is ten times too low or too high makes any optimizer the loser."""
     for command in found:
         given = dict(one.split("=", 1) for one in command.arguments if "=" in one)
-        own = {key.split(".")[1]: value for key, value in given.items() if re.fullmatch(r"search\.\w+\.lr", key)}
+        own = {
+            key.split(".")[1]: value
+            for key, value in given.items()
+            if re.fullmatch(r"search\.\w+\.lr", key)
+        }
         grids = dict.fromkeys(given.get("optimizer", "adamw").split(","), given.get("lr", "")) | own
         if "-m" not in command.arguments:
             continue
@@ -120,7 +139,9 @@ def test_a_sweep_gives_each_optimizer_learning_rates_around_its_own(found: list[
                 continue  # of a page's own plugin
             rates = [float(rate) for rate in re.findall(r"\d[\d.]*(?:e-?\d+)?", grid)]
             lr = default_values("optimizer", name)["default_lr"]
-            assert not rates or min(rates) / 2 <= lr <= 2 * max(rates), f"{command}: {name}, whose default is {lr}"
+            assert not rates or min(rates) / 2 <= lr <= 2 * max(rates), (
+                f"{command}: {name}, whose default is {lr}"
+            )
 
 
 @pytest.fixture
@@ -141,20 +162,37 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             csv.with_suffix(".tsv").write_text(csv.read_text().replace(",", "\t"))
         shutil.copy(write_text(folder, 150), "my.txt")
         shutil.copy("my.txt", "shakespeare.txt")
-        rows = [{"text": sentence(n), "endings": [sentence(n + 1), sentence(n + 2)], "label": n % 2} for n in range(60)]
+        rows = [
+            {"text": sentence(n), "endings": [sentence(n + 1), sentence(n + 2)], "label": n % 2}
+            for n in range(60)
+        ]
         Path("endings.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-        topics = [{"text": sentence(n), "label": ["even"] * (n % 2 == 0) + ["third"] * (n % 3 == 0)} for n in range(60)]
+        topics = [
+            {"text": sentence(n), "label": ["even"] * (n % 2 == 0) + ["third"] * (n % 3 == 0)}
+            for n in range(60)
+        ]
         Path("topics.jsonl").write_text("\n".join(map(json.dumps, topics)) + "\n")
         shutil.copy("train.csv", "reviews.csv")
         pairs = [{"anchor": sentence(n), "positive": sentence(n + 60)} for n in range(60)]
         Path("pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
-        Path("reviews.txt").write_text("\n".join(f"{n % 2} | {sentence(n)}" for n in range(60)) + "\n")
-        tiny = ["data=files", "data.train=my.txt", *(f"{key}={value}" for key, value in SMALL.items())]
+        Path("reviews.txt").write_text(
+            "\n".join(f"{n % 2} | {sentence(n)}" for n in range(60)) + "\n"
+        )
+        tiny = [
+            "data=files",
+            "data.train=my.txt",
+            *(f"{key}={value}" for key, value in SMALL.items()),
+        ]
         assert optrun(*tiny, f"hydra.run.dir={RUN}") == 0
         with pytest.MonkeyPatch.context() as patch:
             fork_jobs(patch)
             assert optrun("-m", "lr=1e-3,2e-3", *tiny, f"hydra.sweep.dir={SWEEP}") == 0
-        classes = ["task=sequence_classification", "model=bert_tiny", "data=files", "data.train=train.csv"]
+        classes = [
+            "task=sequence_classification",
+            "model=bert_tiny",
+            "data=files",
+            "data.train=train.csv",
+        ]
         assert optrun(*classes, "training.max_steps=1", "hydra.run.dir=classifier") == 0
         for model in ("MODEL", "sentence-transformers/all-MiniLM-L6-v2"):
             shutil.copytree("classifier/model", model)
@@ -166,7 +204,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("found", pages(run=True))
 def test_every_command_runs(
-    found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch, forked_jobs: None, no_pictures: None
+    found: list[Command],
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_jobs: None,
+    no_pictures: None,
 ) -> None:
     monkeypatch.chdir(workplace)
     few = stdlib.stdlib_files()[::20]  # the tokens of all of them take seconds
@@ -176,9 +218,13 @@ def test_every_command_runs(
             Path(name[1]).write_text(block.body)
     for command in found:
         program, *arguments = command.arguments
-        if program != "optrun" or command.not_run or arguments[:1] == ["certify"]:  # tests/faults/test_kills.py
+        if (
+            program != "optrun" or command.not_run or arguments[:1] == ["certify"]
+        ):  # tests/faults/test_kills.py
             continue
-        if {"--plugin", "distributed=ddp"} & set(arguments):  # what it registers stays in that process; ranks
+        if {"--plugin", "distributed=ddp"} & set(
+            arguments
+        ):  # what it registers stays in that process; ranks
             done = optrun_preloaded(*small(arguments), cwd=workplace)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
         else:
@@ -188,7 +234,11 @@ def test_every_command_runs(
 
 def small(arguments: list[str]) -> list[str]:
     """The same command on the files of the test, with few steps and two jobs."""
-    places = {"outputs/sweeps/DATE/TIME": SWEEP, "outputs/DATE/TIME": RUN, "resume=RUN_DIR": "resume=latest"}
+    places = {
+        "outputs/sweeps/DATE/TIME": SWEEP,
+        "outputs/DATE/TIME": RUN,
+        "resume=RUN_DIR": "resume=latest",
+    }
     places["seeds=5-9"] = "seeds=5-7"
     for name, path in places.items():
         arguments = [one.replace(name, path) for one in arguments]
@@ -198,9 +248,15 @@ def small(arguments: list[str]) -> list[str]:
     resumed = any(one.startswith("resume=") for one in arguments)
     branches = any(one.startswith("branch_from=") for one in arguments)
     resumed |= branches
-    put = {} if resumed and not any(one.startswith("training.max_steps=") for one in arguments) else dict(SMALL)
+    put = (
+        {}
+        if resumed and not any(one.startswith("training.max_steps=") for one in arguments)
+        else dict(SMALL)
+    )
     if resumed and put:
-        put = {"training.max_steps": "8" if branches else "4"}  # beyond the trunk, which another command resumed
+        put = {
+            "training.max_steps": "8" if branches else "4"
+        }  # beyond the trunk, which another command resumed
     if "distributed=ddp" in arguments:  # its ranks find the whole library, not a test's
         put |= {"data": "files", "data.train": "my.txt"}
     kept = [one for one in arguments if one.partition("=")[0] not in put]

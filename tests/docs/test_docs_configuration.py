@@ -8,7 +8,9 @@ from tests.docs import configuration
 
 def test_the_reference_is_of_today() -> None:
     written = configuration.PAGE.read_text(encoding="utf-8")
-    assert written == configuration.page(), "`make docs` writes docs/reference/configuration.md anew"
+    assert written == configuration.page(), (
+        "`make docs` writes docs/reference/configuration.md anew"
+    )
 
 
 def test_every_key_of_every_choice_has_a_row() -> None:

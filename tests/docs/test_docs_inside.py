@@ -37,19 +37,26 @@ def inserted(text: str, new: list[str], before: str) -> str:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("copy")
     for name in ("optrun", "conf", "recipes"):
-        shutil.copytree(ROOT / name, there / name)  # with what is compiled, which goes by the files' dates
+        shutil.copytree(
+            ROOT / name, there / name
+        )  # with what is compiled, which goes by the files' dates
     touched = set()
     for block in blocks(ROOT / PAGE):
         first, *code = block.body.splitlines()
         name, _, where = first.removeprefix("# ").partition(": ")
         path = there / name
-        path.write_text(inserted(path.read_text(), code, BEFORE[name]) if where else "\n".join(code) + "\n")
+        path.write_text(
+            inserted(path.read_text(), code, BEFORE[name]) if where else "\n".join(code) + "\n"
+        )
         touched.add(name)
     assert len(touched) == 6
     return there
 
 
-ROWS = "".join(f"[{n}]\ntext = a {('good', 'bad')[n % 2]} film\nlabel = {('pos', 'neg')[n % 2]}\n\n" for n in range(20))
+ROWS = "".join(
+    f"[{n}]\ntext = a {('good', 'bad')[n % 2]} film\nlabel = {('pos', 'neg')[n % 2]}\n\n"
+    for n in range(20)
+)
 LINES = {
     "train": "training.weight_norm=true training.max_steps=2 training.logging_steps=1 data.max_eval_examples=8 "
     f"data=files data.train=corpus.txt hydra.run.dir=run {' '.join(TINY_GPT)}",
@@ -62,7 +69,8 @@ LINES = {
     "a proposal": "start films.ini",
     "a broken file": "data=files task=sequence_classification model=bert_tiny data.train=broken.ini",
 }
-"""What is typed, one after another in one process, which has torch but takes optrun from the copy."""
+"""What is typed, one after another in one process, which has torch but takes optrun from the copy.
+"""
 ONE_BY_ONE = """
 import contextlib, io, json, sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "optrun"]:
@@ -87,7 +95,9 @@ def said(copy: Path) -> dict[str, tuple[int, str]]:
     (copy / "films.ini").write_text(ROWS)
     (copy / "broken.ini").write_text("text = without a section\n")
     (copy / "one_by_one.py").write_text(ONE_BY_ONE)
-    done = optrun_preloaded(json.dumps(LINES), cwd=copy, env={"PYTHONPATH": str(copy)}, module="one_by_one")
+    done = optrun_preloaded(
+        json.dumps(LINES), cwd=copy, env={"PYTHONPATH": str(copy)}, module="one_by_one"
+    )
     assert done.returncode == 0, done.stderr
     *lines, ran = done.stdout.splitlines()
     assert ran == str(copy / "optrun" / "cli" / "main.py")
@@ -99,7 +109,9 @@ def test_a_verb_and_a_key(copy: Path, said: dict[str, tuple[int, str]]) -> None:
     assert said["train"][0] == 0, said["train"]
     lines = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["train/weight_norm"] > 1 for line in lines if "train/loss" in line)
-    best = json.loads((copy / "run" / "summary.json").read_text())["metrics"]["best"]["eval/loss"]["value"]
+    best = json.loads((copy / "run" / "summary.json").read_text())["metrics"]["best"]["eval/loss"][
+        "value"
+    ]
     assert said["best"] == (0, f"run: {best:.4f}\n")
     code, text = said["help"]
     assert (code, "optrun best RUN_DIR [RUN_DIR ...]" in text) == (0, True)

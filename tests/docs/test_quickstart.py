@@ -28,7 +28,9 @@ def makes_sense(sweep: Path) -> str:
     """
     with (sweep / "report.csv").open() as file:
         rows = list(csv.DictReader(file))
-    winner = next(row["contender"] for row in rows if row["rank"] == "1")  # the first named of those that share it
+    winner = next(
+        row["contender"] for row in rows if row["rank"] == "1"
+    )  # the first named of those that share it
     first = [row for row in rows if row["contender"] == winner]
     for run in (sweep / row["run"] for row in first):
         found = re.search(r"\beval +\d+ examples.*", (run / "optrun.log").read_text())
@@ -56,7 +58,11 @@ def test_quickstart(tmp_path: Path) -> None:
             winner = makes_sense(tmp_path / sweep)
             assert f" {winner} " in said.partition("no difference")[0]
     assert said.strip() in ("good", "bad")
-    for name in ("outputs/first/model/README.md", "outputs/sweeps/first/report.html", "my-model/model.safetensors"):
+    for name in (
+        "outputs/first/model/README.md",
+        "outputs/sweeps/first/report.html",
+        "my-model/model.safetensors",
+    ):
         assert (tmp_path / name).is_file(), name
 
 

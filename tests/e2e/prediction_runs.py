@@ -21,13 +21,19 @@ def rows_of(task: str, count: int = 24) -> list[dict[str, Any]]:
     """Training rows of a task."""
     if task == "token_classification":
         return [
-            {"tokens": sentence(n).split(), "labels": [TAGS[(n + k) % 4] for k in range(len(sentence(n).split()))]}
+            {
+                "tokens": sentence(n).split(),
+                "labels": [TAGS[(n + k) % 4] for k in range(len(sentence(n).split()))],
+            }
             for n in range(count)
         ]
     if task == "seq2seq_lm":
         return [{"text": sentence(n), "target": sentence(n + 1)} for n in range(count)]
     if task == "pairs":
-        return [{"a": sentence(n), "b": sentence(n + 5), "label": f"class {n % 3}"} for n in range(count)]
+        return [
+            {"a": sentence(n), "b": sentence(n + 5), "label": f"class {n % 3}"}
+            for n in range(count)
+        ]
     if task == "regression":
         return [{"text": sentence(n), "label": len(sentence(n)) / 10} for n in range(count)]
     return [{"text": sentence(n)} for n in range(count)]
@@ -36,21 +42,44 @@ def rows_of(task: str, count: int = 24) -> list[dict[str, Any]]:
 WORDS: dict[str, list[str]] = {
     "sequence_classification": [*TINY_BERT, "task=sequence_classification"],
     "regression": [*TINY_BERT, "task=sequence_classification", "task.problem_type=regression"],
-    "pairs": [*TINY_BERT, "task=sequence_classification", "data.text_column=a", "data.text_pair_column=b"],
+    "pairs": [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data.text_column=a",
+        "data.text_pair_column=b",
+    ],
     "token_classification": [*TINY_BERT, "task=token_classification"],
     "masked_lm": [*TINY_BERT, "task=masked_lm", "task.packing=false"],
-    "causal_lm": [*TINY_GPT[:-2], "data.max_length=32", "task.sample_tokens=0", "task.packing=false"],
+    "causal_lm": [
+        *TINY_GPT[:-2],
+        "data.max_length=32",
+        "task.sample_tokens=0",
+        "task.packing=false",
+    ],
     "seq2seq_lm": [
-        "task=seq2seq_lm", "model=from_config", "model.model_type=t5", "model.config.d_model=16", "model.config.d_kv=8",
-        "model.config.d_ff=32", "model.config.num_layers=1", "model.config.num_heads=2", "model.vocab_size=320",
+        "task=seq2seq_lm",
+        "model=from_config",
+        "model.model_type=t5",
+        "model.config.d_model=16",
+        "model.config.d_kv=8",
+        "model.config.d_ff=32",
+        "model.config.num_layers=1",
+        "model.config.num_heads=2",
+        "model.vocab_size=320",
         "task.max_target_length=12",
     ],
     "image_classification": [
-        "task=image_classification", "data=digits", "model=vit_tiny", "model.config.hidden_size=16",
-        "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2", "model.config.intermediate_size=32",
-        "data.max_train_examples=32", "data.max_eval_examples=8",
+        "task=image_classification",
+        "data=digits",
+        "model=vit_tiny",
+        "model.config.hidden_size=16",
+        "model.config.num_hidden_layers=1",
+        "model.config.num_attention_heads=2",
+        "model.config.intermediate_size=32",
+        "data.max_train_examples=32",
+        "data.max_eval_examples=8",
     ],
-}  # fmt: skip
+}
 
 
 def train(task: str, folder: Path) -> Path:

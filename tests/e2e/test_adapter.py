@@ -14,7 +14,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.faults.runs import cut
-from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
+from tests.running import (
+    TINY_BERT,
+    TINY_GPT,
+    optrun,
+    records,
+    state,
+    summary,
+    tensors,
+    write_labelled,
+    write_text,
+)
 
 TASK = ["task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=32"]
 BASE = ["model=pretrained", "model.path=encoder/model"]
@@ -35,7 +45,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words += ["data.max_length=32", "training.max_steps=1", "checkpoint=none"]
         assert optrun(*words, "hydra.run.dir=encoder") == 0
         weights = Path(shutil.copytree("encoder", "other"), "model", "model.safetensors")
-        save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+        save_file(
+            {name: tensor * 1.5 for name, tensor in load_file(weights).items()},
+            weights,
+            {"format": "pt"},
+        )
         assert optrun(*LORA, FOUR, "hydra.run.dir=run") == 0
     return folder
 
@@ -59,11 +73,18 @@ def test_checkpoints_hold_the_adapter_alone(place: Path) -> None:
     held = load_file("run/checkpoints/step-00000004/model.safetensors")
     assert all(".lora_" in name or ".modules_to_save.default." in name for name in held)
     facts = state(Path("run"), 4)["adapter"]
-    assert set(facts["modules_to_save"]) == {"classifier", "bert.pooler.dense"}  # the base had neither
+    assert set(facts["modules_to_save"]) == {
+        "classifier",
+        "bert.pooler.dense",
+    }  # the base had neither
     assert "bert.encoder.layer.1.output.dense" in facts["target_modules"]
     assert set(state(Path("run"), 4)["trainable"]) == held.keys()
     told = summary(Path("run"))["model"]
-    assert told["trainable_parameters"] == sum(tensor.numel() for tensor in held.values()) < told["parameters"] / 2
+    assert (
+        told["trainable_parameters"]
+        == sum(tensor.numel() for tensor in held.values())
+        < told["parameters"] / 2
+    )
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(place: Path) -> None:
@@ -73,7 +94,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(place: Path) -> None:
     assert records(Path("resumed"))[-1] == records(Path("run"))[-1]
 
 
-def test_an_evaluation_finds_the_frozen_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_finds_the_frozen_base(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The base of the run's end is the one on the disk: else the loss would be another."""
     last = [record for record in records(Path("run")) if "eval/loss" in record][-1]
     capsys.readouterr()
@@ -82,31 +105,52 @@ def test_an_evaluation_finds_the_frozen_base(place: Path, capsys: pytest.Capture
     assert found["eval/loss"] == last["eval/loss"]
     assert optrun("evaluate", "run", "model.path=other/model") == 2
     said = capsys.readouterr().err
-    assert all(fact in said for fact in ("model.path=other/model (it was model.path=encoder/model)", "digest")), said
+    assert all(
+        fact in said
+        for fact in ("model.path=other/model (it was model.path=encoder/model)", "digest")
+    ), said
 
 
-def test_exports_load_in_peft_and_in_transformers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exports_load_in_peft_and_in_transformers(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import peft
 
     assert optrun("export", "run", "adapter") == 0
     assert "peft.PeftModel.from_pretrained" in capsys.readouterr().out
     assert optrun("export", "run", "merged", "merge=true") == 0
-    base = transformers.AutoModelForSequenceClassification.from_pretrained("encoder/model", num_labels=2)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        "encoder/model", num_labels=2
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names of transformers' that will be others
         model = peft.PeftModel.from_pretrained(base, "adapter")
     merged = transformers.AutoModelForSequenceClassification.from_pretrained("merged")
-    torch.testing.assert_close(logits(merged, "merged"), logits(model, "adapter"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        logits(merged, "merged"), logits(model, "adapter"), rtol=1e-5, atol=1e-6
+    )
     assert merged.config.id2label == {0: "even", 1: "odd"}
     for folder in ("adapter", "run/model"):
         held = load_file(f"{folder}/adapter_model.safetensors")
         saved = load_file("run/checkpoints/step-00000004/model.safetensors")
-        assert sorted(map(tuple, (tensor.flatten().tolist() for tensor in held.values()))) == sorted(
-            map(tuple, (tensor.flatten().tolist() for tensor in saved.values()))
-        )
+        assert sorted(
+            map(tuple, (tensor.flatten().tolist() for tensor in held.values()))
+        ) == sorted(map(tuple, (tensor.flatten().tolist() for tensor in saved.values())))
         card = Path(folder, "README.md").read_text()
-        assert all(line in card for line in ("library_name: peft", "PeftModel.from_pretrained(base, folder)"))
-    assert optrun(*TASK, "model=pretrained", "model.path=merged", "training.max_steps=1", "hydra.run.dir=next") == 0
+        assert all(
+            line in card
+            for line in ("library_name: peft", "PeftModel.from_pretrained(base, folder)")
+        )
+    assert (
+        optrun(
+            *TASK,
+            "model=pretrained",
+            "model.path=merged",
+            "training.max_steps=1",
+            "hydra.run.dir=next",
+        )
+        == 0
+    )
 
 
 def test_a_branch_goes_on_with_the_adapter(place: Path) -> None:
@@ -117,8 +161,16 @@ def test_a_branch_goes_on_with_the_adapter(place: Path) -> None:
     assert tensors(Path("branch"), 2) == before
 
 
-def test_from_scratch_the_model_is_published_merged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*TINY_GPT, "data=files", f"data.train={place / 'corpus.txt'}", "adapter=lora", "training.max_steps=2"]
+def test_from_scratch_the_model_is_published_merged(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *TINY_GPT,
+        "data=files",
+        f"data.train={place / 'corpus.txt'}",
+        "adapter=lora",
+        "training.max_steps=2",
+    ]
     assert optrun(*words, "checkpoint.save_steps=2", "hydra.run.dir=gpt") == 0
     assert "what adapter=lora freezes is random" in capsys.readouterr().out
     published = load_file("gpt/model/model.safetensors")
@@ -131,11 +183,16 @@ def test_from_scratch_the_model_is_published_merged(place: Path, capsys: pytest.
 
 
 EXPERTS = [
-    "model=from_config", "model.model_type=qwen3_moe", "model.vocab_size=320", "task.sample_tokens=0",
+    "model=from_config",
+    "model.model_type=qwen3_moe",
+    "model.vocab_size=320",
+    "task.sample_tokens=0",
     "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, "
     "intermediate_size: 32, moe_intermediate_size: 24, num_experts: 4, num_experts_per_tok: 2}",
-    "data=files", "data.train=corpus.txt", "data.max_length=32",
-]  # fmt: skip
+    "data=files",
+    "data.train=corpus.txt",
+    "data.max_length=32",
+]
 
 
 def test_stacked_experts_from_a_start_to_an_export(place: Path) -> None:
@@ -143,8 +200,17 @@ def test_stacked_experts_from_a_start_to_an_export(place: Path) -> None:
     import peft
 
     assert optrun(*EXPERTS, "training.max_steps=1", "checkpoint=none", "hydra.run.dir=moe") == 0
-    words = [*EXPERTS[5:], "task.sample_tokens=0", "model=pretrained", "model.path=moe/model", "adapter=lora"]
-    words += ["adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]", *FULL[6:]]
+    words = [
+        *EXPERTS[5:],
+        "task.sample_tokens=0",
+        "model=pretrained",
+        "model.path=moe/model",
+        "adapter=lora",
+    ]
+    words += [
+        "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]",
+        *FULL[6:],
+    ]
     assert optrun("explain", *words) == 0
     assert optrun(*words, FOUR, "hydra.run.dir=experts") == 0
     cut("experts", "stopped", 2)
@@ -152,10 +218,18 @@ def test_stacked_experts_from_a_start_to_an_export(place: Path) -> None:
     assert tensors(Path("stopped"), 4) == tensors(Path("experts"), 4)
     assert records(Path("stopped"))[-1] == records(Path("experts"))[-1]
     facts = state(Path("experts"), 4)["adapter"]["target_parameters"]
-    assert facts == [f"model.layers.{at}.mlp.experts.{name}" for at in (0, 1) for name in ("down_proj", "gate_up_proj")]
-    before, after = (load_file(f"experts/checkpoints/step-0000000{at}/model.safetensors") for at in (2, 4))
+    assert facts == [
+        f"model.layers.{at}.mlp.experts.{name}"
+        for at in (0, 1)
+        for name in ("down_proj", "gate_up_proj")
+    ]
+    before, after = (
+        load_file(f"experts/checkpoints/step-0000000{at}/model.safetensors") for at in (2, 4)
+    )
     assert sum("mlp.experts" in name for name in after) == 8
-    assert not [name for name in after if torch.equal(before[name], after[name])], "every factor trains"
+    assert not [name for name in after if torch.equal(before[name], after[name])], (
+        "every factor trains"
+    )
     assert optrun("export", "experts", "experts-alone") == 0
     assert optrun("export", "experts", "experts-merged", "merge=true") == 0
     kind = transformers.AutoModelForCausalLM
@@ -176,7 +250,9 @@ MASTERS = [*FULL, "optimizer=lamb", "optimizer.master_weights=true"]
 
 
 @pytest.mark.parametrize(("name", "words"), [("factors", LORA), ("masters", MASTERS)])
-def test_weights_of_16_bits(name: str, words: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_of_16_bits(
+    name: str, words: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What trains is float32, factors or copies; a stopped run is the straight one; others load what it made."""
     assert optrun(*words, *HALF, FOUR, f"hydra.run.dir={name}") == 0
     cut(name, f"{name}-stopped", 2)
@@ -184,16 +260,27 @@ def test_weights_of_16_bits(name: str, words: list[str], place: Path, capsys: py
     folder = Path(name, "checkpoints", "step-00000004")
     for file in ("model.safetensors", "optimizer.safetensors"):
         other = load_file(Path(f"{name}-stopped") / folder.relative_to(name) / file)
-        assert all(torch.equal(tensor, other[key]) for key, tensor in load_file(folder / file).items())
+        assert all(
+            torch.equal(tensor, other[key]) for key, tensor in load_file(folder / file).items()
+        )
     held = {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()}
     assert held == {torch.float32 if name == "factors" else torch.bfloat16}
-    assert {tensor.dtype for tensor in load_file(folder / "optimizer.safetensors").values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load_file(folder / "optimizer.safetensors").values()} == {
+        torch.float32
+    }
     capsys.readouterr()
     assert optrun("evaluate", name, "--json") == 0
     found = json.loads(capsys.readouterr().out)["eval/loss"]
-    assert found == [record for record in records(Path(name)) if "eval/loss" in record][-1]["eval/loss"]
-    assert optrun("export", name, f"{name}-whole", *(["merge=true"] if name == "factors" else [])) == 0
-    assert torch.bfloat16 in {tensor.dtype for tensor in load_file(f"{name}-whole/model.safetensors").values()}
+    assert (
+        found
+        == [record for record in records(Path(name)) if "eval/loss" in record][-1]["eval/loss"]
+    )
+    assert (
+        optrun("export", name, f"{name}-whole", *(["merge=true"] if name == "factors" else [])) == 0
+    )
+    assert torch.bfloat16 in {
+        tensor.dtype for tensor in load_file(f"{name}-whole/model.safetensors").values()
+    }
 
 
 WRONG = [
@@ -205,32 +292,82 @@ WRONG = [
     (["lora_r=8"], ["lora_r", "adapter=lora adapter.r=VALUE"]),
     (["load_in_4bit=true"], ["load_in_4bit", "model.quantization=4bit"]),
     (["model.quantization=4bit"], ["model.quantization", "belongs to model=pretrained"]),
-    ([*FULL, "model.quantization=4bit"], ["model.quantization=4bit", "null with adapter=none", "adapter=lora"]),
+    (
+        [*FULL, "model.quantization=4bit"],
+        ["model.quantization=4bit", "null with adapter=none", "adapter=lora"],
+    ),
     ([*LORA, "model.quantization=3bit"], ["model.quantization=3bit", "4bit, 8bit, or null"]),
-    ([*LORA, "model.quantization=4bit", "model.bnb_4bit_quant_type=int4"], ["int4", "one of nf4, fp4"]),
-    ([*LORA, "model.bnb_4bit_quant_type=fp4"], ["model.bnb_4bit_quant_type=fp4", "model.quantization=4bit alone"]),
+    (
+        [*LORA, "model.quantization=4bit", "model.bnb_4bit_quant_type=int4"],
+        ["int4", "one of nf4, fp4"],
+    ),
+    (
+        [*LORA, "model.bnb_4bit_quant_type=fp4"],
+        ["model.bnb_4bit_quant_type=fp4", "model.quantization=4bit alone"],
+    ),
     (
         [*LORA, "model.quantization=8bit", "model.bnb_4bit_use_double_quant=true"],
         ["model.bnb_4bit_use_double_quant=true", "model.quantization=4bit alone"],
     ),
     (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
-    ([*LORA, "model.quantization=4bit", "distributed=fsdp"], ["model.quantization=4bit", "null with distributed=fsdp"]),
-    ([*LORA, "adapter.target_modules=[qury]"], ["adapter.target_modules=['qury']", "Did you mean query?"]),
-    ([*LORA, "adapter.modules_to_save=[clasifier]"], ["adapter.modules_to_save", "clasifier", "mean classifier?"]),
-    ([*LORA, "adapter.modules_to_save=[]"], ["is not in the model's weights", "leave adapter.modules_to_save null"]),
+    (
+        [*LORA, "model.quantization=4bit", "distributed=fsdp"],
+        ["model.quantization=4bit", "null with distributed=fsdp"],
+    ),
+    (
+        [*LORA, "adapter.target_modules=[qury]"],
+        ["adapter.target_modules=['qury']", "Did you mean query?"],
+    ),
+    (
+        [*LORA, "adapter.modules_to_save=[clasifier]"],
+        ["adapter.modules_to_save", "clasifier", "mean classifier?"],
+    ),
+    (
+        [*LORA, "adapter.modules_to_save=[]"],
+        ["is not in the model's weights", "leave adapter.modules_to_save null"],
+    ),
     ([*LORA, "optimizer=muon"], ["optimizer=muon", "factors of a LoRA", "nothing is left"]),
     ([*TASK, "model=pretrained", "model.path=run/model"], ["an adapter (peft)", "merge=true"]),
-    ([*TASK, "model=pretrained", "model.path=run"], ["a run with an adapter", "optrun export run DIR merge=true"]),
-    (["resume=run", "adapter=none", "training.max_steps=6"], ["adapter=none", "holds an adapter (lora)"]),
-    (["resume=run", "adapter.r=4", "training.max_steps=6"], ["adapter.r=4", "lora_A", "shape (8, 32)"]),
-    (["resume=run", "model.path=other/model", "training.max_steps=6"], ["model.path=other/model (it was", "digest"]),
-    (["resume=full", "adapter=lora", "training.max_steps=6"], ["adapter=lora", "trained all weights", "optrun export"]),
-    (["branch_from=full", "adapter=lora", "training.max_steps=6"], ["adapter=lora", "trained all weights"]),
+    (
+        [*TASK, "model=pretrained", "model.path=run"],
+        ["a run with an adapter", "optrun export run DIR merge=true"],
+    ),
+    (
+        ["resume=run", "adapter=none", "training.max_steps=6"],
+        ["adapter=none", "holds an adapter (lora)"],
+    ),
+    (
+        ["resume=run", "adapter.r=4", "training.max_steps=6"],
+        ["adapter.r=4", "lora_A", "shape (8, 32)"],
+    ),
+    (
+        ["resume=run", "model.path=other/model", "training.max_steps=6"],
+        ["model.path=other/model (it was", "digest"],
+    ),
+    (
+        ["resume=full", "adapter=lora", "training.max_steps=6"],
+        ["adapter=lora", "trained all weights", "optrun export"],
+    ),
+    (
+        ["branch_from=full", "adapter=lora", "training.max_steps=6"],
+        ["adapter=lora", "trained all weights"],
+    ),
     (["model.dtype=float16"], ["model.dtype=float16", "float32, bfloat16"]),
     (["model.dtype=bfloat16"], ["training.precision=fp32", "bf16 with model.dtype=bfloat16"]),
-    (HALF, ["model.dtype=bfloat16", "optimizer=adamw", "optimizer=lamb optimizer.master_weights=true", "adapter=lora"]),
+    (
+        HALF,
+        [
+            "model.dtype=bfloat16",
+            "optimizer=adamw",
+            "optimizer=lamb optimizer.master_weights=true",
+            "adapter=lora",
+        ],
+    ),
     ([*HALF, "optimizer=lamb"], ["optimizer=lamb", "Give optimizer.master_weights=true"]),
-    ([*HALF, "adapter=none", "distributed=fsdp"], ["distributed=fsdp", "distributed.param_dtype=bfloat16"]),
+    (
+        [*HALF, "adapter=none", "distributed=fsdp"],
+        ["distributed=fsdp", "distributed.param_dtype=bfloat16"],
+    ),
     (["export", "full", "to", "merge=true"], ["merge=true", "has no adapter"]),
     (["export", "run", "to", "merge=yes"], ["merge=yes", "true or false"]),
     (["export", "run", "to", "merg=true"], ["merg=true", "Did you mean merge?"]),
@@ -245,7 +382,9 @@ def full(made: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "facts"), WRONG, ids=lambda value: str(value)[-40:])
-def test_wrong(words: list[str], facts: list[str], place: Path, full: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong(
+    words: list[str], facts: list[str], place: Path, full: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = tensors(Path("run"), 4)
     capsys.readouterr()
     fresh = [] if words[0].startswith(("resume", "export")) else ["hydra.run.dir=wrong"]

@@ -22,7 +22,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "content"), [("json.csv", b'{"text":"a","label":"b"}\n'), ("parquet.csv", b"")])
+@pytest.mark.parametrize(
+    ("name", "content"), [("json.csv", b'{"text":"a","label":"b"}\n'), ("parquet.csv", b"")]
+)
 def test_a_file_that_is_called_otherwise(name: str, content: bytes) -> None:
     if content:
         Path(name).write_bytes(content)
@@ -40,8 +42,12 @@ def test_a_stream_that_is_no_utf8() -> None:
     with pytest.raises(ConfigError) as refused:
         open_stream("data.train", [Path("it's.jsonl")], 10, [])
     message = str(refused.value)
-    subprocess.run(["bash", "-c", message[message.index("iconv") :]], check=True, capture_output=True)
-    assert open_stream("data.train", [Path("utf8-it's.jsonl")], 10, [])[0] == {"text": "caf\u00e9, a"}
+    subprocess.run(
+        ["bash", "-c", message[message.index("iconv") :]], check=True, capture_output=True
+    )
+    assert open_stream("data.train", [Path("utf8-it's.jsonl")], 10, [])[0] == {
+        "text": "caf\u00e9, a"
+    }
 
 
 def test_folders_of_texts_beside_tables() -> None:
@@ -63,9 +69,19 @@ def test_a_table_of_paths_of_images(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     for number in range(8):
         Image.new("RGB", (32, 32), (30 * number, 0, 0)).save(f"mine/{number}.png")
-    Path("mine/images.csv").write_text("file,label\n" + "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(8)))
-    words = ["task=image_classification", "model=vit_tiny", "data=files", "data.train=mine/images.csv"]
+    Path("mine/images.csv").write_text(
+        "file,label\n" + "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(8))
+    )
+    words = [
+        "task=image_classification",
+        "model=vit_tiny",
+        "data=files",
+        "data.train=mine/images.csv",
+    ]
     words += ["training.max_steps=1", "training.per_device_train_batch_size=2"]
     assert optrun(*words) == 0
     assert "column file holds paths of images" in capsys.readouterr().out
-    assert optrun("task=sequence_classification", *TINY_BERT, *words[2:], "data.image_column=file") == 2
+    assert (
+        optrun("task=sequence_classification", *TINY_BERT, *words[2:], "data.image_column=file")
+        == 2
+    )

@@ -24,7 +24,12 @@ TASKS = {
     "multiple_choice": [*TINY_BERT, "task=multiple_choice"],
     "sft": [*TINY_GPT[:-2], "task=sft", "data.max_length=64", "task.chat_template=chatml"],
 }
-EVERY = ["training.eval_steps=2", "training.logging_steps=2", "training.per_device_train_batch_size=8", "lr=1e-2"]
+EVERY = [
+    "training.eval_steps=2",
+    "training.logging_steps=2",
+    "training.per_device_train_batch_size=8",
+    "lr=1e-2",
+]
 PROLONGED = ("sequence_classification", "causal_lm", "regression")
 COUNTED = ("step", "epoch", "time", "unscheduled")
 
@@ -36,10 +41,16 @@ def words_of(task: str, steps: int = 3) -> list[str]:
         return words
     rows = rows_of(task)
     if task == "multiple_choice":
-        rows = [{"text": sentence(n), "endings": [sentence(n + 1), "x"], "label": n % 2} for n in range(24)]
+        rows = [
+            {"text": sentence(n), "endings": [sentence(n + 1), "x"], "label": n % 2}
+            for n in range(24)
+        ]
     if task == "sft":
         turns = [(0, "user"), (1, "assistant")]
-        rows = [{"messages": [{"role": role, "content": sentence(n + k)} for k, role in turns]} for n in range(24)]
+        rows = [
+            {"messages": [{"role": role, "content": sentence(n + k)} for k, role in turns]}
+            for n in range(24)
+        ]
     labelled = task == "sequence_classification"
     return [
         *words,
@@ -78,7 +89,10 @@ def lines() -> list[dict[str, Any]]:
 
 def cells(text: str, bar: str) -> dict[str, list[str]]:
     """Rows of a table by their first cell."""
-    rows = [[cell.strip().replace("\\", "") for cell in line.split(bar)[1:-1]] for line in text.splitlines()]
+    rows = [
+        [cell.strip().replace("\\", "") for cell in line.split(bar)[1:-1]]
+        for line in text.splitlines()
+    ]
     return {row[0].removeprefix("eval/"): row[1:] for row in rows if len(row) == 4}
 
 
@@ -117,7 +131,9 @@ def agree(said: str) -> dict[str, Any]:
         held, short = told["metrics"]["best"][name], name.removeprefix("eval/")
         points = {line["step"]: line[name] for line in log if line["step"] and name in line}
         assert points[held["step"]] == held["value"]
-        if finite := [point for point in points.values() if isinstance(point, float) and math.isfinite(point)]:
+        if finite := [
+            point for point in points.values() if isinstance(point, float) and math.isfinite(point)
+        ]:
             assert held["value"] in (min(finite), max(finite))
         assert table[short] == [number(held["value"]), str(held["step"]), number(last[name])]
         assert rows[short] == [value(last[name]), value(held["value"]), str(held["step"])]
@@ -133,12 +149,17 @@ def agree(said: str) -> dict[str, Any]:
             for fact in (judged["eval_loss"], judged["before_training"], judged["train_loss"]):
                 assert number(fact) in text.replace("\\", "")
         assert (judged["step"], judged["eval_loss"]) == (told["global_step"], last[judged["loss"]])
-        assert (judged["before_training"], judged["train_loss"]) == (log[0][judged["loss"]], last["train/loss"])
+        assert (judged["before_training"], judged["train_loss"]) == (
+            log[0][judged["loss"]],
+            last["train/loss"],
+        )
     return told
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task(task: str, clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_task(
+    task: str, clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run on an idle machine; of some, whose best is the highest and the lowest, prolonged on a busy one."""
     assert optrun(*words_of(task)) == 0
     assert agree(capsys.readouterr().out)["global_step"] == 3
@@ -147,12 +168,19 @@ def test_every_task(task: str, clock: SimpleNamespace, here: Path, capsys: pytes
     clock.pace = 60.0
     assert optrun("resume=run", "training.max_steps=6") == 0
     assert agree(capsys.readouterr().out)["global_step"] == 6
-    assert "training.max_steps=6" in Path("run/model/README.md").read_text(), "the command that prolonged it"
+    assert "training.max_steps=6" in Path("run/model/README.md").read_text(), (
+        "the command that prolonged it"
+    )
 
 
-def test_a_run_that_ends_early(clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ends_early(
+    clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = words_of("sequence_classification", steps=40)
-    assert optrun(*words, "training.early_stopping_patience=1", "training.early_stopping_threshold=9") == 0
+    assert (
+        optrun(*words, "training.early_stopping_patience=1", "training.early_stopping_threshold=9")
+        == 0
+    )
     told = agree(capsys.readouterr().out)
     assert (told["global_step"], told["max_steps"]) == (4, 40)
     assert optrun("resume=run", "training.early_stopping_patience=2", "training.max_steps=50") == 0
@@ -160,7 +188,9 @@ def test_a_run_that_ends_early(clock: SimpleNamespace, here: Path, capsys: pytes
     assert (told["global_step"], told["max_steps"]) == (6, 50)
 
 
-def test_a_run_that_was_stopped(clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_stopped(
+    clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = words_of("causal_lm")
     for code in (75, 75, 0):
         assert optrun(*words, "training.max_seconds=1e-9", "resume=auto") == code

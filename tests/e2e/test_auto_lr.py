@@ -26,7 +26,10 @@ def words(folder: Path, *more: str) -> list[str]:
         "training.max_steps=2",
         "checkpoint=none",
     ]
-    return [word for word in given if not word.startswith(WIDTH)] + ["data.max_eval_examples=4", *more]
+    return [word for word in given if not word.startswith(WIDTH)] + [
+        "data.max_eval_examples=4",
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for lr in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2):
             for seed in (0, 1):
                 final = 3 + 0.2 * math.log(lr * width / 0.064) ** 2 + 0.01 * seed
-                run = write_run(folder / "sweep" / f"{width}-{lr}-{seed}", lr=lr, seed=seed, final=final, max_steps=2)
+                run = write_run(
+                    folder / "sweep" / f"{width}-{lr}-{seed}",
+                    lr=lr,
+                    seed=seed,
+                    final=final,
+                    max_steps=2,
+                )
                 (run / "config.yaml").write_text(yaml.safe_dump(values | {"lr": lr, "seed": seed}))
     return folder
 
@@ -56,9 +65,13 @@ def place(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_number_is_shown_and_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for width, how in ((32, "bottom of its basin"), (64, f"predicted for {WIDTH}=64")):
-        asked = words(place, f"{WIDTH}={width}", "lr=auto", "lr_from=sweep", f"hydra.run.dir=run-{width}")
+        asked = words(
+            place, f"{WIDTH}={width}", "lr=auto", "lr_from=sweep", f"hydra.run.dir=run-{width}"
+        )
         assert optrun(*asked, "training.eval_steps=1") == 0
-        shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("lr=auto: "))
+        shown = next(
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("lr=auto: ")
+        )
         config = yaml.safe_load(Path(f"run-{width}/config.yaml").read_text())
         assert config["lr"] == pytest.approx(0.064 / width, rel=0.02)
         assert config["lr_from"] == shown.removeprefix("lr=auto: ")
@@ -74,9 +87,13 @@ def test_the_number_is_shown_and_recorded(place: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_that_may_go_on_begins_with_the_number(place: Path) -> None:
-    asked = words(place, f"{WIDTH}=32", "lr=auto", "lr_from=sweep", "hydra.run.dir=run", "resume=auto")
+    asked = words(
+        place, f"{WIDTH}=32", "lr=auto", "lr_from=sweep", "hydra.run.dir=run", "resume=auto"
+    )
     assert optrun(*asked) == 0
-    assert yaml.safe_load(Path("run/config.yaml").read_text())["lr"] == pytest.approx(0.002, rel=0.02)
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["lr"] == pytest.approx(
+        0.002, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +105,10 @@ def test_a_run_that_may_go_on_begins_with_the_number(place: Path) -> None:
         (["lr=auto", "lr_from=nowhere"], ("lr_from=nowhere", "no such directory")),
         (["lr=auto", "lr_from=s3://bucket/sweep"], ("lr_from=s3://bucket/sweep", "URL")),
         (["lr=auto", "lr_from=sweep", "optimizer=lamb"], ("optimizer.name=lamb", "adamw")),
-        (["lr=auto", "lr_from=sweep", "model.config.n_layer=1"], ("model.config.n_layer", "2 in all runs")),
+        (
+            ["lr=auto", "lr_from=sweep", "model.config.n_layer=1"],
+            ("model.config.n_layer", "2 in all runs"),
+        ),
         (["lr=auto", "lr_from=sweep", "scheduler=linear"], ("scheduler.name=linear", "cosine")),
     ],
 )
@@ -111,5 +131,9 @@ def test_explained(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_elsewhere_it_is_no_key(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert optrun("explain", *words(place), "lr_from=sweep") == optrun("-m", *words(place), "lr=auto", "seed=0,1") == 2
+    assert (
+        optrun("explain", *words(place), "lr_from=sweep")
+        == optrun("-m", *words(place), "lr=auto", "seed=0,1")
+        == 2
+    )
     assert "lr=auto" in capsys.readouterr().err

@@ -20,10 +20,18 @@ from tests.running import TINY_BERT, optrun, records, state, summary, tensors, w
 PAGE = Path(__file__).parents[2] / "docs" / "extending_training.md"
 RUN = [
     *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
-    "task=sequence_classification", "data=files", "data.train=train.csv", "lr=1e-2", "scheduler=constant",
-    "training.per_device_train_batch_size=4", "training.eval_steps=2", "training.logging_steps=3",
-    "checkpoint.save_steps=2", "checkpoint.keep_last=9", "training.max_steps=8",
-]  # fmt: skip
+    "task=sequence_classification",
+    "data=files",
+    "data.train=train.csv",
+    "lr=1e-2",
+    "scheduler=constant",
+    "training.per_device_train_batch_size=4",
+    "training.eval_steps=2",
+    "training.logging_steps=3",
+    "checkpoint.save_steps=2",
+    "checkpoint.keep_last=9",
+    "training.max_steps=8",
+]
 WATCH = """
 import random
 from dataclasses import dataclass
@@ -59,7 +67,9 @@ class Watch:
     def state_dict(self): return {"heard": self.heard}
     def load_state_dict(self, state): self.heard = state["heard"]
 """
-RAISES = 1 + next(index for index, line in enumerate(WATCH.splitlines()) if "raise KeyError" in line)
+RAISES = 1 + next(
+    index for index, line in enumerate(WATCH.splitlines()) if "raise KeyError" in line
+)
 Go = Callable[..., tuple[int, str]]
 
 
@@ -77,7 +87,9 @@ def forget_all() -> None:
 
 
 @pytest.fixture
-def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Go]:
+def go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Go]:
     begin(tmp_path, monkeypatch)
 
     def run(*args: str) -> tuple[int, str]:
@@ -134,7 +146,18 @@ def test_it_hears_everything_once_and_changes_nothing(go: Go, straight: str) -> 
     assert "callbacks" not in state(Path("without"), 8)
     assert heard(straight, 6) == [
         "log 0",  # before the first step there is a line, and no evaluation of what was trained
-        *("step 1", "step 2", "evaluate 2", "log 2", "step 3", "log 3", "step 4", "evaluate 4", "log 4", "step 5"),
+        *(
+            "step 1",
+            "step 2",
+            "evaluate 2",
+            "log 2",
+            "step 3",
+            "log 3",
+            "step 4",
+            "evaluate 4",
+            "log 4",
+            "step 5",
+        ),
         *("step 6", "evaluate 6", "log 6"),
     ]
     assert Path(straight, "extra/ended.txt").read_text() == "finished"
@@ -142,13 +165,17 @@ def test_it_hears_everything_once_and_changes_nothing(go: Go, straight: str) -> 
 
 def test_its_state_is_resumed_and_prolonged_to_the_bit(go: Go, straight: str) -> None:
     assert go(*RUN, "hydra.run.dir=cut", "callbacks.watch={}", "training.max_steps=5")[0] == 0
-    assert heard("cut", 5)[-1] == "step 5"  # the evaluation and the line of the end are not of the longer run
+    assert (
+        heard("cut", 5)[-1] == "step 5"
+    )  # the evaluation and the line of the end are not of the longer run
     code, said = go("resume=cut", "training.max_steps=8")
     assert code == 0, said
     same(straight, "cut", 8)
 
 
-@pytest.mark.parametrize(("hook", "at", "end"), [("step", 3, 3), ("evaluate", 4, 4), ("log", 4, 5), ("begin", 0, 1)])
+@pytest.mark.parametrize(
+    ("hook", "at", "end"), [("step", 3, 3), ("evaluate", 4, 4), ("log", 4, 5), ("begin", 0, 1)]
+)
 def test_it_ends_a_run(go: Go, hook: str, at: int, end: int, straight: str) -> None:
     stop = [f"callbacks.watch={{stop_in: {hook}, stop_at: {at}}}"]
     code, said = go(*RUN, *stop, "hydra.run.dir=run")
@@ -176,8 +203,15 @@ def test_an_exception_in_it_ends_the_run_by_name(go: Go, hook: str, straight: st
     method = f"on_{'train_' if hook == 'begin' else ''}{hook}"
     assert code == 1
     saved = ["after step 4", "step 4 is saved"] if hook != "begin" else []
-    for fact in ("callbacks.watch", f"{method} raised KeyError", "no such thing", "--plugin watch.py", " resume=",
-                 f"watch.py, line {RAISES}, in hear", *saved):  # fmt: skip
+    for fact in (
+        "callbacks.watch",
+        f"{method} raised KeyError",
+        "no such thing",
+        "--plugin watch.py",
+        " resume=",
+        f"watch.py, line {RAISES}, in hear",
+        *saved,
+    ):
         assert fact in said
     assert "Traceback" not in said
     assert summary(Path("run"))["status"] == "failed"
@@ -216,7 +250,10 @@ def test_its_paths_and_nan_are_the_same_from_another_folder(
     assert optrun("--plugin", "../watch.py", "resume=../run", "training.max_steps=3") == 0
     assert summary(tmp_path / "run")["resumes"][0]["changes"] == {"training.max_steps": [2, 3]}
     watch = read_config(tmp_path / "run" / "config.yaml")["callbacks"]["watch"]
-    assert (watch["label"], watch.get("other", "train.csv")) == (str(tmp_path / "train.csv"), "train.csv")
+    assert (watch["label"], watch.get("other", "train.csv")) == (
+        str(tmp_path / "train.csv"),
+        "train.csv",
+    )
 
 
 @pytest.mark.parametrize("value", ["{1: 2}", "torch.zeros(2)", "[{'a': (1, 2)}]"])
@@ -227,11 +264,16 @@ def test_a_state_that_json_would_change_is_refused(go: Go, value: str) -> None:
     assert "callbacks.watch: state_dict raised TypeError" in said
 
 
-# Early stopping -------------------------------------------------------------------------------------------------------
+# Early stopping
+# -------------------------------------------------------------------------------------------------------
 
 
-STALL = [*(word for word in RUN if not word.startswith(("lr=", "training.max_steps="))), "training.max_steps=12",
-         "lr=1e-12", "checkpoint.metric=eval/accuracy"]  # fmt: skip
+STALL = [
+    *(word for word in RUN if not word.startswith(("lr=", "training.max_steps="))),
+    "training.max_steps=12",
+    "lr=1e-12",
+    "checkpoint.metric=eval/accuracy",
+]
 """A run that never improves."""
 PATIENT = "training.early_stopping_patience=2"
 
@@ -267,17 +309,27 @@ def test_its_counter_is_resumed(go: Go, stalled: str) -> None:
 
 def test_early_stopping_is_refused_where_it_cannot_be(go: Go) -> None:
     for args, facts in {
-        ("training.early_stopping_patience=1", "data.eval_fraction=0"): ["early_stopping_patience=1", "evaluation"],
+        ("training.early_stopping_patience=1", "data.eval_fraction=0"): [
+            "early_stopping_patience=1",
+            "evaluation",
+        ],
         ("training.early_stopping_patience=0",): ["early_stopping_patience=0", "1 or more"],
-        ("training.early_stopping_threshold=0.1",): ["early_stopping_threshold=0.1", "early_stopping_patience"],
-        ("training.early_stopping_patience=1", "training.early_stopping_threshold=-1"): ["threshold=-1", "0 or more"],
+        ("training.early_stopping_threshold=0.1",): [
+            "early_stopping_threshold=0.1",
+            "early_stopping_patience",
+        ],
+        ("training.early_stopping_patience=1", "training.early_stopping_threshold=-1"): [
+            "threshold=-1",
+            "0 or more",
+        ],
     }.items():
         code, said = go(*RUN, *args, "hydra.run.dir=run")
         assert code == 2, said
         assert [fact for fact in facts if fact not in said] == []
 
 
-# The documentation ----------------------------------------------------------------------------------------------------
+# The documentation
+# ----------------------------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:
@@ -303,14 +355,21 @@ def test_the_documented_callback_runs_and_is_resumed(go: Go, tmp_path: Path) -> 
     written(tmp_path)
     loss = ["--plugin", "loss_target.py", *RUN]
     assert go(*loss, "callbacks.loss_target.target=0.01", "hydra.run.dir=straight")[0] == 0
-    code, said = go(*loss, "callbacks.loss_target.target=0.01", "training.max_seconds=0.001", "hydra.run.dir=cut")
+    code, said = go(
+        *loss,
+        "callbacks.loss_target.target=0.01",
+        "training.max_seconds=0.001",
+        "hydra.run.dir=cut",
+    )
     assert code == 75
     assert "--plugin loss_target.py resume=" in said
     assert go("--plugin", "loss_target.py", "resume=cut", "training.max_seconds=null")[0] == 0
     same("straight", "cut", 8)
     assert go(*loss, "callbacks.loss_target.target=99", "hydra.run.dir=early")[0] == 0
     assert summary(Path("early"))["stopped"]["step"] == 1
-    code, said = go(*loss, "callbacks.loss_target.target=1", "callbacks.loss_target.decay=2", "hydra.run.dir=no")
+    code, said = go(
+        *loss, "callbacks.loss_target.target=1", "callbacks.loss_target.decay=2", "hydra.run.dir=no"
+    )
     assert code == 2
     assert "callbacks.loss_target: decay=2.0: expected a number in [0, 1)" in said
 
@@ -323,19 +382,27 @@ def test_the_documented_tracker_runs_and_is_resumed(go: Go, tmp_path: Path) -> N
     assert go(*track, "resume=run", "training.max_steps=6")[0] == 0
     rows = [line.split(",") for line in Path("run/extra/values.csv").read_text().splitlines()]
     losses = {int(step): float(value) for step, name, value in rows if name == "eval/loss"}
-    lines: list[dict[str, Any]] = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()
+    ]
     assert losses == {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
 
 
-def test_the_documented_row_inside_the_package(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_row_inside_the_package(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same class, in a module without the decorator, by the row of the page."""
     files = written(tmp_path)
-    module = files["loss_target.py"].replace('@optrun.register_callback("loss_target", schema=LossTargetConfig)\n', "")
+    module = files["loss_target.py"].replace(
+        '@optrun.register_callback("loss_target", schema=LossTargetConfig)\n', ""
+    )
     (tmp_path / "inside.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
     from inside import LossTargetConfig  # type: ignore[import-not-found]
 
-    row = files["optrun/config/schema/callbacks.py"].replace("optrun.training.loss_target:", "inside:")
+    row = files["optrun/config/schema/callbacks.py"].replace(
+        "optrun.training.loss_target:", "inside:"
+    )
     try:
         exec(row, {"registry": registry, "LossTargetConfig": LossTargetConfig})
         assert go(*RUN, "callbacks.loss_target.target=99", "hydra.run.dir=run")[0] == 0

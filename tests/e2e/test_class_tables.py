@@ -27,7 +27,13 @@ def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
 
 def test_classes(capsys: pytest.CaptureFixture[str]) -> None:
     write_labelled(Path())
-    words = [*TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", *QUICK]
+    words = [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data=files",
+        "data.train=train.csv",
+        *QUICK,
+    ]
     assert optrun(*words, "data.eval={dev: train.csv, hard: train.csv}", "hydra.run.dir=run") == 0
     assert "macro mean" in capsys.readouterr().out  # at the end of the run, too
     found = evaluated(capsys, "out=figures")
@@ -42,15 +48,28 @@ def test_classes(capsys: pytest.CaptureFixture[str]) -> None:
     assert (counts[0][0] + counts[1][1]) / 60 == pytest.approx(found["eval/dev/accuracy"])
     assert table["classes"][1]["f1"] == pytest.approx(found["eval/dev/f1"])
     assert sorted(path.name for path in Path("figures").iterdir()) == sorted(
-        ["evaluation.json", *(f"{kind}-{name}.csv" for kind in ("classes", "confusion") for name in ("dev", "hard")),
-         *(f"confusion-{name}{end}" for name in ("dev", "hard") for end in (".png", "-dark.png", ".svg"))]
-    )  # fmt: skip
+        [
+            "evaluation.json",
+            *(
+                f"{kind}-{name}.csv"
+                for kind in ("classes", "confusion")
+                for name in ("dev", "hard")
+            ),
+            *(
+                f"confusion-{name}{end}"
+                for name in ("dev", "hard")
+                for end in (".png", "-dark.png", ".svg")
+            ),
+        ]
+    )
     kept = json.loads(Path("figures/evaluation.json").read_text())
     assert kept == found
     with Path("figures/classes-dev.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["class"] for line in lines] == ["even", "odd", "macro mean", "weighted mean"]
-    assert [float(line["recall"]) for line in lines[:2]] == [row["recall"] for row in table["classes"]]
+    assert [float(line["recall"]) for line in lines[:2]] == [
+        row["recall"] for row in table["classes"]
+    ]
     with Path("figures/confusion-dev.csv").open(newline="") as file:
         assert list(csv.reader(file))[1:] == [
             [name, *map(str, row)] for name, row in zip(["even", "odd"], counts, strict=True)
@@ -71,21 +90,40 @@ def test_classes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_entities(capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(Path("train.jsonl"), rows_of("token_classification"))
-    words = [*TINY_BERT, "task=token_classification", "data=files", "data.train=train.jsonl", *QUICK]
+    words = [
+        *TINY_BERT,
+        "task=token_classification",
+        "data=files",
+        "data.train=train.jsonl",
+        *QUICK,
+    ]
     assert optrun(*words, "data.eval=train.jsonl", "hydra.run.dir=run") == 0
     found = evaluated(capsys, "out=figures")
     table = found["tables"][""]
     assert [row["entity"] for row in table["classes"]] == ["X", "Y"]
     assert table["means"][0]["f1"] == pytest.approx(found["eval/f1"])
     assert "confusion" not in table
-    assert sorted(path.name for path in Path("figures").iterdir()) == ["entities.csv", "evaluation.json"]
+    assert sorted(path.name for path in Path("figures").iterdir()) == [
+        "entities.csv",
+        "evaluation.json",
+    ]
 
 
 def test_any_number_of_labels(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"text": sentence(n), "label": ["even"] * (n % 2 == 0) + ["third"] * (n % 3 == 0)} for n in range(30)]
+    rows = [
+        {"text": sentence(n), "label": ["even"] * (n % 2 == 0) + ["third"] * (n % 3 == 0)}
+        for n in range(30)
+    ]
     write_rows(Path("train.jsonl"), rows)
     several = ["task=sequence_classification", "task.problem_type=multi_label_classification"]
-    words = [*TINY_BERT, *several, "data=files", "data.train=train.jsonl", "data.eval=train.jsonl", *QUICK]
+    words = [
+        *TINY_BERT,
+        *several,
+        "data=files",
+        "data.train=train.jsonl",
+        "data.eval=train.jsonl",
+        *QUICK,
+    ]
     weights = ["task.class_weights=balanced"]
     assert optrun("explain", *words, *weights) == 0
     assert optrun(*words, *weights, "training.label_smoothing_factor=0.1") == 2
@@ -97,7 +135,10 @@ def test_any_number_of_labels(capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("resume=run", "training.max_steps=5") == 0
     assert optrun("predict", "run", "data.eval=train.jsonl", "out=out.jsonl") == 0
     made = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
-    assert all(one["prediction"] == [name for name, p in one["probabilities"].items() if p > 0.5] for one in made)
+    assert all(
+        one["prediction"] == [name for name, p in one["probabilities"].items() if p > 0.5]
+        for one in made
+    )
     right = sum(sorted(one["prediction"]) == sorted(one["label"]) for one in made) / 30
     assert right == pytest.approx(evaluated(capsys)["eval/exact_match"])
 
@@ -107,7 +148,11 @@ def test_multiple_choice(most: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of three choices, or of two to four: as many probabilities as a row has choices."""
     counts = [3 if most == 3 else 2 + n % 3 for n in range(30)]
     rows = [
-        {"text": sentence(n), "endings": [*(sentence(n + k) for k in range(1, count)), "x"], "label": n % count}
+        {
+            "text": sentence(n),
+            "endings": [*(sentence(n + k) for k in range(1, count)), "x"],
+            "label": n % count,
+        }
         for n, count in enumerate(counts)
     ]
     write_rows(Path("train.jsonl"), rows)
@@ -127,4 +172,6 @@ def test_multiple_choice(most: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(one["prediction"] == one["endings"][one["choice"]] for one in made)
     assert [len(one["probabilities"]) for one in made] == counts
     assert all(sum(one["probabilities"]) == pytest.approx(1, abs=1e-5) for one in made)
-    assert sum(one["choice"] == one["label"] for one in made) / 30 == pytest.approx(found["eval/accuracy"])
+    assert sum(one["choice"] == one["label"] for one in made) / 30 == pytest.approx(
+        found["eval/accuracy"]
+    )

@@ -52,7 +52,11 @@ LINES = {
     "optrun explain training.max_st": {"training.max_steps="},
     "optrun optimizer=lamb optimizer.always": {"optimizer.always_adapt="},
     "optrun optimizer.always": set(),
-    "optrun training.precision=": {"training.precision=fp32", "training.precision=bf16", "training.precision=fp16"},
+    "optrun training.precision=": {
+        "training.precision=fp32",
+        "training.precision=bf16",
+        "training.precision=fp16",
+    },
     "optrun optimizer.fused=": {"optimizer.fused=true", "optimizer.fused=false"},
     "optrun model.config.n_la": {"model.config.n_layer="},
     "optrun hydra/swee": {"hydra/sweeper="},
@@ -71,7 +75,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine" / "optimizer").mkdir(parents=True)
     (tmp_path / "mine" / "optimizer" / "mylamb.yaml").write_text("defaults: [lamb, _self_]\n")
     (tmp_path / "mine" / "evening.yaml").write_text("defaults: [config, _self_]\n")
-    for name in ("train.tsv", "dev.tsv", ".hidden", "$(touch taken)", "two words", "a;touch taken", "`touch taken`"):
+    for name in (
+        "train.tsv",
+        "dev.tsv",
+        ".hidden",
+        "$(touch taken)",
+        "two words",
+        "a;touch taken",
+        "`touch taken`",
+    ):
         (tmp_path / name).touch()
     return tmp_path
 
@@ -83,7 +95,9 @@ def test_offered(line: str, here: Path) -> None:
 
 def test_the_options_are_those_of_hydras_parser() -> None:
     """Completion names them itself, since importing Hydra takes longer than answering."""
-    known = {name: action for action in hydra_options.parser()._actions for name in action.option_strings}
+    known = {
+        name: action for action in hydra_options.parser()._actions for name in action.option_strings
+    }
     assert {*completion._TRAIN_OPTIONS, *completion._VALUES} - {completion.PLUGIN} <= set(known)
     for short, long in completion._LONG_OPTIONS.items():
         assert known[short] is known[long]
@@ -102,16 +116,22 @@ def test_every_verb_and_group(here: Path) -> None:
 def test_no_file_is_a_command(here: Path) -> None:
     """Bash expands what it is offered."""
     offered = completion.candidates("optrun data.train=")
-    assert set(offered) == {f"data.train={name}" for name in ("train.tsv", "dev.tsv", "mine/", "outputs/")}
+    assert set(offered) == {
+        f"data.train={name}" for name in ("train.tsv", "dev.tsv", "mine/", "outputs/")
+    }
 
 
-def answer(line: str, monkeypatch: pytest.MonkeyPatch, point: int | None = None, shell: str = "bash") -> None:
+def answer(
+    line: str, monkeypatch: pytest.MonkeyPatch, point: int | None = None, shell: str = "bash"
+) -> None:
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line) if point is None else point))
     assert cli.run(["-sc", f"query={shell}"]) == 0
 
 
-def test_up_to_the_cursor(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_to_the_cursor(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer("optrun expl optimizer=lamb", monkeypatch, point=len("optrun expl"))
     assert capsys.readouterr() == ("explain\n", "")
     answer("optrun explain optimizer=la", monkeypatch, shell="fish")
@@ -119,11 +139,29 @@ def test_up_to_the_cursor(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 ODD = [
-    "", " ", "optrun", "optrun '", 'optrun "x', "optrun a=b=c", "optrun ===", "optrun lr=[", "optrun ~", "optrun +",
-    "optrun -cn nosuch training.", "optrun --config-dir nowhere optimizer=", "optrun -cn", "optrun --cfg",
-    "optrun optimizer=nosuch optimizer.", "optrun évaluer", "optrun training.nosuch.deep=",
-    "optrun explain ../../../../../../", "optrun hydra/nosuch=", "optrun lr.x", "optrun lr= =", "optrun $HOME/",
-]  # fmt: skip
+    "",
+    " ",
+    "optrun",
+    "optrun '",
+    'optrun "x',
+    "optrun a=b=c",
+    "optrun ===",
+    "optrun lr=[",
+    "optrun ~",
+    "optrun +",
+    "optrun -cn nosuch training.",
+    "optrun --config-dir nowhere optimizer=",
+    "optrun -cn",
+    "optrun --cfg",
+    "optrun optimizer=nosuch optimizer.",
+    "optrun évaluer",
+    "optrun training.nosuch.deep=",
+    "optrun explain ../../../../../../",
+    "optrun hydra/nosuch=",
+    "optrun lr.x",
+    "optrun lr= =",
+    "optrun $HOME/",
+]
 
 
 @pytest.mark.parametrize("line", ODD)
@@ -142,7 +180,17 @@ def test_lines_cut_and_mixed_at_random(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw = random.Random(0)
-    pieces = [word for line in LINES for word in line.split()[1:]] + ["'", "$(", "=", ".", "-", "--", "~x", "[", "{"]
+    pieces = [word for line in LINES for word in line.split()[1:]] + [
+        "'",
+        "$(",
+        "=",
+        ".",
+        "-",
+        "--",
+        "~x",
+        "[",
+        "{",
+    ]
     for _ in range(25):
         line = "optrun " + " ".join(draw.sample(pieces, draw.randrange(1, 4)))
         answer(line[: draw.randrange(7, len(line) + 1)], monkeypatch)
@@ -175,7 +223,9 @@ for COMP_LINE in "optrun explain optimizer=la" "optrun evaluate out" "optrun -cn
   echo "${COMPREPLY[*]}"
 done
 """
-    done = subprocess.run(["bash", "--norc", "-c", script], cwd=here, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], cwd=here, capture_output=True, text=True, check=False
+    )
     assert done.stderr == ""
     registered, *answers = done.stdout.splitlines()
     assert "-F hydra_bash_completion optrun" in registered

@@ -18,7 +18,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
     write_labelled(tmp_path)
-    lines = ["text,label", f'"{sentence(4)}",even', f'"{sentence(5)} {"word " * 300}",odd', '"something else",odd']
+    lines = [
+        "text,label",
+        f'"{sentence(4)}",even',
+        f'"{sentence(5)} {"word " * 300}",odd',
+        '"something else",odd',
+    ]
     (tmp_path / "dev.csv").write_text("\n".join(lines) + "\n")
     return tmp_path
 
@@ -33,7 +38,9 @@ def losses(run: str) -> list[float]:
     return [line[name] for line in found for name in ("train/loss", "eval/loss") if name in line]
 
 
-def test_data_are_told_before_the_first_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_are_told_before_the_first_step(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(*words(*TINY_BERT), "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
     before = said[: said.index("step 0/2")]
@@ -41,11 +48,16 @@ def test_data_are_told_before_the_first_step(folder: Path, capsys: pytest.Captur
     assert train.endswith("even: 50.0 %, odd: 50.0 %")
     assert "eval    3 examples" in before
     assert "data.max_length=32 cuts 1 of 3 examples" in before
-    assert leaked == "warning: 1 of 3 texts of data.eval stand in data.train, too: evaluation sees what was trained on"
+    assert (
+        leaked
+        == "warning: 1 of 3 texts of data.eval stand in data.train, too: evaluation sees what was trained on"
+    )
     assert "data.max_length=32 cuts 1 of 3" in (folder / "run" / "optrun.log").read_text()
 
 
-def test_a_damaged_cache_changes_nothing_and_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_cache_changes_nothing_and_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rows, ids and the trained tokenizer, one flipped bit in each."""
     assert optrun(*words(*TINY_BERT), "hydra.run.dir=first") == 0
     kept = [*folder.glob("cache/**/*.arrow"), *folder.glob("cache/**/input_ids.uint16")]
@@ -57,7 +69,11 @@ def test_a_damaged_cache_changes_nothing_and_is_told(folder: Path, capsys: pytes
         path.write_bytes(content if path.suffix != ".json" else content[: len(content) // 2])
     capsys.readouterr()
     assert optrun(*words(*TINY_BERT), "hydra.run.dir=second") == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "this part of the cache was damaged" in line]
+    said = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "this part of the cache was damaged" in line
+    ]
     assert sum(path.name in line for line in said for path in kept) >= len(kept)
     assert losses("second") == losses("first")
 
@@ -68,7 +84,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
     data = f"data.train={write_labelled(place)}"
     assert (
-        optrun(*TINY_BERT, "task=sequence_classification", "data=files", data, *FEW, f"hydra.run.dir={place}/run") == 0
+        optrun(
+            *TINY_BERT,
+            "task=sequence_classification",
+            "data=files",
+            data,
+            *FEW,
+            f"hydra.run.dir={place}/run",
+        )
+        == 0
     )
     return place / "run" / "model"
 
@@ -79,17 +103,29 @@ def pretrained(folder: Path, made: Path) -> Path:
     return Path(shutil.copytree(made, folder / "made" / "model"))
 
 
-def test_a_pretrained_model_says_where_its_lr_comes_from(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pretrained_model_says_where_its_lr_comes_from(
+    pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert optrun(*words("model=pretrained", f"model.path={pretrained}"), "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
-    assert "lr=0.0001 is the default of optimizer=adamw, 0.002, times model.default_lr_factor=0.05" in said
+    assert (
+        "lr=0.0001 is the default of optimizer=adamw, 0.002, times model.default_lr_factor=0.05"
+        in said
+    )
     assert "lr: 0.0001" in Path("run", "config.yaml").read_text()
-    assert optrun(*words("model=pretrained", f"model.path={pretrained}", "lr=1e-3"), "hydra.run.dir=given") == 0
+    assert (
+        optrun(
+            *words("model=pretrained", f"model.path={pretrained}", "lr=1e-3"), "hydra.run.dir=given"
+        )
+        == 0
+    )
     assert "default_lr_factor" not in capsys.readouterr().out
 
 
-def test_a_folder_without_its_tokenizer_trains_nothing(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_its_tokenizer_trains_nothing(
+    pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for path in [*pretrained.glob("tokenizer*"), *pretrained.glob("special_tokens_map.json")]:
         path.unlink()
     for verb in ([], ["explain"]):
@@ -99,7 +135,9 @@ def test_a_folder_without_its_tokenizer_trains_nothing(pretrained: Path, capsys:
         assert "model.tokenizer" in said
 
 
-def test_another_tokenizer_of_the_same_size_is_told(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_tokenizer_of_the_same_size_is_told(
+    pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = shutil.copytree(pretrained, pretrained.parent / "other")
     values = json.loads((other / "tokenizer.json").read_text())
     vocabulary = values["model"]["vocab"]
@@ -111,7 +149,10 @@ def test_another_tokenizer_of_the_same_size_is_told(pretrained: Path, capsys: py
     capsys.readouterr()
     named = ["model=pretrained", f"model.path={pretrained}", f"model.tokenizer={other}"]
     assert optrun(*words(*named), "hydra.run.dir=run") == 0
-    assert "% of its entries have another id than in the model's own tokenizer" in capsys.readouterr().out
+    assert (
+        "% of its entries have another id than in the model's own tokenizer"
+        in capsys.readouterr().out
+    )
 
 
 def test_explain_looks_at_named_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,16 +178,23 @@ def test_explain_counts_the_parameters_of_the_run(
     rows = [f"{sentence(n)},{labels[n % len(labels)]}" for n in range(60)]
     Path("train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     Path("dev.csv").write_text("\n".join(["text,label", *rows[:5]]) + "\n")
-    asked = words(*TINY_BERT[:-1])  # with the vocabulary of the default, which so few rows do not fill
+    asked = words(
+        *TINY_BERT[:-1]
+    )  # with the vocabulary of the default, which so few rows do not fill
     capsys.readouterr()
     assert optrun("explain", *asked, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert optrun(*asked, "hydra.run.dir=run") == 0
-    assert said["parameters"] == json.loads(Path("run/summary.json").read_text())["model"]["parameters"]
+    assert (
+        said["parameters"]
+        == json.loads(Path("run/summary.json").read_text())["model"]["parameters"]
+    )
     assert not [note for note in said["notes"] if "model's own" in note]
 
 
-def test_explain_looks_at_a_sample_of_many_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_looks_at_a_sample_of_many_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from optrun.config import store
     from optrun.explain import data
 

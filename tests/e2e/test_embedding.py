@@ -15,14 +15,27 @@ from tests.e2e.prediction_runs import read_rows, write_rows
 from tests.resume.test_features import run_in_parts, same
 from tests.running import TINY_BERT, optrun, records, sentence
 
-ROWS = [{"anchor": sentence(n), "positive": sentence(n + 50), "negative": sentence(n + 90)} for n in range(40)]
+ROWS = [
+    {"anchor": sentence(n), "positive": sentence(n + 50), "negative": sentence(n + 90)}
+    for n in range(40)
+]
 RUN = [
-    *TINY_BERT, "lr=1e-2", "training.dataloader_num_workers=0", "task=embedding",
-    "data=files", "data.train=train.jsonl", "data.max_length=16",
-    "training.per_device_train_batch_size=4", "training.gradient_accumulation_steps=2", "training.max_steps=6",
-    "training.logging_steps=1", "training.eval_steps=2", "checkpoint.save_steps=3", "checkpoint.keep_last=9",
+    *TINY_BERT,
+    "lr=1e-2",
+    "training.dataloader_num_workers=0",
+    "task=embedding",
+    "data=files",
+    "data.train=train.jsonl",
+    "data.max_length=16",
+    "training.per_device_train_batch_size=4",
+    "training.gradient_accumulation_steps=2",
+    "training.max_steps=6",
+    "training.logging_steps=1",
+    "training.eval_steps=2",
+    "checkpoint.save_steps=3",
+    "checkpoint.keep_last=9",
     "model.config.hidden_dropout_prob=0.1",
-]  # fmt: skip
+]
 
 
 def run(*words: str) -> int:
@@ -46,18 +59,32 @@ def test_stopped_at_every_step_it_is_the_same_run() -> None:
 
 def test_a_step_is_one_batch_however_it_is_cut() -> None:
     """Its loss and its gradient do not depend on micro-batches."""
-    alike = ["model.config.hidden_dropout_prob=0.0", "model.config.attention_probs_dropout_prob=0.0", "optimizer=sgd"]
+    alike = [
+        "model.config.hidden_dropout_prob=0.0",
+        "model.config.attention_probs_dropout_prob=0.0",
+        "optimizer=sgd",
+    ]
     for size, count in ((8, 1), (2, 4)):
-        cut = [f"training.per_device_train_batch_size={size}", f"training.gradient_accumulation_steps={count}"]
+        cut = [
+            f"training.per_device_train_batch_size={size}",
+            f"training.gradient_accumulation_steps={count}",
+        ]
         assert run(*alike, *cut, f"hydra.run.dir=cut{count}") == 0
     names = ("train/loss", "train/grad_norm", "eval/loss", "eval/accuracy")
-    one, four = ([[row.get(name) for name in names] for row in records(Path(f"cut{count}"))] for count in (1, 4))
+    one, four = (
+        [[row.get(name) for name in names] for row in records(Path(f"cut{count}"))]
+        for count in (1, 4)
+    )
     assert len(one) == 6
     for first, second in zip(one, four, strict=True):
-        assert first == [None if value is None else pytest.approx(value, rel=1e-5) for value in second]
+        assert first == [
+            None if value is None else pytest.approx(value, rel=1e-5) for value in second
+        ]
 
 
-def test_it_is_explained_evaluated_predicted_and_exported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_explained_evaluated_predicted_and_exported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert optrun("explain", *RUN) == 0
     assert run("task.pooling=last", "hydra.run.dir=run") == 0
     last = json.loads(Path("run/summary.json").read_text())
@@ -65,13 +92,19 @@ def test_it_is_explained_evaluated_predicted_and_exported(capsys: pytest.Capture
     capsys.readouterr()
     assert optrun("evaluate", "run/checkpoints/last") == 0
     for name in ("loss", "recall_at_1", "recall_at_10", "mrr_at_10", "ndcg_at_10", "accuracy"):
-        assert f"eval/{name}" in capsys.readouterr().out or f"eval/{name}" in last["metrics"]["last"]
+        assert (
+            f"eval/{name}" in capsys.readouterr().out or f"eval/{name}" in last["metrics"]["last"]
+        )
     assert optrun("export", "run/checkpoints/last", "out") == 0
     pooling, _ = folder_pooling("out", None, None, None)
     assert pooling == Pooling("last", True)
     write_rows(Path("one.jsonl"), [{"text": row["anchor"]} for row in ROWS])
-    assert optrun("predict", "run/checkpoints/last", "data.eval=one.jsonl", "out=vectors.jsonl") == 0
-    assert optrun("predict", "run/checkpoints/last", "data.eval=train.jsonl", "out=pairs.jsonl") == 0
+    assert (
+        optrun("predict", "run/checkpoints/last", "data.eval=one.jsonl", "out=vectors.jsonl") == 0
+    )
+    assert (
+        optrun("predict", "run/checkpoints/last", "data.eval=train.jsonl", "out=pairs.jsonl") == 0
+    )
     model, tokenizer = AutoModel.from_pretrained("out").eval(), AutoTokenizer.from_pretrained("out")
 
     def vectors(name: str) -> torch.Tensor:
@@ -87,11 +120,27 @@ def test_it_is_explained_evaluated_predicted_and_exported(capsys: pytest.Capture
 
 
 def test_an_adapter_on_a_folder_keeps_its_pooling() -> None:
-    assert run("task.pooling=cls", "task.normalize=false", "training.max_steps=1", "hydra.run.dir=base") == 0
-    write_rows(Path("scored.jsonl"), [{"sentence1": a["anchor"], "sentence2": a["positive"], "score": n % 6 / 5}
-                                      for n, a in enumerate(ROWS)])  # fmt: skip
+    assert (
+        run(
+            "task.pooling=cls", "task.normalize=false", "training.max_steps=1", "hydra.run.dir=base"
+        )
+        == 0
+    )
+    write_rows(
+        Path("scored.jsonl"),
+        [
+            {"sentence1": a["anchor"], "sentence2": a["positive"], "score": n % 6 / 5}
+            for n, a in enumerate(ROWS)
+        ],
+    )
     words = [word for word in RUN if not word.startswith(("model", "data.train"))]
-    tuned = [*words, "model=pretrained", "model.path=base/model", "adapter=lora", "data.train=scored.jsonl"]
+    tuned = [
+        *words,
+        "model=pretrained",
+        "model.path=base/model",
+        "adapter=lora",
+        "data.train=scored.jsonl",
+    ]
     assert optrun(*tuned, "task.loss=cosent", "hydra.run.dir=tuned") == 0
     assert "eval/spearman" in records(Path("tuned"))[-1]
     for folder in (Path("tuned/model"), Path("base/model")):
@@ -117,10 +166,22 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = [word for word in RUN if not word.startswith(("model", "lr="))] + ["lr=5e-2"]
         base = str(folder / "base" / "model")
         assert run("training.max_steps=1", "hydra.run.dir=base") == 0
-        assert optrun(*words, "model=pretrained", f"model.path={base}", "adapter=lora", "hydra.run.dir=run") == 0
+        assert (
+            optrun(
+                *words,
+                "model=pretrained",
+                f"model.path={base}",
+                "adapter=lora",
+                "hydra.run.dir=run",
+            )
+            == 0
+        )
         assert optrun("export", "run/checkpoints/last", "alone") == 0
         assert optrun("export", "run/checkpoints/last", "merged", "merge=true") == 0
-        assert optrun("predict", "run/checkpoints/last", "data.eval=one.jsonl", "out=vectors.jsonl") == 0
+        assert (
+            optrun("predict", "run/checkpoints/last", "data.eval=one.jsonl", "out=vectors.jsonl")
+            == 0
+        )
         assert optrun("predict", "base", "data.eval=one.jsonl", "out=before.jsonl") == 0
     return folder
 
@@ -138,13 +199,18 @@ def test_an_export_of_a_lora_is_what_was_trained(tuned: Path, export: str) -> No
     assert held >= files | {"adapter_config.json" if export == "alone" else "config.json"}
     modules = json.loads((folder / "modules.json").read_text())
     assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
-    assert json.loads((folder / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"]
+    assert json.loads((folder / "1_Pooling" / "config.json").read_text())[
+        "pooling_mode_mean_tokens"
+    ]
     assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 16
     if export == "alone":
         said = json.loads((folder / "adapter_config.json").read_text())
         assert said["base_model_name_or_path"] == str(tuned / "base" / "model")
         assert said["task_type"] == "FEATURE_EXTRACTION"
-    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModel.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     inputs = tokenizer(TEXTS, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.no_grad():
         found = Pooling("mean", True)(model(**inputs), inputs["attention_mask"])
@@ -165,6 +231,8 @@ def test_sentence_transformers_loads_it(tuned: Path, export: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["adapter=lora", "adapter.lora_dropout=0.1"]], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "words", [[], ["adapter=lora", "adapter.lora_dropout=0.1"]], ids=["whole", "lora"]
+)
 def test_a_killed_run_is_certified(words: list[str]) -> None:
     assert optrun("certify", "resume", *RUN, *words) == 0

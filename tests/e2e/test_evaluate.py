@@ -18,7 +18,9 @@ Evaluate = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
-def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+def evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Evaluate:
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, dict[str, Any], str]:
@@ -33,7 +35,10 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def labelled(name: str, labels: list[str], rows: int = 24) -> Path:
     path = Path(name)
     path.write_text(
-        "\n".join(["text,label", *(f"{sentence(n)},{labels[n % len(labels)]}" for n in range(rows))]) + "\n"
+        "\n".join(
+            ["text,label", *(f"{sentence(n)},{labels[n % len(labels)]}" for n in range(rows))]
+        )
+        + "\n"
     )
     return path
 
@@ -43,7 +48,9 @@ def write_words(name: str, shift: int, labels: list[str]) -> Path:
     rows = []
     for number in range(16):
         words = [*sentence(number + shift).split(), "zyx" * (1 + shift)]
-        rows.append({"tokens": words, "labels": [labels[n % len(labels)] for n in range(len(words))]})
+        rows.append(
+            {"tokens": words, "labels": [labels[n % len(labels)] for n in range(len(words))]}
+        )
     path = Path(name)
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
@@ -54,7 +61,9 @@ def as_trained(found: dict[str, Any], run: str = "run") -> None:
     told = summary(Path(run))["metrics"]["last"]
     names = [name for name in told if name.startswith("eval/")]
     assert names
-    assert {name: found[name] for name in names} == pytest.approx({name: told[name] for name in names}, rel=1e-6)
+    assert {name: found[name] for name in names} == pytest.approx(
+        {name: told[name] for name in names}, rel=1e-6
+    )
 
 
 OTHER_TEXT = "zebra yonder xylophone wander violet under thunder " * 60
@@ -64,7 +73,17 @@ def test_another_train_text_trains_no_other_tokenizer(evaluate: Evaluate, tmp_pa
     """A vocabulary of the same size, and other words behind its numbers: the run's own is read instead."""
     write_text(tmp_path)
     Path("dev.txt").write_text("\n".join(sentence(n) for n in range(70)))
-    assert optrun(*TINY_GPT, "data=files", "data.train=corpus.txt", "data.eval=dev.txt", *FEW, "hydra.run.dir=run") == 0
+    assert (
+        optrun(
+            *TINY_GPT,
+            "data=files",
+            "data.train=corpus.txt",
+            "data.eval=dev.txt",
+            *FEW,
+            "hydra.run.dir=run",
+        )
+        == 0
+    )
     Path("mine.txt").write_text(OTHER_TEXT)
     code, found, _ = evaluate("run", "data.train=mine.txt")
     assert code == 0
@@ -85,10 +104,18 @@ def test_another_train_text_trains_no_other_tokenizer(evaluate: Evaluate, tmp_pa
 def test_words_are_encoded_as_in_training(evaluate: Evaluate) -> None:
     write_words("train.jsonl", 0, ["O", "B-X", "I-X"])
     write_words("dev.jsonl", 3, ["O", "B-X", "I-X"])
-    words = [*TINY_BERT, "task=token_classification", "data=files", "data.train=train.jsonl", "data.eval=dev.jsonl"]
+    words = [
+        *TINY_BERT,
+        "task=token_classification",
+        "data=files",
+        "data.train=train.jsonl",
+        "data.eval=dev.jsonl",
+    ]
     assert optrun(*words, *FEW, "hydra.run.dir=run") == 0
     as_trained(evaluate("run")[1])
-    write_words("mine.jsonl", 5, ["I-X", "O"])  # a label less, and another tokenizer, were they learnt from it
+    write_words(
+        "mine.jsonl", 5, ["I-X", "O"]
+    )  # a label less, and another tokenizer, were they learnt from it
     code, found, _ = evaluate("run", "data.train=mine.jsonl")
     assert code == 0
     as_trained(found)
@@ -97,7 +124,13 @@ def test_words_are_encoded_as_in_training(evaluate: Evaluate) -> None:
 def test_classes_keep_their_numbers(evaluate: Evaluate) -> None:
     labelled("train.csv", ["dog", "cat"])
     labelled("dev.csv", ["dog", "cat", "cat"])
-    words = [*TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "data.eval=dev.csv"]
+    words = [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data=files",
+        "data.train=train.csv",
+        "data.eval=dev.csv",
+    ]
     assert optrun(*words, *FEW, "hydra.run.dir=run") == 0
     labelled("one.csv", ["dog"])
     code, found, _ = evaluate("run", "data.train=one.csv")

@@ -61,7 +61,10 @@ def test_its_choices_and_values_are_those_of_the_run_and_the_command_line_wins(
     assert optrun(*OWN, "experiment=example", "hydra.run.dir=a") == 0
     assert chosen(saved.read_config(Path("a/config.yaml"))) == ("lamb", "linear", 0.1, 2e-3, 12345)
     for words, expected in (
-        (["experiment=example", "optimizer=adamw", "lr=1e-4"], ("adamw", "linear", 0.1, 1e-4, 12345)),
+        (
+            ["experiment=example", "optimizer=adamw", "lr=1e-4"],
+            ("adamw", "linear", 0.1, 1e-4, 12345),
+        ),
         (["experiment=[example,sub/more]"], ("lamb", "linear", 0.1, 3e-3, 12345)),
     ):
         capsys.readouterr()
@@ -69,7 +72,9 @@ def test_its_choices_and_values_are_those_of_the_run_and_the_command_line_wins(
         assert chosen(yaml.safe_load(capsys.readouterr().out)) == expected
 
 
-def test_the_same_line_goes_on_and_another_experiment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_line_goes_on_and_another_experiment_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     line = [*OWN, "experiment=example", "hydra.run.dir=a", "resume=auto"]
     assert optrun(*line) == 0
     assert optrun(*line, "training.max_steps=3") == 0
@@ -98,7 +103,10 @@ def test_a_sweep_over_experiments(forked_jobs: None) -> None:
         ("experiment=exmple", ["Did you mean example?", "second"]),
         ("experiment=sub/mre", ["Did you mean sub/more?"]),
         ("experiment=bare", ["my/experiment/bare.yaml, line 1", "# @package _global_"]),
-        ("experiment=trainer", ["my/experiment/trainer.yaml, line 3", "override trainer", "tracking or training"]),
+        (
+            "experiment=trainer",
+            ["my/experiment/trainer.yaml, line 3", "override trainer", "tracking or training"],
+        ),
         ("experiment=tags", ["my/experiment/tags.yaml, line 3", "tags: no such key"]),
         ("experiment=range", ["my/experiment/range.yaml, line 2", "lr=-1"]),
         ("experiment=[example,example]", ["example is given twice"]),
@@ -110,13 +118,17 @@ def test_a_sweep_over_experiments(forked_jobs: None) -> None:
         ("experiment.lr=1", ["experiment.lr: no such key"]),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(words: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_refused_by_name(
+    words: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(*OWN, *words.split()) == 2
     said = capsys.readouterr().err
     assert [fact for fact in facts if fact not in said] == [], said
 
 
-def test_without_a_folder_the_answer_says_where_it_would_lie(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_folder_the_answer_says_where_it_would_lie(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert optrun("experiment=mine") == 2
     said = capsys.readouterr().err
     assert "DIR/experiment/mine.yaml" in said

@@ -42,7 +42,12 @@ LINE = [
 def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rewrites.jinja").write_text(REWRITES)
-    turns = [("user", "what?"), ("assistant", "<think>so</think>that"), ("user", "why?"), ("assistant", "because")]
+    turns = [
+        ("user", "what?"),
+        ("assistant", "<think>so</think>that"),
+        ("user", "why?"),
+        ("assistant", "because"),
+    ]
     row = {"messages": [{"role": role, "content": text} for role, text in turns]}
     Path("chats.jsonl").write_text("".join(f"{json.dumps(row)}\n" for _ in range(20)))
 

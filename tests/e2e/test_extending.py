@@ -22,10 +22,25 @@ from tests.faults.test_state_file import resealed
 from tests.running import TINY_GPT, optrun, summary, write_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL))
-RUN = [*TINY_GPT, "data=files", "data.train=corpus.txt", "training.max_steps=2", "training.eval_steps=2"]
+FILES = dict(
+    re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+)
+RUN = [
+    *TINY_GPT,
+    "data=files",
+    "data.train=corpus.txt",
+    "training.max_steps=2",
+    "training.eval_steps=2",
+]
 PLUGINS = ["--plugin", "my_optimizers.py", "--plugin", "my_schedules.py"]
-CHOSEN = ["optimizer=my_lion", "scheduler=sawtooth", "scheduler.period=2", "checkpoint.save_steps=1"]
+CHOSEN = [
+    "optimizer=my_lion",
+    "scheduler=sawtooth",
+    "scheduler.period=2",
+    "checkpoint.save_steps=1",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +70,25 @@ def test_a_run_its_resume_and_what_reads_it(capsys: pytest.CaptureFixture[str]) 
         ("my_optimizers.py", ["optimizer=my_lion"]),
         ("my_schedules.py", ["scheduler=sawtooth"]),
     ]
-    assert json.loads(Path("run/checkpoints/step-00000002/state.json").read_text())["plugins"] == recorded
-    assert summary(Path("run"))["command"].startswith("optrun --plugin my_optimizers.py --plugin my_schedules.py ")
+    assert (
+        json.loads(Path("run/checkpoints/step-00000002/state.json").read_text())["plugins"]
+        == recorded
+    )
+    assert summary(Path("run"))["command"].startswith(
+        "optrun --plugin my_optimizers.py --plugin my_schedules.py "
+    )
     assert "--plugin my_optimizers.py" in capsys.readouterr().out
     forget_all()
-    for verb in (["resume=run", "training.max_steps=3"], ["evaluate", "run"], ["resume=run", "optimizer=adamw"]):
+    for verb in (
+        ["resume=run", "training.max_steps=3"],
+        ["evaluate", "run"],
+        ["resume=run", "optimizer=adamw"],
+    ):
         assert optrun(*verb) == 2
-        assert "optimizer=my_lion was registered by my_optimizers.py; give --plugin my_opt" in capsys.readouterr().err
+        assert (
+            "optimizer=my_lion was registered by my_optimizers.py; give --plugin my_opt"
+            in capsys.readouterr().err
+        )
     assert optrun(*PLUGINS, "resume=run", "training.max_steps=3") == 0, capsys.readouterr().err
     assert optrun(*PLUGINS, "evaluate", "run", "--json") == 0
     capsys.readouterr()
@@ -88,7 +115,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_changed_file_is_refused_unless_it_is_allowed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_file_is_refused_unless_it_is_allowed(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(made, "run")
     before = summary(Path("run"))["plugins"]
     with Path("my_optimizers.py").open("a") as file:
@@ -102,7 +131,9 @@ def test_a_changed_file_is_refused_unless_it_is_allowed(made: Path, capsys: pyte
     assert optrun(*PLUGINS, "--allow-changed-plugins", "resume=run", "training.max_steps=3") == 0
     after = summary(Path("run"))
     assert after["plugins"][0]["sha256"] != before[0]["sha256"]
-    assert any("allowed by --allow-changed-plugins" in note for note in after["resumes"][-1]["notes"])
+    assert any(
+        "allowed by --allow-changed-plugins" in note for note in after["resumes"][-1]["notes"]
+    )
     assert optrun(*PLUGINS, "resume=run", "training.max_steps=4") == 0  # it is what it was then
 
 
@@ -122,18 +153,36 @@ def test_a_forged_record_is_refused_though_its_checksums_are_right(
         json.dumps([{**recorded[0], "sha256": None}, recorded[1]]): "sha256 None, now",
     }.items():
         resealed(folder, ("plugins",), json.loads(forged))
-        misshapen = forged in ("null", "5", "[5]")  # found where `state.json` is read, whoever reads it
-        for verb in ([] if misshapen else [["resume=run", "training.max_steps=2"]]) + [["evaluate", "run"]]:
+        misshapen = forged in (
+            "null",
+            "5",
+            "[5]",
+        )  # found where `state.json` is read, whoever reads it
+        for verb in ([] if misshapen else [["resume=run", "training.max_steps=2"]]) + [
+            ["evaluate", "run"]
+        ]:
             assert optrun(*PLUGINS, *verb) in (2, 4), forged
             assert fact in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep_loads_it_in_every_process(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*PLUGINS, "-m", *CHOSEN, *RUN, f"hydra/launcher={launcher}", "seed=0,1", "hydra.sweep.dir=sweep"]
+def test_a_sweep_loads_it_in_every_process(
+    launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *PLUGINS,
+        "-m",
+        *CHOSEN,
+        *RUN,
+        f"hydra/launcher={launcher}",
+        "seed=0,1",
+        "hydra.sweep.dir=sweep",
+    ]
     assert optrun(*words) == 0, capsys.readouterr()
-    commands = [json.loads(path.read_text())["command"] for path in Path("sweep").glob("*/summary.json")]
+    commands = [
+        json.loads(path.read_text())["command"] for path in Path("sweep").glob("*/summary.json")
+    ]
     assert len(commands) == 2
     assert all(command.startswith("optrun --plugin my_optimizers.py") for command in commands)
     with Path("my_optimizers.py").open("a") as file:
@@ -151,7 +200,9 @@ def test_the_laws_hold_for_it() -> None:
 
 def test_a_rule_may_name_it(capsys: pytest.CaptureFixture[str]) -> None:
     rules = "param_groups.rules=[{pattern: wte, optimizer: my_lion}]"
-    assert optrun(*PLUGINS, *RUN, "optimizer=lamb", rules, "hydra.run.dir=run") == 0, capsys.readouterr().err
+    assert optrun(*PLUGINS, *RUN, "optimizer=lamb", rules, "hydra.run.dir=run") == 0, (
+        capsys.readouterr().err
+    )
     assert summary(Path("run"))["plugins"][0]["names"] == ["optimizer=my_lion"]
     assert optrun("explain", *RUN, "optimizer=lamb", rules.replace("my_lion", "my_tiger")) == 2
     assert "my_tiger" in capsys.readouterr().err
@@ -173,7 +224,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     registry._declared.cache_clear()
     yield folder
     registry._declared.cache_clear()
-    for origin in {str(row.origin) for row in registry.choices("optimizer").values() if row.origin is not None}:
+    for origin in {
+        str(row.origin) for row in registry.choices("optimizer").values() if row.origin is not None
+    }:
         registry.remove(origin)
 
 
@@ -197,12 +250,18 @@ def test_an_installed_package_brings_it(site: Path, capsys: pytest.CaptureFixtur
     assert "my_lion" not in registry.choices("optimizer")  # its name is known, and nothing imported
     assert optrun("optimizer=my_lion", *RUN, "hydra.run.dir=run") == 0, capsys.readouterr().err
     (recorded,) = summary(Path("run"))["plugins"]
-    assert (recorded["distribution"], recorded["version"], recorded["names"]) == ("lions", "1.2", ["optimizer=my_lion"])
+    assert (recorded["distribution"], recorded["version"], recorded["names"]) == (
+        "lions",
+        "1.2",
+        ["optimizer=my_lion"],
+    )
     registry.remove("lions 1.2")
     registry._declared.cache_clear()
     (site / "lions-1.2.dist-info" / "entry_points.txt").unlink()
     assert optrun("resume=run", "training.max_steps=3") == 2
-    assert "was registered by the installed package lions 1.2; install it" in capsys.readouterr().err
+    assert (
+        "was registered by the installed package lions 1.2; install it" in capsys.readouterr().err
+    )
 
 
 def test_it_may_lie_inside_the_package(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,17 @@ from tests.docs.commands import commands
 from tests.running import TINY_BERT, optrun, records, sentence, summary, write_labelled
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending_tasks.md"
-SHORT = ["data.max_length=16", "training.max_steps=2", "training.eval_steps=1", "checkpoint.save_steps=1"]
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL))
+SHORT = [
+    "data.max_length=16",
+    "training.max_steps=2",
+    "training.eval_steps=1",
+    "checkpoint.save_steps=1",
+]
+FILES = dict(
+    re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +43,11 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def write_endings(name: str, rows: int, first: int = 0) -> str:
     """Rows with a text, three endings and the number of the right one."""
     made = [
-        {"text": sentence(row), "endings": [sentence(row + one)[:20] for one in (1, 2, 3)], "label": row % 3}
+        {
+            "text": sentence(row),
+            "endings": [sentence(row + one)[:20] for one in (1, 2, 3)],
+            "label": row % 3,
+        }
         for row in range(first, first + rows)
     ]
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
@@ -48,11 +61,18 @@ def write_pipes(name: str, rows: int) -> str:
 
 
 def test_each_example_is_short() -> None:
-    assert set(FILES) == {"best_ending.py", "focal_classification.py", "balanced_error.py", "pipes.py"}
+    assert set(FILES) == {
+        "best_ending.py",
+        "focal_classification.py",
+        "balanced_error.py",
+        "pipes.py",
+    }
     assert {name: text.count("\n") for name, text in FILES.items() if text.count("\n") >= 60} == {}
 
 
-def through(capsys: pytest.CaptureFixture[str], plugin: list[str], words: list[str], metric: str, mode: str) -> str:
+def through(
+    capsys: pytest.CaptureFixture[str], plugin: list[str], words: list[str], metric: str, mode: str
+) -> str:
     """Train two steps, resume, explain, evaluate, report and export; returns the card."""
     words = [*words, *TINY_BERT, *SHORT]
     assert optrun(*plugin, *words, "hydra.run.dir=run") == 0, capsys.readouterr().err
@@ -72,8 +92,17 @@ def through(capsys: pytest.CaptureFixture[str], plugin: list[str], words: list[s
 
 def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ["--plugin", "best_ending.py"]
-    train, a, b = write_endings("train.jsonl", 24), write_endings("a.jsonl", 6, 50), write_endings("b.jsonl", 6, 60)
-    words = ["task=best_ending", "data=files", f"data.train={train}", f"data.eval={{dev: {a}, hard: {b}}}"]
+    train, a, b = (
+        write_endings("train.jsonl", 24),
+        write_endings("a.jsonl", 6, 50),
+        write_endings("b.jsonl", 6, 60),
+    )
+    words = [
+        "task=best_ending",
+        "data=files",
+        f"data.train={train}",
+        f"data.eval={{dev: {a}, hard: {b}}}",
+    ]
     assert optrun(*plugin, *words, *TINY_BERT, *SHORT, "task.endings_column=answers") == 2
     assert "task.endings_column=answers" in capsys.readouterr().err
     smoothed = [*words, "training.label_smoothing_factor=0.1"]
@@ -84,7 +113,10 @@ def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert "AutoModelForMultipleChoice.from_pretrained(folder)" in card
     Path("bad.jsonl").write_text('{"text": "a", "endings": ["b", "c"], "label": 2}\n')
     capsys.readouterr()
-    assert optrun(*plugin, *words[:2], "data.train=bad.jsonl", "data.eval=a.jsonl", *TINY_BERT, *SHORT) == 2
+    assert (
+        optrun(*plugin, *words[:2], "data.train=bad.jsonl", "data.eval=a.jsonl", *TINY_BERT, *SHORT)
+        == 2
+    )
     assert "data.train: row 1: 2 endings, label 2" in capsys.readouterr().err
 
 
@@ -106,7 +138,10 @@ def test_a_search_knows_the_direction() -> None:
     ):
         given = ["task=best_ending", "data=files", "data.train=x.jsonl", "lr=1e-3,1e-2", *chosen]
         search = Search(
-            hydra, Composer(hydra, "config"), options, [Contender("", checked(hydra, "config", given, sweep=True))]
+            hydra,
+            Composer(hydra, "config"),
+            options,
+            [Contender("", checked(hydra, "config", given, sweep=True))],
         )
         assert [study.mode() for study in search.studies] == [mode]
 
@@ -120,7 +155,10 @@ def test_a_task_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("--plugin", "best_ending.py", *swept) == 0, capsys.readouterr().err
     (study,) = optuna.get_all_study_summaries("sqlite:///sweep/study.db")
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-    assert all(summary(path.parent)["status"] == "finished" for path in Path("sweep").glob("*/summary.json"))
+    assert all(
+        summary(path.parent)["status"] == "finished"
+        for path in Path("sweep").glob("*/summary.json")
+    )
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +167,9 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for number, command in enumerate(commands(PAGE)):
         program, *words = command.arguments
         assert program == "optrun"
-        assert optrun(*words, *TINY_BERT[1:], *SHORT, f"hydra.run.dir=run-{number}") == 0, capsys.readouterr().err
+        assert optrun(*words, *TINY_BERT[1:], *SHORT, f"hydra.run.dir=run-{number}") == 0, (
+            capsys.readouterr().err
+        )
 
 
 def test_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +184,10 @@ def test_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert none["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-5)
     assert two["train/loss"] < 0.6 * plain["train/loss"]
     assert two["eval/loss"] == pytest.approx(plain["eval/loss"], rel=0.1), "the model's own"
-    for refused, fact in (("task.gamma=-1", "0 or more"), ("training.label_smoothing_factor=0.1", "expected 0")):
+    for refused, fact in (
+        ("task.gamma=-1", "0 or more"),
+        ("training.label_smoothing_factor=0.1", "expected 0"),
+    ):
         capsys.readouterr()
         assert optrun(*plugin, "task=focal_classification", *words, refused) == 2
         assert refused in (said := capsys.readouterr().err)
@@ -153,7 +196,11 @@ def test_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_source_and_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ["--plugin", "pipes.py", "--plugin", "balanced_error.py"]
-    words = ["data=pipes", f"data.path={write_pipes('reviews.txt', 40)}", "task=sequence_classification"]
+    words = [
+        "data=pipes",
+        f"data.path={write_pipes('reviews.txt', 40)}",
+        "task=sequence_classification",
+    ]
     judged = ["task.metrics=[balanced_error]", "checkpoint.metric=balanced_error"]
     plateau = ["scheduler=plateau", "scheduler.metric=eval/balanced_error"]
     through(capsys, plugin, [*words, *judged, *plateau], "eval/balanced_error", "min")
@@ -161,7 +208,11 @@ def test_a_source_and_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["eval/balanced_error"] == pytest.approx(0.5, abs=0.5)
     capsys.readouterr()
     for wrong, facts in {
-        "task.metrics=[balanced_eror]": ["task.metrics", "balanced_eror", "Did you mean balanced_error"],
+        "task.metrics=[balanced_eror]": [
+            "task.metrics",
+            "balanced_eror",
+            "Did you mean balanced_error",
+        ],
         "data.path=nowhere.txt": ["data.path=nowhere.txt", "cannot be read"],
         "task.problem_type=regression": ["balanced_error", "not for", "numbers"],
     }.items():
@@ -177,11 +228,19 @@ def test_a_source_is_found_from_another_folder(
     """Only the schema knows that `data.rows` is a file."""
     written = FILES["pipes.py"].replace('("path",)', '("rows",)').replace("path: str", "rows: str")
     Path("pipes.py").write_text(written.replace("config.path", "config.rows"), encoding="utf-8")
-    words = ["data=pipes", f"data.rows={write_pipes('reviews.txt', 40)}", "task=sequence_classification"]
-    assert optrun("--plugin", "pipes.py", *words, *TINY_BERT, *SHORT, "hydra.run.dir=run") == 0, capsys.readouterr().err
+    words = [
+        "data=pipes",
+        f"data.rows={write_pipes('reviews.txt', 40)}",
+        "task=sequence_classification",
+    ]
+    assert optrun("--plugin", "pipes.py", *words, *TINY_BERT, *SHORT, "hydra.run.dir=run") == 0, (
+        capsys.readouterr().err
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     capsys.readouterr()
-    assert optrun("--plugin", "../pipes.py", "resume=../run", "training.max_steps=3") == 0, capsys.readouterr().err
+    assert optrun("--plugin", "../pipes.py", "resume=../run", "training.max_steps=3") == 0, (
+        capsys.readouterr().err
+    )
     assert "data.rows" not in capsys.readouterr().out, "the same file is no change"
     assert optrun("--plugin", "../pipes.py", "evaluate", "../run") == 0, capsys.readouterr().err

@@ -28,22 +28,30 @@ def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_help_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from optrun.cli.main import run; run(['--help']); print({'hydra', 'torch'} & sys.modules.keys())"
+    code = "import sys; from optrun.cli.main import run; run(['--help']); print({'hydra', 'torch'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_the_help_shows_choices_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_shows_choices_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "optimizer").mkdir()
     for name in ("my_lamb", "lion"):
-        (tmp_path / "optimizer" / f"{name}.yaml").write_text(f"defaults: [{name.removeprefix('my_')}]\n")
-    assert "lazy_adam, lion, mars, muon, my_lamb, nadam" in said(capsys, "--config-dir", str(tmp_path))
+        (tmp_path / "optimizer" / f"{name}.yaml").write_text(
+            f"defaults: [{name.removeprefix('my_')}]\n"
+        )
+    assert "lazy_adam, lion, mars, muon, my_lamb, nadam" in said(
+        capsys, "--config-dir", str(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("group", reference.CHOICES)
-def test_every_key_of_every_choice_is_explained(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_key_of_every_choice_is_explained(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert all(f"{group}={choice}" in said(capsys, group) for choice in reference.CHOICES[group])
     for choice in reference.CHOICES[group]:
         text = said(capsys, f"{group}={choice}")
@@ -53,7 +61,9 @@ def test_every_key_of_every_choice_is_explained(group: str, capsys: pytest.Captu
         assert max(map(len, text.splitlines())) <= 130
 
 
-def test_a_key_is_explained_with_the_choices_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_explained_with_the_choices_that_have_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = said(capsys, "optimizer.eps", "lr")
     assert "optimizer.eps=1.0e-6" in text
     assert "with optimizer=lamb" in text
@@ -70,6 +80,8 @@ def test_a_key_is_explained_with_the_choices_that_have_it(capsys: pytest.Capture
         "nothing_like_it": "Groups: task, data",
     }.items(),
 )
-def test_a_word_that_names_nothing_is_refused(word: str, fact: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_names_nothing_is_refused(
+    word: str, fact: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun("--help", word) == 2
     assert fact in capsys.readouterr().err

@@ -34,9 +34,10 @@ def files(kind: str, step: int = 1) -> dict[str, bytes]:
     """The rows in their order, or with `step=-1` in the opposite one."""
     found = {"README.md": CARD}
     for name, begin in (("train-00000", 0), ("train-00001", 40), ("validation", 80)):
-        rows = [{"text": sentence(row), "label": "odd" if row % 2 else "even"} for row in range(begin, begin + 40)][
-            ::step
-        ]
+        rows = [
+            {"text": sentence(row), "label": "odd" if row % 2 else "even"}
+            for row in range(begin, begin + 40)
+        ][::step]
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
         if kind == "parquet":
             file = io.BytesIO()
@@ -75,7 +76,12 @@ class Place:
 
     def __enter__(self) -> Place:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", EACH_FORKED], env=self.env, cwd=self.folder, text=True, stdin=PIPE, stdout=PIPE
+            [sys.executable, "-c", EACH_FORKED],
+            env=self.env,
+            cwd=self.folder,
+            text=True,
+            stdin=PIPE,
+            stdout=PIPE,
         )
         return self
 
@@ -128,7 +134,11 @@ def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
     with served(hub) as env, Place(tmp_path, env) as place:
         words = [*COMMON, *KINDS["jsonl"], "training.max_steps=2"]
         told = place.run(*words, code=2)
-        for fact in ("data.streaming=true", f"{NAME} has no split to evaluate on (it has train)", "data.eval_split"):
+        for fact in (
+            "data.streaming=true",
+            f"{NAME} has no split to evaluate on (it has train)",
+            "data.eval_split",
+        ):
             assert fact in told
         assert "no such revision" in place.run(*words, "data.revision=other", code=2)
         others = [word.replace(NAME, "someone/other") for word in words]
@@ -136,10 +146,15 @@ def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
         hub.lies["train.jsonl"] = hub.commits[hub.main]["train.jsonl"].replace(b"fox", b"dog")
         assert "other bytes than it names" in place.run(*words, "data.eval_fraction=0", code=1)
         hub.commit({"README.md": CARD, "train.csv": b"text,label\na,b\n" * 9})
-        assert "data.streaming=true reads .jsonl" in place.run(*words, "data.eval_fraction=0", code=2)
+        assert "data.streaming=true reads .jsonl" in place.run(
+            *words, "data.eval_fraction=0", code=2
+        )
     with Place(tmp_path, {**env, "HF_ENDPOINT": "http://127.0.0.1:9"}) as place:
         silent = place.run(*words, code=2)
-    assert "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not answer" in silent
+    assert (
+        "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not answer"
+        in silent
+    )
     assert "Traceback" not in silent
 
 
@@ -149,11 +164,16 @@ def test_without_the_hub_and_of_a_folder_it_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows").mkdir()
     for path, facts in (
-        (NAME, (f"data.path={NAME}: data.streaming=true reads from the hub", "HF_HUB_OFFLINE is set")),
+        (
+            NAME,
+            (f"data.path={NAME}: data.streaming=true reads from the hub", "HF_HUB_OFFLINE is set"),
+        ),
         ("rows", ("data.path=rows: data.streaming=true reads a dataset of the hub", "data=files")),
     ):
         words = [word for word in COMMON if not word.startswith("data.path=")]
-        assert optrun(*words, *KINDS["jsonl"], f"data.path={path}", f"hydra.run.dir={path}-run") == 2
+        assert (
+            optrun(*words, *KINDS["jsonl"], f"data.path={path}", f"hydra.run.dir={path}-run") == 2
+        )
         told = " ".join(capsys.readouterr().err.split())
         for fact in facts:
             assert fact in told

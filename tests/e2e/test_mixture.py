@@ -12,9 +12,12 @@ from tests.faults.runs import cut
 from tests.running import TINY_GPT, composed, optrun, records, sentence, tensors
 
 EVERY = [
-    "scheduler=constant", "training.logging_steps=1", "checkpoint.save_steps=4", "checkpoint.keep_last=9",
+    "scheduler=constant",
+    "training.logging_steps=1",
+    "checkpoint.save_steps=4",
+    "checkpoint.keep_last=9",
     "training.eval_steps=100",
-]  # fmt: skip
+]
 MIXED = [
     "data=mixture",
     "data.mixture={prose: {train: prose.jsonl}, code: {train: code_*.jsonl, text_column: body, streaming: true, "
@@ -56,14 +59,21 @@ def test_a_mixture_trains_tells_each_source_and_goes_on(
     assert "\n  mixture:\n" in Path("cut/config.yaml").read_text()
     assert tensors(Path("cut"), 9) == tensors(Path("straight"), 9)
     kept = ("train/loss/prose", "train/loss/code", "train/share/prose", "train/share/code")
-    lines = [{name: record[name] for name in kept if name in record} for record in records(Path("straight"))]
-    assert lines == [{name: record[name] for name in kept if name in record} for record in records(Path("cut"))]
+    lines = [
+        {name: record[name] for name in kept if name in record}
+        for record in records(Path("straight"))
+    ]
+    assert lines == [
+        {name: record[name] for name in kept if name in record} for record in records(Path("cut"))
+    ]
     for record in records(Path("straight")):
         shares = [record.get(f"train/share/{name}", 0) for name in ("prose", "code")]
         assert sum(shares) == pytest.approx(1)
         losses = [record.get(f"train/loss/{name}", 0) for name in ("prose", "code")]
         mean = sum(share * loss for share, loss in zip(shares, losses, strict=True))
-        assert mean == pytest.approx(record["train/loss"], rel=0.02), "blocks are nearly of the same length"
+        assert mean == pytest.approx(record["train/loss"], rel=0.02), (
+            "blocks are nearly of the same length"
+        )
     assert {"eval/prose/loss", "eval/code/loss"} <= set(records(Path("straight"))[-1])
     capsys.readouterr()
     assert optrun("explain", *words) == 0
@@ -82,16 +92,37 @@ TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
     ("words", "message"),
     [
         (["data.mixture={}"], "data.mixture={}: expected a mapping from names"),
-        (["data.mixture={a: {trian: a.jsonl}}"], r"data.mixture.a.trian: there is no such key. Did you mean train"),
+        (
+            ["data.mixture={a: {trian: a.jsonl}}"],
+            r"data.mixture.a.trian: there is no such key. Did you mean train",
+        ),
         (["data.mixture={a: {eval: a.jsonl}}"], "data.mixture.a.train=null: expected a path"),
-        (["data.mixture={a: {train: a, streaming: true}}"], "data.mixture.a: data.streaming=true: expected rows to"),
-        (["data.mixture={a: {train: a, column_names: abc}}"], "data.mixture.a: data.column_names=abc: expected a list"),
-        (["data.mixture={a: {train: a, streaming: maybe}}"], "data.mixture.a: data.streaming=maybe: expected true or"),
-        ([TWO, "data.probabilities={a: 0.5, c: 0.5}"], "data.probabilities.c: there is no such source"),
+        (
+            ["data.mixture={a: {train: a, streaming: true}}"],
+            "data.mixture.a: data.streaming=true: expected rows to",
+        ),
+        (
+            ["data.mixture={a: {train: a, column_names: abc}}"],
+            "data.mixture.a: data.column_names=abc: expected a list",
+        ),
+        (
+            ["data.mixture={a: {train: a, streaming: maybe}}"],
+            "data.mixture.a: data.streaming=maybe: expected true or",
+        ),
+        (
+            [TWO, "data.probabilities={a: 0.5, c: 0.5}"],
+            "data.probabilities.c: there is no such source",
+        ),
         ([TWO, "data.probabilities={a: 1.0}"], "data.probabilities: data.mixture.b has none"),
         ([TWO, "data.probabilities={a: 0.5, b: 0.4}"], "numbers with the sum 1, and theirs is 0.9"),
-        ([TWO, "data.probabilities={a: 1.5, b: -0.5}"], "data.probabilities.a=1.5: expected a number from 0 to 1"),
-        ([TWO, "data.stopping_strategy=longest"], "data.stopping_strategy=longest: expected one of first_exhausted"),
+        (
+            [TWO, "data.probabilities={a: 1.5, b: -0.5}"],
+            "data.probabilities.a=1.5: expected a number from 0 to 1",
+        ),
+        (
+            [TWO, "data.stopping_strategy=longest"],
+            "data.stopping_strategy=longest: expected one of first_exhausted",
+        ),
         (
             [TWO, "data.probabilities={a: 1.0, b: 0.0}", "data.stopping_strategy=all_exhausted"],
             "data.probabilities.b=0: with data.stopping_strategy=all_exhausted an epoch would never end",
@@ -116,7 +147,10 @@ def test_what_is_no_mixture_is_refused(words: list[str], message: str) -> None:
 
 
 def test_a_source_that_is_not_evaluated_takes_no_name() -> None:
-    composed("data=mixture", "data.mixture={code: {train: a, eval: {py: x}}, code_py: {train: b, eval_fraction: 0}}")
+    composed(
+        "data=mixture",
+        "data.mixture={code: {train: a, eval: {py: x}}, code_py: {train: b, eval_fraction: 0}}",
+    )
 
 
 def test_a_source_that_is_not_there_is_named(
@@ -129,7 +163,11 @@ def test_a_source_that_is_not_there_is_named(
         ("prosa.jsonl", "data.mixture.b: data.train=prosa.jsonl: no such file"),
         ("empty.jsonl", "data.mixture.b: data.train=empty.jsonl: cannot be read: no rows in it"),
     ):
-        words = ["data=mixture", f"data.mixture={{a: {{train: prose.jsonl}}, b: {{train: {source}}}}}", *TINY_GPT]
+        words = [
+            "data=mixture",
+            f"data.mixture={{a: {{train: prose.jsonl}}, b: {{train: {source}}}}}",
+            *TINY_GPT,
+        ]
         assert optrun(*words, "training.max_steps=1") == 2
         said = " ".join(capsys.readouterr().err.split())
         assert message in said

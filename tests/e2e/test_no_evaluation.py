@@ -25,10 +25,17 @@ from tests.running import (
 
 ALL = "data.eval_fraction=0"
 FIT = [
-    *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", ALL,
-    "training.per_device_train_batch_size=4", "training.max_steps=6", "training.eval_steps=2",
-    "training.logging_steps=4", "checkpoint.save_steps=3",
-]  # fmt: skip
+    *TINY_BERT,
+    "task=sequence_classification",
+    "data=files",
+    "data.train=train.csv",
+    ALL,
+    "training.per_device_train_batch_size=4",
+    "training.max_steps=6",
+    "training.eval_steps=2",
+    "training.logging_steps=4",
+    "checkpoint.save_steps=3",
+]
 
 
 @pytest.fixture
@@ -38,7 +45,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_last_fit_on_all_rows(here: Path, pictures: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_last_fit_on_all_rows(
+    here: Path, pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(*FIT, "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
     assert "trained on all rows, evaluated on none" in said
@@ -54,7 +63,10 @@ def test_a_last_fit_on_all_rows(here: Path, pictures: None, capsys: pytest.Captu
     assert not any(name.startswith("eval/") for record in records(run) for name in record)
     assert not any("eval/" in record.get("unscheduled", []) for record in records(run))
     assert (run / "curves.png").is_file()
-    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000003", "step-00000006"]
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == [
+        "step-00000003",
+        "step-00000006",
+    ]
     card = (run / "model" / "README.md").read_text()
     assert "12 training examples and none for evaluation" in card
     assert "Not evaluated." in card
@@ -95,15 +107,32 @@ def write_rows(folder: Path) -> None:
         [*TINY_GPT],
         [*TINY_GPT, "task.packing=false"],
         [*TINY_BERT, "task=masked_lm"],
-        [*TINY_BERT, "task=sequence_classification", "task.problem_type=regression", "data.label_column=number"],
+        [
+            *TINY_BERT,
+            "task=sequence_classification",
+            "task.problem_type=regression",
+            "data.label_column=number",
+        ],
         [*TINY_BERT, "task=token_classification", "data.train=words.jsonl"],
         [
-            "task=seq2seq_lm", "model=from_config", "model.model_type=t5", "model.vocab_size=300",
-            "model.config.d_model=16", "model.config.num_layers=1", "data.train=pairs.jsonl",
+            "task=seq2seq_lm",
+            "model=from_config",
+            "model.model_type=t5",
+            "model.vocab_size=300",
+            "model.config.d_model=16",
+            "model.config.num_layers=1",
+            "data.train=pairs.jsonl",
         ],
     ],
-    ids=["causal_lm", "causal_lm, row by row", "masked_lm", "regression", "token_classification", "seq2seq_lm"],
-)  # fmt: skip
+    ids=[
+        "causal_lm",
+        "causal_lm, row by row",
+        "masked_lm",
+        "regression",
+        "token_classification",
+        "seq2seq_lm",
+    ],
+)
 def test_every_task_can_do_without(words: list[str], here: Path) -> None:
     write_rows(here)
     lines = ["text,number", *(f"{sentence(at)},{at}" for at in range(12))]
@@ -121,9 +150,18 @@ def test_every_task_can_do_without(words: list[str], here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (["checkpoint.metric=eval/accuracy"], ["checkpoint.metric=eval/accuracy", "needs an evaluation"]),
-        (["scheduler=plateau", "scheduler.metric=eval/loss"], ["scheduler.metric=eval/loss", "needs an evaluation"]),
-        (["-m", "hydra/sweeper=optuna", "lr=interval(1e-4,1e-2)"], ["data.eval_fraction=0", "search"]),
+        (
+            ["checkpoint.metric=eval/accuracy"],
+            ["checkpoint.metric=eval/accuracy", "needs an evaluation"],
+        ),
+        (
+            ["scheduler=plateau", "scheduler.metric=eval/loss"],
+            ["scheduler.metric=eval/loss", "needs an evaluation"],
+        ),
+        (
+            ["-m", "hydra/sweeper=optuna", "lr=interval(1e-4,1e-2)"],
+            ["data.eval_fraction=0", "search"],
+        ),
         (["-m", "hydra.sweeper.rungs=[2]", "lr=1e-4,1e-3"], ["data.eval_fraction=0", "rungs"]),
     ],
 )
@@ -137,9 +175,17 @@ def test_what_needs_one_is_refused(
     assert not list(here.glob("outputs/*/*"))
 
 
-def test_rows_cut_off_afterwards_were_trained_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_cut_off_afterwards_were_trained_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The embedded data are cut as well, and have no other rows to name."""
-    fit = [*TINY_GPT, "data=stdlib", "data.max_train_examples=16", "data.max_eval_examples=8", "training.max_steps=1"]
+    fit = [
+        *TINY_GPT,
+        "data=stdlib",
+        "data.max_train_examples=16",
+        "data.max_eval_examples=8",
+        "training.max_steps=1",
+    ]
     assert optrun(*fit, ALL, "hydra.run.dir=run") == 0
     assert "optrun evaluate" not in capsys.readouterr().out
     assert optrun("evaluate", "run") == 2

@@ -11,7 +11,19 @@ import pytest
 from optrun.config.literal import parse_token, quote_path
 from tests.running import TINY_BERT, optrun, summary, write_labelled
 
-NAMES = ["my run", "a=b", "x[1]", 'it\'s "q"', "ünï,c", "(p){q}", "-dash", "a;b#c&d", "1e5", "back\\slash", "'quoted'"]
+NAMES = [
+    "my run",
+    "a=b",
+    "x[1]",
+    'it\'s "q"',
+    "ünï,c",
+    "(p){q}",
+    "-dash",
+    "a;b#c&d",
+    "1e5",
+    "back\\slash",
+    "'quoted'",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,9 +50,17 @@ def test_every_verb_and_every_command_that_is_shown(
     name = '-it\'s [a]=(b), "ü"'
     Path("d,a t=a").mkdir()
     data = write_labelled(Path("d,a t=a"))
-    words = [*TINY_BERT, "task=sequence_classification", "data=files", f"data.train={data}", "training.max_steps=1"]
+    words = [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data=files",
+        f"data.train={data}",
+        "training.max_steps=1",
+    ]
     assert optrun(*words, f"hydra.run.dir={name}") == 0
-    shown = re.findall(r"^ +(?:resume|evaluate|export) +(optrun .+)$", capsys.readouterr().out, re.MULTILINE)
+    shown = re.findall(
+        r"^ +(?:resume|evaluate|export) +(optrun .+)$", capsys.readouterr().out, re.MULTILINE
+    )
     assert len(shown) == 3
     for line in shown:
         program, *rest = shlex.split(line.replace(" DEST", " exported"))

@@ -18,14 +18,33 @@ from tests.faults.runs import cut
 from tests.running import TINY_GPT, optrun, state, tensors, write_text
 
 UNTIED = "model.config.tie_word_embeddings=false"
-BASE = ["parametrization=mup", "parametrization.base.n_embd=16", "parametrization.base.n_head=1", UNTIED]
+BASE = [
+    "parametrization=mup",
+    "parametrization.base.n_embd=16",
+    "parametrization.base.n_head=1",
+    UNTIED,
+]
 DEEP = [*BASE, "parametrization.base.n_layer=1"]
 
 
-GEMMA = ["model=from_config", "model.model_type=gemma", "parametrization=mup", "parametrization.base.hidden_size=16"]
-GEMMA += ["parametrization.base.num_attention_heads=1", "parametrization.base.num_key_value_heads=1"]
-GEMMA += [f"model.config.{size}" for size in ("hidden_size=32", "num_attention_heads=2", "num_key_value_heads=2")]
-GEMMA += [f"model.config.{size}" for size in ("head_dim=16", "intermediate_size=64", "num_hidden_layers=1")]
+GEMMA = [
+    "model=from_config",
+    "model.model_type=gemma",
+    "parametrization=mup",
+    "parametrization.base.hidden_size=16",
+]
+GEMMA += [
+    "parametrization.base.num_attention_heads=1",
+    "parametrization.base.num_key_value_heads=1",
+]
+GEMMA += [
+    f"model.config.{size}"
+    for size in ("hidden_size=32", "num_attention_heads=2", "num_key_value_heads=2")
+]
+GEMMA += [
+    f"model.config.{size}"
+    for size in ("head_dim=16", "intermediate_size=64", "num_hidden_layers=1")
+]
 
 
 @pytest.fixture
@@ -36,9 +55,26 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(steps: int) -> list[str]:
-    data = ["data=files", "data.train=corpus.txt", "training.per_device_train_batch_size=4", "training.eval_steps=3"]
-    own = [*TINY_GPT, *data, *DEEP, "optimizer=lamb", "scheduler=constant", "checkpoint.save_steps=3"]
-    return [*own, "param_groups=layerwise", "param_groups.decay_rate=0.5", f"training.max_steps={steps}"]
+    data = [
+        "data=files",
+        "data.train=corpus.txt",
+        "training.per_device_train_batch_size=4",
+        "training.eval_steps=3",
+    ]
+    own = [
+        *TINY_GPT,
+        *data,
+        *DEEP,
+        "optimizer=lamb",
+        "scheduler=constant",
+        "checkpoint.save_steps=3",
+    ]
+    return [
+        *own,
+        "param_groups=layerwise",
+        "param_groups.decay_rate=0.5",
+        f"training.max_steps={steps}",
+    ]
 
 
 def test_a_run_that_goes_on_is_the_uninterrupted_one(place: Path) -> None:
@@ -48,10 +84,21 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(place: Path) -> None:
     assert tensors(place / "whole", 6) == tensors(place / "part", 6)
     groups = state(place / "whole", 6)["optimizer"]["groups"]
     scales = {name: group["lr_scale"] for group in groups for name in group["param_names"]}
-    assert scales["transformer.h.0.attn.c_attn.weight"] == pytest.approx(0.25 * 2**-0.5), "two layers below the head"
-    assert optrun("branch_from=part/checkpoints/step-00000006", "training.max_steps=7", "hydra.run.dir=branch") == 0
+    assert scales["transformer.h.0.attn.c_attn.weight"] == pytest.approx(0.25 * 2**-0.5), (
+        "two layers below the head"
+    )
+    assert (
+        optrun(
+            "branch_from=part/checkpoints/step-00000006",
+            "training.max_steps=7",
+            "hydra.run.dir=branch",
+        )
+        == 0
+    )
     weights = load_file("whole/model/model.safetensors")
-    assert json.loads(Path("whole/model/config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert json.loads(Path("whole/model/config.json").read_text())["architectures"] == [
+        "GPT2LMHeadModel"
+    ]
     assert "lm_head.weight" in weights, "the exported model is plain transformers"
 
 
@@ -64,7 +111,9 @@ def test_a_step_of_weights_begins_at_the_base(place: Path) -> None:
     assert spread["transformer.h.0.attn.c_attn.weight"] == pytest.approx(0.02 * 2**-0.5, rel=0.1)
     assert spread["lm_head.weight"] == pytest.approx(0.01, rel=0.05)
     ends = [spread[f"transformer.h.{block}.mlp.c_proj.weight"] for block in (0, 1)]
-    assert ends == pytest.approx([0.02 / 2**0.5 / 2**0.5 / 2] * 2, rel=0.1), "GPT-2's 1/sqrt(2 L), of the base"
+    assert ends == pytest.approx([0.02 / 2**0.5 / 2**0.5 / 2] * 2, rel=0.1), (
+        "GPT-2's 1/sqrt(2 L), of the base"
+    )
 
 
 def test_groups_carry_factors(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,29 +122,47 @@ def test_groups_carry_factors(place: Path, capsys: pytest.CaptureFixture[str]) -
     facts = json.loads(capsys.readouterr().out)
     by_name = {tensor["name"]: tensor for tensor in facts["tensors"]}
     matrix, end = (by_name[f"transformer.h.1.mlp.{name}.weight"] for name in ("c_fc", "c_proj"))
-    assert (matrix["lr_scale"], end["lr_scale"]) == (0.5, 0.25), "1/m, and half of it for twice the depth"
+    assert (matrix["lr_scale"], end["lr_scale"]) == (0.5, 0.25), (
+        "1/m, and half of it for twice the depth"
+    )
     assert by_name["lm_head.weight"]["lr_scale"] == 0.5
     assert by_name["transformer.wte.weight"]["lr_scale"] == 1
     assert "hidden matrix (in x2, out x2, depth x2, ends a branch), adam" in end["rule"]
     assert any("parametrization=mup: 1 x output matrix (in x2)" in note for note in facts["notes"])
 
 
-def test_the_norm_before_a_tied_head_carries_the_factor(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_norm_before_a_tied_head_carries_the_factor(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     del place
     tied = [word for word in words(1) if word != UNTIED]
     assert optrun("explain", *tied, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     by_name = {tensor["name"]: tensor for tensor in facts["tensors"]}
-    assert by_name["transformer.ln_f.weight"]["lr_scale"] == by_name["transformer.ln_f.bias"]["lr_scale"] == 0.5
-    assert "carries logits x0.5), lamb: init x0.5, lr x0.5" in by_name["transformer.ln_f.weight"]["rule"]
+    assert (
+        by_name["transformer.ln_f.weight"]["lr_scale"]
+        == by_name["transformer.ln_f.bias"]["lr_scale"]
+        == 0.5
+    )
+    assert (
+        "carries logits x0.5), lamb: init x0.5, lr x0.5"
+        in by_name["transformer.ln_f.weight"]["rule"]
+    )
     assert optrun(*tied, "lr=1e-12", "hydra.run.dir=run") == 0
     weights = load_file("run/model/model.safetensors")
     assert float(weights["transformer.ln_f.weight"].mean()) == pytest.approx(0.5)
     assert "lm_head.weight" not in weights
 
 
-def test_architectures_with_keys_of_their_own_scale_by_them(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["hidden_size=32", "num_attention_heads=2", "num_key_value_heads=2", "intermediate_size=64"]
+def test_architectures_with_keys_of_their_own_scale_by_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = [
+        "hidden_size=32",
+        "num_attention_heads=2",
+        "num_key_value_heads=2",
+        "intermediate_size=64",
+    ]
     own = [f"model.config.{size}" for size in [*sizes, "num_hidden_layers=2", "logits_scaling=3.0"]]
     base = [f"parametrization.base.{size}" for size in ("hidden_size=16", "intermediate_size=32")]
     granite = [
@@ -110,26 +177,45 @@ def test_architectures_with_keys_of_their_own_scale_by_them(capsys: pytest.Captu
     spec = model_spec(config, [])
     found = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     assert found.model.config["logits_scaling"] == 6, "tied: the logits are divided by the width"
-    assert found.model.config["attention_multiplier"] == 0.5, "heads twice as wide, scores by 1/head_dim"
+    assert found.model.config["attention_multiplier"] == 0.5, (
+        "heads twice as wide, scores by 1/head_dim"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
         (["parametrization=mup", UNTIED], ["parametrization.base={}", "parametrization=standard"]),
-        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=32"], ["n_embd: 32", "as large as the model"]),
+        (
+            ["parametrization=mup", UNTIED, "parametrization.base.n_embd=32"],
+            ["n_embd: 32", "as large as the model"],
+        ),
         ([*BASE, "parametrization.base.n_layers=1"], ["parametrization.base.n_layers", "n_layer"]),
         (["parametrization=mup", UNTIED, "parametrization.base.n_embd=64"], ["shrinks"]),
-        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=16"], ["16", "8", "number of heads"]),
-        (["parametrization=mup", UNTIED, "parametrization.base.n_embd=15"], ["parametrization.base", "15"]),
+        (
+            ["parametrization=mup", UNTIED, "parametrization.base.n_embd=16"],
+            ["16", "8", "number of heads"],
+        ),
+        (
+            ["parametrization=mup", UNTIED, "parametrization.base.n_embd=15"],
+            ["parametrization.base", "15"],
+        ),
         ([*BASE, "optimizer=soap"], ["optimizer=soap", "adamw"]),
         ([*BASE, "adapter=lora"], ["rslora", "parametrization=standard"]),
-        (["parametrization.base.n_embd=16"], ["parametrization.base", "belongs to parametrization=mup"]),
-        (["parametrization.base.hidden_size=16"], ["parametrization.base", "belongs to parametrization=mup"]),
+        (
+            ["parametrization.base.n_embd=16"],
+            ["parametrization.base", "belongs to parametrization=mup"],
+        ),
+        (
+            ["parametrization.base.hidden_size=16"],
+            ["parametrization.base", "belongs to parametrization=mup"],
+        ),
         ([*BASE, "parametrization.weight_decay=off"], ["independent"]),
     ],
 )
-def test_refusals(place: Path, given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    place: Path, given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     del place
     assert optrun("explain", *TINY_GPT, *given) == 2
     message = capsys.readouterr().err
@@ -140,7 +226,11 @@ def test_refusals(place: Path, given: list[str], facts: list[str], capsys: pytes
 def test_a_tied_head_without_a_norm_that_scales(capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("explain", *GEMMA, "parametrization.base.intermediate_size=32") == 2
     message = capsys.readouterr().err
-    for fact in ("model.embed_tokens.weight", "model.norm is not its parameters", "tie_word_embeddings=false"):
+    for fact in (
+        "model.embed_tokens.weight",
+        "model.norm is not its parameters",
+        "tie_word_embeddings=false",
+    ):
         assert fact in message
 
 
@@ -154,16 +244,20 @@ def test_the_default_is_what_older_runs_were() -> None:
 def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = [word for word in TINY_GPT if "n_head" not in word]
     own = ["data=files", "data.train=corpus.txt", *tiny, "model.config.n_head=1", "widths=1,2,4"]
-    assert optrun("certify", "transfer", *own, "parametrization=mup", "seeds=0", "--out", "mup.json") == 0, (
-        "with a tied head"
-    )
+    assert (
+        optrun("certify", "transfer", *own, "parametrization=mup", "seeds=0", "--out", "mup.json")
+        == 0
+    ), "with a tied head"
     checked = {
-        line["parameter"]: line["expected"] for line in json.loads(Path("mup.json").read_text())["checks"][0]["lines"]
+        line["parameter"]: line["expected"]
+        for line in json.loads(Path("mup.json").read_text())["checks"][0]["lines"]
     }
     assert (checked["transformer.ln_f.bias"], checked["lm_head.weight"]) == (-1, 0)
     assert "certified: nothing grows" in capsys.readouterr().out
     assert (place / "mup.png").read_bytes().startswith(b"\x89PNG")
-    assert optrun("certify", "transfer", *own, UNTIED, "--out", "standard.json", "seeds=3") == 1, "the standard one"
+    assert optrun("certify", "transfer", *own, UNTIED, "--out", "standard.json", "seeds=3") == 1, (
+        "the standard one"
+    )
     facts = json.loads(Path("standard.json").read_text())
     assert not facts["holds"]
     assert any("lm_head.weight: the initial output" in failure for failure in facts["failures"])
@@ -184,7 +278,9 @@ def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["scheduler.warmup_ratio=0.1", "widths=1,2,3", "lr=-1"], ["lr=-1"]),
     ],
 )
-def test_certify_refuses(given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_certify_refuses(
+    given: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun("certify", "transfer", *given) == 2
     message = capsys.readouterr().err
     for fact in facts:

@@ -75,11 +75,22 @@ class Tracker:
     def log(self, record): pass
     def close(self, status): pass
 """
-LINE = 1 + next(index for index, line in enumerate(MINE.splitlines()) if line.endswith("# the line"))
+LINE = 1 + next(
+    index for index, line in enumerate(MINE.splitlines()) if line.endswith("# the line")
+)
 RUN = [
-    *TINY_BERT, "--plugin", "mine.py", "task=mine", "data=mine", "task.metrics=[mine]", "scheduler=mine",
-    "tracking=mine", "training.per_device_train_batch_size=4", "training.max_steps=2", "hydra.run.dir=run",
-]  # fmt: skip
+    *TINY_BERT,
+    "--plugin",
+    "mine.py",
+    "task=mine",
+    "data=mine",
+    "task.metrics=[mine]",
+    "scheduler=mine",
+    "tracking=mine",
+    "training.per_device_train_batch_size=4",
+    "training.max_steps=2",
+    "hydra.run.dir=run",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +104,18 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def write(where: str, raises: str = "") -> None:
     text = MINE.replace('WHERE = "nowhere"', f'WHERE = "{where}"')
-    Path("mine.py").write_text(text.replace('raise KeyError("no such\\nthing")', raises) if raises else text)
+    Path("mine.py").write_text(
+        text.replace('raise KeyError("no such\\nthing")', raises) if raises else text
+    )
 
 
 @pytest.mark.parametrize(
     ("where", "code", "facts"),
     [
-        *((where, 1, ["task=mine", "data=mine", "HYDRA_FULL_ERROR=1"]) for where in ("schema", "read", "loss", "data")),
+        *(
+            (where, 1, ["task=mine", "data=mine", "HYDRA_FULL_ERROR=1"])
+            for where in ("schema", "read", "loss", "data")
+        ),
         ("metric", 1, ["task.metrics", "6 predictions"]),
         ("scheduler", 2, ["scheduler=mine: schedule at step 0"]),
         ("tracker", 2, ["tracking=mine", "tracking=none"]),
@@ -135,7 +151,8 @@ def test_the_traceback_is_there_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    "raises", ["raise SystemExit(0)", "open('gone.txt')", "assert False", "raise MemoryError", "here(name)"]
+    "raises",
+    ["raise SystemExit(0)", "open('gone.txt')", "assert False", "raise MemoryError", "here(name)"],
 )
 def test_whatever_is_raised(raises: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An exit that would pass for a good end, and a file that is no disk's failure, among them."""

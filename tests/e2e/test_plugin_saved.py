@@ -65,18 +65,34 @@ class Tracker:
     def close(self, status): pass
 """
 RUN = [
-    *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT), "--plugin", "mine.py",
-    "task=mine", "data=files", "data.train=train.csv", "task.metrics=[mine]", "tracking=mine",
-    "training.per_device_train_batch_size=4", "training.max_steps=4", "training.eval_steps=2",
-    "training.logging_steps=2", "hydra.run.dir=run",
-]  # fmt: skip
+    *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
+    "--plugin",
+    "mine.py",
+    "task=mine",
+    "data=files",
+    "data.train=train.csv",
+    "task.metrics=[mine]",
+    "tracking=mine",
+    "training.per_device_train_batch_size=4",
+    "training.max_steps=4",
+    "training.eval_steps=2",
+    "training.logging_steps=2",
+    "hydra.run.dir=run",
+]
 
 
-def write(where: str = "nowhere", after: int = 1, loss: str = "loss_of(outputs, batch)", value: str = "0.5") -> int:
+def write(
+    where: str = "nowhere",
+    after: int = 1,
+    loss: str = "loss_of(outputs, batch)",
+    value: str = "0.5",
+) -> int:
     """Write the plugin; returns the line that raises."""
     text = MINE.replace('WHERE = "nowhere"', f'WHERE = "{where}"').replace("AFTER", str(after))
     Path("mine.py").write_text(text.replace("LOSS", loss).replace("VALUE", value))
-    return 1 + next(index for index, line in enumerate(text.splitlines()) if line.endswith("# the line"))
+    return 1 + next(
+        index for index, line in enumerate(text.splitlines()) if line.endswith("# the line")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +108,11 @@ def losses(run: str) -> list[str]:
     """The lines of a run, without what depends on the clock."""
     kept = []
     for line in Path(run, "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        kept.append(",".join(part for part in line.split(",") if "perf/" not in part and '"time"' not in part))
+        kept.append(
+            ",".join(
+                part for part in line.split(",") if "perf/" not in part and '"time"' not in part
+            )
+        )
     return kept
 
 
@@ -120,13 +140,24 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_the_steps_are_saved_first(
-    where: str, after: int, step: int, facts: list[str], capsys: pytest.CaptureFixture[str], straight: str
+    where: str,
+    after: int,
+    step: int,
+    facts: list[str],
+    capsys: pytest.CaptureFixture[str],
+    straight: str,
 ) -> None:
     line = write(where, after)
     code = optrun(*RUN)
     said = "".join(capsys.readouterr())
     assert code == 1, said
-    for fact in ["KeyError", "no such thing", f"mine.py, line {line}", f"step {step} is saved", *facts]:
+    for fact in [
+        "KeyError",
+        "no such thing",
+        f"mine.py, line {line}",
+        f"step {step} is saved",
+        *facts,
+    ]:
         assert fact in said
     assert "Traceback" not in said
     newest, _ = latest_whole(RunDir("run"))
@@ -188,7 +219,9 @@ def test_what_a_plugin_imports_beside_it_is_recorded(
         Path(f"{name}.py").write_text("VALUE = 0.5\n")
     write(value="__import__('late_helper').VALUE")
     text = Path("mine.py").read_text()
-    Path("mine.py").write_text(text.replace("import torch\n", "import torch\nimport early_helper\n", 1))
+    Path("mine.py").write_text(
+        text.replace("import torch\n", "import torch\nimport early_helper\n", 1)
+    )
     assert optrun(*RUN) == 0
     options = ["--plugin", "mine.py", "resume=run", "training.max_steps=6"]
     for name in ("early_helper", "late_helper"):
@@ -202,4 +235,6 @@ def test_what_a_plugin_imports_beside_it_is_recorded(
         Path(f"{name}.py").write_text(before)
     Path("late_helper.py").write_text("VALUE = 0.25\n")
     assert optrun(*options, "--allow-changed-plugins") == 0
-    assert '"eval/mine":0.25' in Path("run/metrics.jsonl").read_text(encoding="utf-8").replace(" ", "")
+    assert '"eval/mine":0.25' in Path("run/metrics.jsonl").read_text(encoding="utf-8").replace(
+        " ", ""
+    )

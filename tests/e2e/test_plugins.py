@@ -57,7 +57,14 @@ def lion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_name_is_a_choice(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["optimizer=my_lion", "optimizer.betas=[0.8,0.9]", "--cfg", "job", "--plugin", "my_lion.py"]
+    argv = [
+        "optimizer=my_lion",
+        "optimizer.betas=[0.8,0.9]",
+        "--cfg",
+        "job",
+        "--plugin",
+        "my_lion.py",
+    ]
     assert run(argv) == 0
     assert "name: my_lion" in capsys.readouterr().out
     assert run(["--plugin=my_lion.py", "--help"]) == 0
@@ -83,7 +90,9 @@ def test_its_keys_are_checked(lion: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_completion_offers_it(lion: Path) -> None:
     assert candidates("optrun --plugin my_lion.py optimizer=my") == ["optimizer=my_lion"]
-    assert "optimizer.betas=" in candidates("optrun --plugin my_lion.py optimizer=my_lion optimizer.")
+    assert "optimizer.betas=" in candidates(
+        "optrun --plugin my_lion.py optimizer=my_lion optimizer."
+    )
     assert candidates("optrun --plugin my_") == ["my_lion.py"]
 
 
@@ -105,7 +114,9 @@ def test_the_package_around_a_module_may_fail(
         assert f"{name}.lion: it fails at import" in capsys.readouterr().err
 
 
-def test_a_package_is_read_again_with_its_modules(lion: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_read_again_with_its_modules(
+    lion: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(lion.parent))
     Path("pride").mkdir()
     Path("pride/__init__.py").write_text("from . import lion")
@@ -124,7 +135,8 @@ def test_a_module_of_somebody_else_stays_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [Path(sysconfig.get_path("stdlib")).resolve().parent, Path(optrun.__file__).parents[1]]
+    "folder",
+    [Path(sysconfig.get_path("stdlib")).resolve().parent, Path(optrun.__file__).parents[1]],
 )
 def test_python_and_optrun_are_no_imports_from_its_folder(folder: Path) -> None:
     """A plugin in a home folder with Python below it, or in a clone: a new version of either refuses no resume."""
@@ -132,10 +144,14 @@ def test_python_and_optrun_are_no_imports_from_its_folder(folder: Path) -> None:
     assert not [name for name in found if name.startswith(("optrun/", "python"))]
 
 
-def test_the_program_is_no_import_of_a_plugin_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_no_import_of_a_plugin_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("__main__", "helper_of_mine"):
         (tmp_path / f"{name}.py").write_text("")
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=str(tmp_path / f"{name}.py")))
+        monkeypatch.setitem(
+            sys.modules, name, SimpleNamespace(__file__=str(tmp_path / f"{name}.py"))
+        )
     assert list(imports_of(tmp_path / "mine.py", "mine")) == ["helper_of_mine.py"]
 
 
@@ -147,7 +163,9 @@ def test_a_changed_file_is_read_again(
     assert run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job"]) == 0
     lion.write_text(LION.replace("1e-4", "3e-4"))
     capsys.readouterr()
-    assert run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job", "-p", "optimizer"]) == 0
+    assert (
+        run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job", "-p", "optimizer"]) == 0
+    )
     assert "0.0003" in capsys.readouterr().out
 
 
@@ -166,21 +184,45 @@ def test_a_changed_file_is_read_again(
         (["--plugin", "mine.py"], "x = (", ["mine.py", "line 1", "SyntaxError"]),
         (["--plugin", "mine.py"], "raise SystemExit(0)", ["mine.py", "line 1", "SystemExit"]),
         (["--plugin", "mine.py"], "raise GeneratorExit", ["mine.py", "line 1", "GeneratorExit"]),
-        (["--plugin", "mine.py"], "def deeper(): deeper()\ndeeper()", ["mine.py", "RecursionError"]),
+        (
+            ["--plugin", "mine.py"],
+            "def deeper(): deeper()\ndeeper()",
+            ["mine.py", "RecursionError"],
+        ),
         (
             ["--plugin", "mine.py"],
             LION.replace("betas: tuple[float, float] = (0.9, 0.99)", "betas: set = None"),
             ["mine.py", "MyLionConfig", "betas", "set"],
         ),
-        (["--plugin", "mine.py"], LION.replace("1e-4", "'fast'"), ["mine.py", "MyLionConfig", "default_lr", "fast"]),
+        (
+            ["--plugin", "mine.py"],
+            LION.replace("1e-4", "'fast'"),
+            ["mine.py", "MyLionConfig", "default_lr", "fast"],
+        ),
         (["--plugin", "mine.py"], LION.replace("my_lion", "Null"), ["mine.py", "Null", "letters"]),
         (["--plugin", "mine.py"], LION.replace("my_lion", "l\u00f6we"), ["mine.py", "letters"]),
         (["--plugin", "~nobody_here/mine.py"], "", ["~nobody_here/mine.py", "path"]),
         (["--plugin", "mi\0ne.py"], "", ["path", "null byte"]),
-        (["--plugin", "mine.py"], "import not_installed_here", ["mine.py", "line 1", "not_installed_here"]),
-        (["--plugin", "mine.py"], LION.replace('"my_lion"', '"lamb"'), ["mine.py", "optimizer=lamb", "optrun itself"]),
-        (["--plugin", "mine.py"], LION.replace("@dataclass(kw_only=True)", ""), ["mine.py", "MyLionConfig"]),
-        (["--plugin", "mine.py", "--plugin", "my_lion.py"], LION, ["my_lion", "mine.py", "my_lion.py", "taken"]),
+        (
+            ["--plugin", "mine.py"],
+            "import not_installed_here",
+            ["mine.py", "line 1", "not_installed_here"],
+        ),
+        (
+            ["--plugin", "mine.py"],
+            LION.replace('"my_lion"', '"lamb"'),
+            ["mine.py", "optimizer=lamb", "optrun itself"],
+        ),
+        (
+            ["--plugin", "mine.py"],
+            LION.replace("@dataclass(kw_only=True)", ""),
+            ["mine.py", "MyLionConfig"],
+        ),
+        (
+            ["--plugin", "mine.py", "--plugin", "my_lion.py"],
+            LION,
+            ["my_lion", "mine.py", "my_lion.py", "taken"],
+        ),
     ],
 )
 def test_what_is_refused(
@@ -191,7 +233,9 @@ def test_what_is_refused(
     said = capsys.readouterr().err
     assert [fact for fact in facts if fact not in said] == []
     assert "Traceback" not in said
-    assert "lamb" not in [row.name for row in registry.choices("optimizer").values() if row.origin is not None]
+    assert "lamb" not in [
+        row.name for row in registry.choices("optimizer").values() if row.origin is not None
+    ]
     assert len(plugins.LOADED) == len([name for name in sys.modules if name.endswith("%2Epy")])
 
 
@@ -215,7 +259,10 @@ DEAF = """
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
-        (LION.replace("lr, betas, weight_decay", "lr, weight_decay"), ["optimizer=my_lion", "MyLion", "betas"]),
+        (
+            LION.replace("lr, betas, weight_decay", "lr, weight_decay"),
+            ["optimizer=my_lion", "MyLion", "betas"],
+        ),
         (LION + DEAF, ["optimizer=my_lion: tried on small parameters", "lr and the schedule"]),
         (LION.replace("(torch.optim.SGD)", ""), ["optimizer=my_lion", "MyLion", "torch optimizer"]),
     ],
@@ -233,7 +280,9 @@ def test_a_worker_refuses_another_file(lion: Path) -> None:
     record = dict(plugins.load("my_lion.py"))
     plugins.load_again([record], changes_allowed=False)
     lion.write_text(LION + "# a word more\n")
-    with pytest.raises(ConfigError, match=r"my_lion\.py: changed since the sweep was started: sha256 \w{12}, now"):
+    with pytest.raises(
+        ConfigError, match=r"my_lion\.py: changed since the sweep was started: sha256 \w{12}, now"
+    ):
         plugins.load_again([record], changes_allowed=False)
     lion.unlink()
     with pytest.raises(ConfigError, match=r"no such file"):

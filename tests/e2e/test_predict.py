@@ -46,7 +46,9 @@ def loaded(run: Path) -> tuple[Any, Any]:
     return library.load_run(run).load_model(), AutoTokenizer.from_pretrained(str(run / "tokenizer"))
 
 
-def predicted(run: Path, *words: str, out: str = "out.jsonl", batch: int = 4) -> list[dict[str, Any]]:
+def predicted(
+    run: Path, *words: str, out: str = "out.jsonl", batch: int = 4
+) -> list[dict[str, Any]]:
     words = (f"out={out}", f"training.per_device_eval_batch_size={batch}", *words)
     assert optrun("predict", str(run), "data.eval=rows.jsonl", *words) == 0
     assert not Path(f"{out}.partial").exists()
@@ -72,7 +74,9 @@ def test_labels_with_probabilities(trained: Trained) -> None:
     same_rows(found, rows)
     for row, one in zip(rows, found, strict=True):
         with torch.no_grad():
-            shares = model(**tokenizer(row["text"], return_tensors="pt")).logits[0].softmax(-1).tolist()
+            shares = (
+                model(**tokenizer(row["text"], return_tensors="pt")).logits[0].softmax(-1).tolist()
+            )
         assert list(one["probabilities"]) == ["even", "odd"]
         assert list(one["probabilities"].values()) == pytest.approx(shares, **CLOSE)
         assert one["prediction"] == ["even", "odd"][shares.index(max(shares))]
@@ -82,7 +86,10 @@ def test_labels_with_probabilities(trained: Trained) -> None:
 def test_how_rows_are_batched_changes_nothing(trained: Trained) -> None:
     run = trained("sequence_classification")
     texts()
-    alone, together = predicted(run, out="a.jsonl", batch=1), predicted(run, out="b.jsonl", batch=64)
+    alone, together = (
+        predicted(run, out="a.jsonl", batch=1),
+        predicted(run, out="b.jsonl", batch=64),
+    )
     for one, other in zip(alone, together, strict=True):
         assert one["prediction"] == other["prediction"]
         assert one["probabilities"] == pytest.approx(other["probabilities"], **CLOSE)
@@ -94,7 +101,12 @@ def test_pairs_and_numbers(trained: Trained) -> None:
     model, tokenizer = loaded(trained("pairs"))
     for row, one in zip(rows, predicted(trained("pairs")), strict=True):
         with torch.no_grad():
-            shares = model(**tokenizer(row["a"], row["b"], return_tensors="pt")).logits[0].softmax(-1).tolist()
+            shares = (
+                model(**tokenizer(row["a"], row["b"], return_tensors="pt"))
+                .logits[0]
+                .softmax(-1)
+                .tolist()
+            )
         assert list(one["probabilities"].values()) == pytest.approx(shares, **CLOSE)
     rows, (model, tokenizer) = texts(9), loaded(trained("regression"))
     for row, one in zip(rows, predicted(trained("regression"), out="n.jsonl"), strict=True):
@@ -106,7 +118,10 @@ def test_pairs_and_numbers(trained: Trained) -> None:
 
 def test_words_and_entities(trained: Trained) -> None:
     run = trained("token_classification")
-    rows = [{"tokens": sentence(n).split()} for n in range(9)] + [{"tokens": []}, {"tokens": ["fox"] * 200}]
+    rows = [{"tokens": sentence(n).split()} for n in range(9)] + [
+        {"tokens": []},
+        {"tokens": ["fox"] * 200},
+    ]
     write_rows(Path("rows.jsonl"), rows)
     model, tokenizer = loaded(run)
     found = predicted(run)
@@ -116,11 +131,18 @@ def test_words_and_entities(trained: Trained) -> None:
         with torch.no_grad():
             shares = model(**encoded).logits[0].softmax(-1)
         first = [encoded.word_ids().index(word) for word in range(len(row["tokens"]))]
-        assert one["prediction"] == [model.config.id2label[int(shares[place].argmax())] for place in first]
-        assert one["probability"] == pytest.approx([float(shares[place].max()) for place in first], **CLOSE)
+        assert one["prediction"] == [
+            model.config.id2label[int(shares[place].argmax())] for place in first
+        ]
+        assert one["probability"] == pytest.approx(
+            [float(shares[place].max()) for place in first], **CLOSE
+        )
         spans = [(entity["type"], entity["start"], entity["end"]) for entity in one["entities"]]
         assert spans == entities(one["prediction"])
-        assert all(entity["words"] == row["tokens"][entity["start"] : entity["end"]] for entity in one["entities"])
+        assert all(
+            entity["words"] == row["tokens"][entity["start"] : entity["end"]]
+            for entity in one["entities"]
+        )
     assert found[9]["prediction"] == []
     assert len(found[10]["prediction"]) == 200
     assert found[10]["prediction"][-1] is None  # beyond data.max_length
@@ -129,7 +151,9 @@ def test_words_and_entities(trained: Trained) -> None:
 def test_masks_are_filled(trained: Trained) -> None:
     run = trained("masked_lm")
     model, tokenizer = loaded(run)
-    rows = [{"text": f"the [MASK] brown {sentence(n)} [MASK]"} for n in range(9)] + [{"text": "no mask"}]
+    rows = [{"text": f"the [MASK] brown {sentence(n)} [MASK]"} for n in range(9)] + [
+        {"text": "no mask"}
+    ]
     write_rows(Path("rows.jsonl"), rows)
     found = predicted(run, "top_k=3")
     same_rows(found, rows)
@@ -143,25 +167,35 @@ def test_masks_are_filled(trained: Trained) -> None:
             [tokenizer.decode([id_]) for id_ in top.indices.tolist()] for top in best
         ]
         for mask, top in zip(one["tokens"], best, strict=True):
-            assert [token["probability"] for token in mask] == pytest.approx(top.values.tolist(), **CLOSE)
+            assert [token["probability"] for token in mask] == pytest.approx(
+                top.values.tolist(), **CLOSE
+            )
     assert found[-1]["prediction"].strip() == "no mask"
 
 
 def test_texts_go_on_from_prompts(trained: Trained) -> None:
     run = trained("causal_lm")
     rows, (model, tokenizer) = texts(5), loaded(run)
-    for options in ({"max_new_tokens": 6}, {"max_new_tokens": 5, "num_beams": 2, "no_repeat_ngram_size": 2}):
+    for options in (
+        {"max_new_tokens": 6},
+        {"max_new_tokens": 5, "num_beams": 2, "no_repeat_ngram_size": 2},
+    ):
         words = [f"generation.{name}={value}" for name, value in options.items()]
         found = predicted(run, *words, out=f"{len(options)}.jsonl")
         same_rows(found, rows)
         for row, one in zip(rows, found, strict=True):
             ids = tokenizer(row["text"], return_tensors="pt")
             made = model.generate(**ids, **options, pad_token_id=tokenizer.pad_token_id)
-            assert one["generation"] == tokenizer.decode(made[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
+            assert one["generation"] == tokenizer.decode(
+                made[0, ids.input_ids.shape[1] :], skip_special_tokens=True
+            )
 
 
 def test_what_is_drawn_is_drawn_by_the_seed(trained: Trained) -> None:
-    run, drawn = trained("causal_lm"), ["generation.do_sample=true", "generation.num_return_sequences=2"]
+    run, drawn = (
+        trained("causal_lm"),
+        ["generation.do_sample=true", "generation.num_return_sequences=2"],
+    )
     texts(3)
     first = predicted(run, *drawn, out="a.jsonl")
     assert predicted(run, *drawn, out="b.jsonl") == first
@@ -196,7 +230,9 @@ def test_images(trained: Trained) -> None:
     for n, one in enumerate(found):
         mode = "RGB" if model.config.num_channels == 3 else "L"
         with torch.no_grad(), Image.open(f"{n}.png") as image:
-            shares = model(**processor(image.convert(mode), return_tensors="pt")).logits[0].softmax(-1)
+            shares = (
+                model(**processor(image.convert(mode), return_tensors="pt")).logits[0].softmax(-1)
+            )
         assert one["prediction"] == model.config.id2label[int(shares.argmax())]
 
 
@@ -209,7 +245,9 @@ def test_the_card_says_how(
 
     folder = trained(task) / "model"
     Image.new("RGB", (9, 9)).save("image.png")
-    snippet = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[0]
+    snippet = re.findall(
+        r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
+    )[0]
     assert 'folder = "."' in snippet
     capsys.readouterr()
     exec(snippet.replace('folder = "."', f"folder = {str(folder)!r}"), {})
@@ -219,7 +257,13 @@ def test_the_card_says_how(
 def test_an_adapter_beside_its_base(capsys: pytest.CaptureFixture[str]) -> None:
     """Its checkpoint holds the adapter alone; the predictions are those that its evaluation judged."""
     write_labelled(Path())
-    words = [*WORDS["sequence_classification"], *QUICK, "adapter=lora", "data=files", "data.train=train.csv"]
+    words = [
+        *WORDS["sequence_classification"],
+        *QUICK,
+        "adapter=lora",
+        "data=files",
+        "data.train=train.csv",
+    ]
     assert optrun(*words, "data.eval=train.csv", "hydra.run.dir=run") == 0
     told = summary(Path("run"))["metrics"]["last"]["eval/accuracy"]
     assert optrun("predict", "run", "data.eval=train.csv", "out=out.jsonl") == 0
@@ -227,12 +271,20 @@ def test_an_adapter_beside_its_base(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(one["prediction"] == one["label"] for one in made) / len(made) == pytest.approx(told)
 
 
-def test_csv_and_parquet_hold_the_same(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_parquet_hold_the_same(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     from pyarrow import parquet
 
     run = trained("sequence_classification")
     rows = [
-        {"id": n, "when": f"2024-01-0{n + 1}", "text": sentence(n), "share": None if n == 2 else n / 7, "more": [1, n]}
+        {
+            "id": n,
+            "when": f"2024-01-0{n + 1}",
+            "text": sentence(n),
+            "share": None if n == 2 else n / 7,
+            "more": [1, n],
+        }
         for n in range(5)
     ]
     write_rows(Path("rows.jsonl"), rows)
@@ -245,25 +297,41 @@ def test_csv_and_parquet_hold_the_same(trained: Trained, capsys: pytest.CaptureF
     assert (told["rows"], told["continued"], told["step"], told["out"]) == (5, 0, 4, "out.csv")
     with Path("out.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    assert [json.loads(line["probabilities"]) for line in table] == [line["probabilities"] for line in lines]
+    assert [json.loads(line["probabilities"]) for line in table] == [
+        line["probabilities"] for line in lines
+    ]
     assert [line["share"] for line in table][2] == ""
     assert [json.loads(line["more"]) for line in table] == [row["more"] for row in rows]
     assert optrun(*words, size, "out=out.parquet", "keep=[id,when]") == 0
     held = parquet.read_table("out.parquet").to_pylist()
-    held = [{**line, "when": line["when"].isoformat()} for line in held]  # a date, as `datasets` reads it
-    assert held == [{name: line[name] for name in line if name not in ("text", "share", "more")} for line in lines]
+    held = [
+        {**line, "when": line["when"].isoformat()} for line in held
+    ]  # a date, as `datasets` reads it
+    assert held == [
+        {name: line[name] for name in line if name not in ("text", "share", "more")}
+        for line in lines
+    ]
 
 
 def test_a_csv_runs_no_formula(trained: Trained) -> None:
     """Texts that begin as a formula does are told from those, and given back by taking one apostrophe away."""
     values = ["=1+1", "+a", "-b", "@c", "\td", "'=e", "'f", "-0.5", "+1e-3", "g=h", ""]
-    write_rows(Path("rows.jsonl"), [{"text": "the fox", "=note": value, "share": -0.5} for value in values])
-    words = ("predict", str(trained("sequence_classification")), "data.eval=rows.jsonl", "data.text_column=text")
+    write_rows(
+        Path("rows.jsonl"), [{"text": "the fox", "=note": value, "share": -0.5} for value in values]
+    )
+    words = (
+        "predict",
+        str(trained("sequence_classification")),
+        "data.eval=rows.jsonl",
+        "data.text_column=text",
+    )
     assert optrun(*words, "out=out.csv") == 0
     with Path("out.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     cells = [line["'=note"] for line in table]
-    assert not [cell for cell in cells if re.match(r"[=+\-@\t\r]", cell) and cell not in ("-0.5", "+1e-3")]
+    assert not [
+        cell for cell in cells if re.match(r"[=+\-@\t\r]", cell) and cell not in ("-0.5", "+1e-3")
+    ]
     assert [re.sub(r"^'(?='*[=+\-@\t\r])", "", cell) for cell in cells] == values
     assert {line["share"] for line in table} == {"-0.5"}
 
@@ -273,11 +341,17 @@ def test_from_python(trained: Trained) -> None:
     run = library.load_run(trained("sequence_classification"))
     out = run.predict(["data.eval=rows.jsonl", "out=out.jsonl", "keep=[]"])
     assert out == Path("out.jsonl").resolve()
-    assert [set(line) for line in read_rows(out)] == [{"row", "prediction", "probability", "probabilities"}] * 3
+    assert [set(line) for line in read_rows(out)] == [
+        {"row", "prediction", "probability", "probabilities"}
+    ] * 3
 
 
 WRONG: dict[str, tuple[str, list[str], list[str]]] = {
-    "nothing to predict": ("sequence_classification", ["-data.eval="], ["data.eval", "optrun predict RUN_DIR"]),
+    "nothing to predict": (
+        "sequence_classification",
+        ["-data.eval="],
+        ["data.eval", "optrun predict RUN_DIR"],
+    ),
     "nowhere to write": ("sequence_classification", ["-out="], ["out", "optrun predict RUN_DIR"]),
     "no such column": (
         "sequence_classification",
@@ -289,40 +363,104 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
         ["data.target_column=text"],
         ["data.target_column=text", "predicts from no such column", "data.text_pair_column"],
     ),
-    "an ending": ("sequence_classification", ["out=o.xlsx"], ["out=o.xlsx", ".xlsx", ".jsonl, .csv, .parquet"]),
-    "a folder that is not there": ("sequence_classification", ["out=no/o.csv"], ["out=no/o.csv", "no such folder: no"]),
-    "there already": ("sequence_classification", ["out=there.csv"], ["out=there.csv", "nothing is overwritten"]),
+    "an ending": (
+        "sequence_classification",
+        ["out=o.xlsx"],
+        ["out=o.xlsx", ".xlsx", ".jsonl, .csv, .parquet"],
+    ),
+    "a folder that is not there": (
+        "sequence_classification",
+        ["out=no/o.csv"],
+        ["out=no/o.csv", "no such folder: no"],
+    ),
+    "there already": (
+        "sequence_classification",
+        ["out=there.csv"],
+        ["out=there.csv", "nothing is overwritten"],
+    ),
     "an option of generation": (
         "causal_lm",
         ["generation.max_new_token=3"],
         ["generation.max_new_token", "Did you mean max_new_tokens"],
     ),
-    "a value of generation": ("causal_lm", ["generation.max_new_tokens=0"], ["generation.max_new_tokens=0", "greater"]),
-    "a text for a number": ("causal_lm", ["generation.num_beams=two"], ["num_beams=two", "expected a whole number"]),
+    "a value of generation": (
+        "causal_lm",
+        ["generation.max_new_tokens=0"],
+        ["generation.max_new_tokens=0", "greater"],
+    ),
+    "a text for a number": (
+        "causal_lm",
+        ["generation.num_beams=two"],
+        ["num_beams=two", "expected a whole number"],
+    ),
     "options that do not go together": (
         "causal_lm",
         ["generation.num_return_sequences=3"],
         ["num_return_sequences=3", "Greedy"],
     ),
-    "a length that cuts nothing": ("causal_lm", ["data.max_length=9"], ["data.max_length=9", "cut no rows"]),
-    "an option without effect": ("causal_lm", ["generation.temperature=0.5"], ["temperature", "do_sample"]),
-    "more than there is room": ("causal_lm", ["generation.max_new_tokens=999"], ["max_new_tokens=999", "31 or fewer"]),
+    "a length that cuts nothing": (
+        "causal_lm",
+        ["data.max_length=9"],
+        ["data.max_length=9", "cut no rows"],
+    ),
+    "an option without effect": (
+        "causal_lm",
+        ["generation.temperature=0.5"],
+        ["temperature", "do_sample"],
+    ),
+    "more than there is room": (
+        "causal_lm",
+        ["generation.max_new_tokens=999"],
+        ["max_new_tokens=999", "31 or fewer"],
+    ),
     "generation of a classifier": (
         "sequence_classification",
         ["generation.num_beams=2"],
         ["generation.num_beams=2", "task=sequence_classification generates no text"],
     ),
-    "an option of another task": ("sequence_classification", ["top_k=3"], ["top_k=3", "have no such option"]),
+    "an option of another task": (
+        "sequence_classification",
+        ["top_k=3"],
+        ["top_k=3", "have no such option"],
+    ),
     "an option that is none": ("masked_lm", ["top_k=0"], ["top_k=0", "from 1 to"]),
     "no mask": ("masked_lm", [], ["no row has [MASK] in column text"]),
-    "an option without its group": ("causal_lm", ["max_new_tokens=4"], ["Did you mean generation.max_new_tokens?"]),
-    "a key of training": ("sequence_classification", ["lr=1"], ["lr=1", "no key that a prediction goes by"]),
+    "an option without its group": (
+        "causal_lm",
+        ["max_new_tokens=4"],
+        ["Did you mean generation.max_new_tokens?"],
+    ),
+    "a key of training": (
+        "sequence_classification",
+        ["lr=1"],
+        ["lr=1", "no key that a prediction goes by"],
+    ),
     "a key": ("sequence_classification", ["training.divice=cpu"], ["Did you mean training.device"]),
-    "how the file is read": ("sequence_classification", ["data.delimter=tab"], ["Did you mean data.delimiter?"]),
-    "names of columns": ("sequence_classification", ["data.column_names=abc"], ["data.column_names=abc", "a list"]),
-    "a column to keep": ("sequence_classification", ["keep=[ids]"], ["no column ids", "Did you mean id?"]),
-    "a value that is no list": ("sequence_classification", ["keep=id"], ["keep=id", "keep=[id,text]"]),
-    "a url": ("sequence_classification", ["out=s3://bucket/o.csv"], ["out=s3://bucket/o.csv", "a URL"]),
+    "how the file is read": (
+        "sequence_classification",
+        ["data.delimter=tab"],
+        ["Did you mean data.delimiter?"],
+    ),
+    "names of columns": (
+        "sequence_classification",
+        ["data.column_names=abc"],
+        ["data.column_names=abc", "a list"],
+    ),
+    "a column to keep": (
+        "sequence_classification",
+        ["keep=[ids]"],
+        ["no column ids", "Did you mean id?"],
+    ),
+    "a value that is no list": (
+        "sequence_classification",
+        ["keep=id"],
+        ["keep=id", "keep=[id,text]"],
+    ),
+    "a url": (
+        "sequence_classification",
+        ["out=s3://bucket/o.csv"],
+        ["out=s3://bucket/o.csv", "a URL"],
+    ),
     "twice": ("sequence_classification", ["seed=1", "seed=2"], ["seed is given twice"]),
 }
 
@@ -334,7 +472,10 @@ def test_wrong_words(case: str, trained: Trained, capsys: pytest.CaptureFixture[
     Path("there.csv").write_text("mine")
     run = trained(task)
     usual = {"data.eval=": "data.eval=rows.jsonl", "out=": "out=o.jsonl"}
-    words = [*(word for key, word in usual.items() if not any(key in other for other in words)), *words]
+    words = [
+        *(word for key, word in usual.items() if not any(key in other for other in words)),
+        *words,
+    ]
     capsys.readouterr()
     assert optrun("predict", str(run), *(word for word in words if word[0] != "-")) == 2
     said = capsys.readouterr().err
@@ -349,13 +490,21 @@ ROWS: dict[str, tuple[str, str, list[str]]] = {
     "no text": ("sequence_classification", '{"text": "a"}\n{"text": ["b"]}\n', ["column text"]),
     "a list": ("sequence_classification", '{"text": ["a"]}\n{"text": ["b"]}\n', ["text", "lists"]),
     "no words": ("token_classification", '{"text": "a b"}\n', ["data.text_column", "word lists"]),
-    "a missing word": ("token_classification", '{"tokens": ["a"]}\n{"tokens": [null]}\n', ["row 2", "missing word"]),
+    "a missing word": (
+        "token_classification",
+        '{"tokens": ["a"]}\n{"tokens": [null]}\n',
+        ["row 2", "missing word"],
+    ),
     "a column of its own": (
         "sequence_classification",
         '{"text": "a", "prediction": 1}\n',
         ["prediction", "keep=[text]"],
     ),
-    "two texts": ("sequence_classification", '{"a": "a", "b": "b"}\n', ["several columns of texts (a, b)"]),
+    "two texts": (
+        "sequence_classification",
+        '{"a": "a", "b": "b"}\n',
+        ["several columns of texts (a, b)"],
+    ),
 }
 
 

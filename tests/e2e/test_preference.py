@@ -16,12 +16,27 @@ from tests.running import TINY_GPT, optrun, sentence, summary, tensors
 
 SMALL = [
     *(word for word in TINY_GPT if not word.startswith(("data.", "task."))),
-    "task=preference", "data=files", "data.train=pairs.jsonl", "data.max_length=64", "task.chat_template=chatml",
-    "scheduler=constant", "training.logging_steps=2", "training.per_device_train_batch_size=2", "training.eval_steps=2",
-    "checkpoint.save_steps=1", "checkpoint.keep_last=9",
-]  # fmt: skip
-NAMES = {"loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",
-         "logps/rejected"}  # fmt: skip
+    "task=preference",
+    "data=files",
+    "data.train=pairs.jsonl",
+    "data.max_length=64",
+    "task.chat_template=chatml",
+    "scheduler=constant",
+    "training.logging_steps=2",
+    "training.per_device_train_batch_size=2",
+    "training.eval_steps=2",
+    "checkpoint.save_steps=1",
+    "checkpoint.keep_last=9",
+]
+NAMES = {
+    "loss",
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+}
 
 
 def write_pairs(folder: Path, rows: int = 24, name: str = "pairs.jsonl") -> Path:
@@ -30,9 +45,11 @@ def write_pairs(folder: Path, rows: int = 24, name: str = "pairs.jsonl") -> Path
         for row in range(rows):
             pair = {
                 "prompt": [{"role": "user", "content": sentence(row)}],
-                **{side: [{"role": "assistant", "content": sentence(row + at)}]
-                   for side, at in (("chosen", 3), ("rejected", 8))},
-            }  # fmt: skip
+                **{
+                    side: [{"role": "assistant", "content": sentence(row + at)}]
+                    for side, at in (("chosen", 3), ("rejected", 8))
+                },
+            }
             file.write(json.dumps(pair) + "\n")
     return path
 
@@ -58,7 +75,9 @@ def test_a_run_goes_on_where_it_stopped_and_is_judged_alike(
 ) -> None:
     assert optrun(*SMALL, "training.max_steps=5", "hydra.run.dir=straight") == 0
     cut("straight", "cut", 3)
-    monkeypatch.setenv("OPTRUN_CACHE", str(place / "empty"))  # the reference is computed anew, and is the same
+    monkeypatch.setenv(
+        "OPTRUN_CACHE", str(place / "empty")
+    )  # the reference is computed anew, and is the same
     assert optrun("resume=cut") == 0
     assert tensors(Path("cut"), 5) == tensors(Path("straight"), 5)
     first, *_, last = lines("straight")
@@ -76,21 +95,32 @@ def test_a_run_goes_on_where_it_stopped_and_is_judged_alike(
     assert len(told) == 24
     assert all((row["prediction"] == "chosen") == (row["margin"] > 0) for row in told)
     assert all(
-        row["margin"] == pytest.approx(row["rewards_chosen"] - row["rewards_rejected"], abs=1e-6) for row in told
+        row["margin"] == pytest.approx(row["rewards_chosen"] - row["rewards_rejected"], abs=1e-6)
+        for row in told
     )
     capsys.readouterr()
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_an_adapter_is_measured_against_its_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["adapter=lora", "adapter.r=2", "training.max_steps=2", "lr=0.1", "data.eval=pairs.jsonl"]
+def test_an_adapter_is_measured_against_its_base(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "adapter=lora",
+        "adapter.r=2",
+        "training.max_steps=2",
+        "lr=0.1",
+        "data.eval=pairs.jsonl",
+    ]
     assert optrun(*SMALL, *words, "hydra.run.dir=run") == 0
     first, last = lines("run")[0], lines("run")[-1]
     assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert abs(last["eval/rewards/margins"]) > 1e-3
     assert optrun("predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl", "keep=[]") == 0
     margins = [json.loads(line)["margin"] for line in Path("told.jsonl").read_text().splitlines()]
-    assert sum(margins) / len(margins) == pytest.approx(last["eval/rewards/margins"], rel=1e-3, abs=1e-5)
+    assert sum(margins) / len(margins) == pytest.approx(
+        last["eval/rewards/margins"], rel=1e-3, abs=1e-5
+    )
     capsys.readouterr()
 
 
@@ -99,7 +129,9 @@ def test_an_adapter_goes_on_where_it_stopped(place: Path, monkeypatch: pytest.Mo
     words = [*SMALL, "adapter=lora", "adapter.r=2", "adapter.lora_dropout=0.1", "lr=0.1"]
     assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
     cut("straight", "cut", 2)
-    monkeypatch.setenv("OPTRUN_CACHE", str(place / "empty"))  # the reference is that of the base again
+    monkeypatch.setenv(
+        "OPTRUN_CACHE", str(place / "empty")
+    )  # the reference is that of the base again
     assert optrun("resume=cut") == 0
     assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
     assert lines("cut")[-1] == lines("straight")[-1]
@@ -120,10 +152,17 @@ def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str
     pretrained = ["model=pretrained", "model.path=start", "training.max_steps=2"]
     assert optrun(*shape, *pretrained, "hydra.run.dir=run") == 0
     weights = Path("start/model.safetensors")
-    save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    save_file(
+        {name: tensor * 1.01 for name, tensor in load_file(weights).items()},
+        weights,
+        {"format": "pt"},
+    )
     capsys.readouterr()
-    for words in (["resume=run", "training.max_steps=3"], ["evaluate", "run"],
-                  ["predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl"]):  # fmt: skip
+    for words in (
+        ["resume=run", "training.max_steps=3"],
+        ["evaluate", "run"],
+        ["predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl"],
+    ):
         assert optrun(*words) == 2
         said = " ".join(capsys.readouterr().err.split())
         assert "not the weights that the run started from" in said
@@ -136,22 +175,36 @@ def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str
     [
         (["task=grpo"], ["generates answers while it trains", "task=preference"]),
         (["task=dpo"], ["task=preference task.loss_type=sigmoid"]),
-        (["task=preference", "data=files", "data.train=pairs.jsonl", "data.streaming=true"], ["data.streaming"]),
+        (
+            ["task=preference", "data=files", "data.train=pairs.jsonl", "data.streaming=true"],
+            ["data.streaming"],
+        ),
         (["task=preference", "task.loss_type=sigmod"], ["sigmoid"]),
         (["task=preference", "task.beta=-1"], ["task.beta=-1"]),
-        (["task=preference", "training.label_smoothing_factor=0.1"], ["training.label_smoothing_factor"]),
+        (
+            ["task=preference", "training.label_smoothing_factor=0.1"],
+            ["training.label_smoothing_factor"],
+        ),
         (["adapter=qlora"], ["adapter=qlora", "model=pretrained"]),
         (
             ["adapter=qlora", "model=pretrained", "model.path=start", "training.device=cpu"],
             ["on a CPU", "adapter=lora"],
         ),
-        (["adapter=lora", "adapter.init_lora_weights=eva"], ["adapter.init_lora_weights=eva", "pissa", "corda"]),
-        (["adapter=lora", "adapter.layers_to_transform=x"], ["adapter.layers_to_transform=x", "number of a layer"]),
+        (
+            ["adapter=lora", "adapter.init_lora_weights=eva"],
+            ["adapter.init_lora_weights=eva", "pissa", "corda"],
+        ),
+        (
+            ["adapter=lora", "adapter.layers_to_transform=x"],
+            ["adapter.layers_to_transform=x", "number of a layer"],
+        ),
         (["target_parameters=[a]"], ["adapter=lora adapter.target_parameters=VALUE"]),
         (["loss_type=ipo"], ["task=preference task.loss_type=NAME"]),
     ],
 )
-def test_what_is_refused(place: Path, words: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(
+    place: Path, words: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(*words) == 2
     said = " ".join(capsys.readouterr().err.split())
     for fact in facts:

@@ -13,7 +13,12 @@ from tests.running import TINY_GPT, optrun, write_text
 
 def words(folder: Path, steps: int = 6) -> list[str]:
     """Of a run."""
-    run = ["training.logging_steps=1", f"training.max_steps={steps}", "checkpoint=none", "training.eval_steps=100"]
+    run = [
+        "training.logging_steps=1",
+        f"training.max_steps={steps}",
+        "checkpoint=none",
+        "training.eval_steps=100",
+    ]
     return [*TINY_GPT, "data=files", f"data.train={write_text(folder)}", *run]
 
 

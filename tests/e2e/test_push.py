@@ -59,13 +59,24 @@ class Hub(BaseHTTPRequestHandler):
             self._answer({"url": f"http://{self.headers['Host']}/{NAME}", "id": NAME})
         elif "/preupload/" in self.path:
             paths = [file["path"] for file in json.loads(body)["files"]]
-            self._answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
+            self._answer(
+                {
+                    "files": [
+                        {"path": path, "uploadMode": "regular", "shouldIgnore": False}
+                        for path in paths
+                    ]
+                }
+            )
         elif "/commit/" in self.path:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             self._answer(
-                {"success": True, "commitOid": "1" * 40, "commitUrl": f"http://{self.headers['Host']}/{NAME}/commit/1"}
+                {
+                    "success": True,
+                    "commitOid": "1" * 40,
+                    "commitUrl": f"http://{self.headers['Host']}/{NAME}/commit/1",
+                }
             )
         else:
             self._answer({})
@@ -79,7 +90,11 @@ def hub() -> Iterator[dict[str, str]]:
     Hub.refuses, Hub.private = False, True
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_word"}
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_TOKEN": "hf_word",
+    }
     yield {**env, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     server.shutdown()
     server.server_close()
@@ -98,15 +113,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def export(run: Path, *words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Export in a process of its own: the hub's client reads its address when it is imported."""
     command = [sys.executable, "-m", "optrun", "export", str(run), *words]
-    return subprocess.run(command, env=env, cwd=run.parent, text=True, capture_output=True, timeout=240)
+    return subprocess.run(
+        command, env=env, cwd=run.parent, text=True, capture_output=True, timeout=240
+    )
 
 
 @pytest.mark.slow
-def test_what_is_published_is_what_was_exported(trained: Path, tmp_path: Path, hub: dict[str, str]) -> None:
+def test_what_is_published_is_what_was_exported(
+    trained: Path, tmp_path: Path, hub: dict[str, str]
+) -> None:
     folder = tmp_path / "exported"
     done = export(trained, str(folder), f"push_to_hub={NAME}", "private=true", env=hub)
     assert done.returncode == 0, done.stderr
-    assert f"published as {NAME}: {hub['HF_ENDPOINT']}/{NAME}/commit/1" in done.stdout.replace("\n", "")
+    assert f"published as {NAME}: {hub['HF_ENDPOINT']}/{NAME}/commit/1" in done.stdout.replace(
+        "\n", ""
+    )
     (made,) = Hub.made
     assert (made["name"], made["organization"]) == ("my-model", "someone")
     assert made.get("private") or made.get("visibility") == "private", "as this client says it"
@@ -116,7 +137,9 @@ def test_what_is_published_is_what_was_exported(trained: Path, tmp_path: Path, h
 
 
 @pytest.mark.slow
-def test_what_the_hub_refuses_is_told_and_the_folder_stays(trained: Path, tmp_path: Path, hub: dict[str, str]) -> None:
+def test_what_the_hub_refuses_is_told_and_the_folder_stays(
+    trained: Path, tmp_path: Path, hub: dict[str, str]
+) -> None:
     Hub.refuses = True
     done = export(trained, str(tmp_path / "exported"), f"push_to_hub={NAME}", env=hub)
     assert done.returncode == 1
@@ -129,7 +152,9 @@ def test_nothing_meant_to_be_private_goes_where_it_is_public(
     trained: Path, tmp_path: Path, hub: dict[str, str]
 ) -> None:
     Hub.private = False
-    done = export(trained, str(tmp_path / "exported"), f"push_to_hub={NAME}", "private=true", env=hub)
+    done = export(
+        trained, str(tmp_path / "exported"), f"push_to_hub={NAME}", "private=true", env=hub
+    )
     assert done.returncode == 2
     assert "is there already, and public" in done.stderr
     assert Hub.files == {}
@@ -146,7 +171,11 @@ def test_nothing_meant_to_be_private_goes_where_it_is_public(
     ],
 )
 def test_what_cannot_be_published_is_refused_before_anything_is_written(
-    words: list[str], facts: tuple[str, ...], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    facts: tuple[str, ...],
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert optrun("export", str(trained), str(tmp_path / "exported"), *words) == 2
     told = capsys.readouterr().err

@@ -34,14 +34,25 @@ from optrun.base.errors import CheckpointError, ConfigError, OptrunError, Stoppe
 from tests.running import TINY_GPT, records, summary, tensors, write_text
 
 ROOT = Path(__file__).parents[2]
-FEW = ["training.max_steps=3", "training.logging_steps=1", "training.eval_steps=3", "checkpoint.save_steps=1"]
+FEW = [
+    "training.max_steps=3",
+    "training.logging_steps=1",
+    "training.eval_steps=3",
+    "checkpoint.save_steps=1",
+]
 
 
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A small run in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return [*TINY_GPT, *FEW, "data=files", f"data.train={write_text(tmp_path)}", "data.max_eval_examples=8"]
+    return [
+        *TINY_GPT,
+        *FEW,
+        "data=files",
+        f"data.train={write_text(tmp_path)}",
+        "data.max_eval_examples=8",
+    ]
 
 
 @pytest.fixture
@@ -69,13 +80,24 @@ def process_state() -> dict[str, Any]:
     """What a host program has once."""
     root = logging.getLogger()
     return {
-        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        "signals": [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ]
         + [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)],
         "folder": Path.cwd(),
-        "environment": {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")},
+        "environment": {
+            name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")
+        },
         "logging": (root.level, root.handlers[:], [*logging.getLogger("optrun").handlers]),
-        "levels": {name: logging.getLogger(name).level for name in ("optrun", "hydra", "transformers", "datasets")},
-        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
+        "levels": {
+            name: logging.getLogger(name).level
+            for name in ("optrun", "hydra", "transformers", "datasets")
+        },
+        "random": (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        ),
         "torch": (
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
@@ -95,7 +117,9 @@ def process_state() -> dict[str, Any]:
         "warnings": list(warnings.filters),
         "excepthook": sys.excepthook,
         "output": (sys.stdout, sys.stderr),
-        "threads": {thread.name for thread in threading.enumerate() if thread.name.startswith("optrun")},
+        "threads": {
+            thread.name for thread in threading.enumerate() if thread.name.startswith("optrun")
+        },
     }
 
 
@@ -106,7 +130,11 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         Singleton,
         "_instances",
-        {kind: one for kind, one in Singleton._instances.items() if kind not in (GlobalHydra, HydraConfig)},
+        {
+            kind: one
+            for kind, one in Singleton._instances.items()
+            if kind not in (GlobalHydra, HydraConfig)
+        },
     )
     OmegaConf.clear_resolver("times")
     import transformers.utils.logging as told
@@ -118,7 +146,9 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert {name: after[name] for name in after} == before
 
 
-def test_two_runs_in_one_process_are_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_in_one_process_are_one(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing of the first reaches the second, and a call computes what the command does."""
     for name in ("one", "two"):
         optrun.run([*words, f"hydra.run.dir={name}"], quiet=True)
@@ -206,7 +236,9 @@ def test_what_cannot_be_opened_is_refused(words: list[str], tmp_path: Path) -> N
         run.load_model()
 
 
-def test_ctrl_c_stops_with_everything_saved(words: list[str], at_step: Any, untouched: None) -> None:
+def test_ctrl_c_stops_with_everything_saved(
+    words: list[str], at_step: Any, untouched: None
+) -> None:
     at_step(2, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(StoppedEarly, match="everything is saved"):
         optrun.run([*words, "hydra.run.dir=run"], quiet=True)
@@ -216,14 +248,18 @@ def test_ctrl_c_stops_with_everything_saved(words: list[str], at_step: Any, unto
     assert run.resume(quiet=True).summary["global_step"] == 3
 
 
-def test_a_second_ctrl_c_leaves_the_process_alone(words: list[str], at_step: Any, untouched: None) -> None:
+def test_a_second_ctrl_c_leaves_the_process_alone(
+    words: list[str], at_step: Any, untouched: None
+) -> None:
     at_step(2, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
     with pytest.raises(KeyboardInterrupt):
         optrun.run([*words, "hydra.run.dir=run"], quiet=True)
     assert optrun.load_run("run").resume(quiet=True).summary["global_step"] == 3
 
 
-def test_an_exception_of_ones_own_comes_through(words: list[str], at_step: Any, untouched: None) -> None:
+def test_an_exception_of_ones_own_comes_through(
+    words: list[str], at_step: Any, untouched: None
+) -> None:
     def fail() -> None:
         raise LookupError("mine")
 
@@ -233,7 +269,9 @@ def test_an_exception_of_ones_own_comes_through(words: list[str], at_step: Any, 
     assert summary(Path("run"))["status"] == "failed"
 
 
-def test_the_disk_is_an_error_of_ours(words: list[str], monkeypatch: pytest.MonkeyPatch, untouched: None) -> None:
+def test_the_disk_is_an_error_of_ours(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, untouched: None
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -244,7 +282,9 @@ def test_the_disk_is_an_error_of_ours(words: list[str], monkeypatch: pytest.Monk
 
 def test_off_the_main_thread(words: list[str], untouched: None) -> None:
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(optrun.run([*words, "hydra.run.dir=run"], quiet=True)))
+    thread = threading.Thread(
+        target=lambda: found.append(optrun.run([*words, "hydra.run.dir=run"], quiet=True))
+    )
     thread.start()
     thread.join()
     assert found[0].exit_reason == "finished"
@@ -280,7 +320,9 @@ def test_inside_of_a_hydra_application(words: list[str], tmp_path: Path) -> None
 
 
 def test_job_logging_of_hydra_ends_with_the_run(words: list[str], untouched: None) -> None:
-    optrun.run([*words, "hydra.run.dir=run", "hydra/job_logging=default", "hydra.verbose=true"], quiet=True)
+    optrun.run(
+        [*words, "hydra.run.dir=run", "hydra/job_logging=default", "hydra.verbose=true"], quiet=True
+    )
 
 
 def test_import_is_light(tmp_path: Path) -> None:
@@ -297,7 +339,9 @@ def test_import_is_light(tmp_path: Path) -> None:
         "try: optrun.nosuch\n"
         "except AttributeError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "refused\nmodule 'optrun' has no attribute 'nosuch'\n"
     assert (Path(optrun.__file__).parent / "py.typed").is_file()

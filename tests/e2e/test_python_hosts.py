@@ -20,9 +20,14 @@ from optrun.training.step import TrainStep
 from tests.running import TINY_GPT, records, tensors, write_text
 
 RUN = [
-    *TINY_GPT, "data=files", "data.train=corpus.txt", "training.max_steps=3", "training.logging_steps=1",
-    "checkpoint.save_steps=1", "data.max_eval_examples=8",
-]  # fmt: skip
+    *TINY_GPT,
+    "data=files",
+    "data.train=corpus.txt",
+    "training.max_steps=3",
+    "training.logging_steps=1",
+    "checkpoint.save_steps=1",
+    "data.max_eval_examples=8",
+]
 KERNEL = """
 import asyncio, io, signal, sys
 from optrun.training.step import TrainStep
@@ -94,18 +99,24 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(TrainStep, "__call__", call)
 
 
-def test_in_a_coroutine_ctrl_c_saves_and_the_loop_keeps_its_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_coroutine_ctrl_c_saves_and_the_loop_keeps_its_handlers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard: list[str] = []
 
     async def program() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, heard.append, "usr1")
-        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+        before = [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        ]
         with monkeypatch.context() as patch:
             interrupt_at(patch, 2)
             with pytest.raises(StoppedEarly, match="everything is saved"):
                 optrun.run([*RUN, "hydra.run.dir=run"], quiet=True)
-        assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+        assert before == [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        ]
         signal.raise_signal(signal.SIGUSR1)
         await asyncio.sleep(0.01)
         assert optrun.load_run("run").resume(quiet=True).exit_reason == "finished"
@@ -122,7 +133,9 @@ def test_in_an_executor_the_loop_goes_on() -> None:
     async def program() -> list[Any]:
         loop = asyncio.get_running_loop()
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        run = loop.run_in_executor(None, lambda: optrun.run([*RUN, "hydra.run.dir=one"], quiet=True))
+        run = loop.run_in_executor(
+            None, lambda: optrun.run([*RUN, "hydra.run.dir=one"], quiet=True)
+        )
         while not Path("one").exists() and not run.done():
             await asyncio.sleep(0)
         beside = await asyncio.gather(asyncio.to_thread(optrun.compose, []), return_exceptions=True)
@@ -143,12 +156,20 @@ def test_in_an_executor_the_loop_goes_on() -> None:
 def test_cells_of_a_notebook(tmp_path: Path) -> None:
     """Interrupted once, twice, refused and failed in turn: each cell ends in one line, and the next one works."""
     (tmp_path / "kernel.py").write_text(f"CELLS = {CELLS!r}\n{KERNEL}")
-    done = subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines.count("handler True") == len(CELLS)
     ends = [line for line in lines if line.startswith(("cell: ", "resumed "))]
-    expected = ["cell: StoppedEarly", "resumed 3", "cell: KeyboardInterrupt", "resumed 3", "cell: ConfigError"]
+    expected = [
+        "cell: StoppedEarly",
+        "resumed 3",
+        "cell: KeyboardInterrupt",
+        "resumed 3",
+        "cell: ConfigError",
+    ]
     assert len(ends) == len(expected) + 1, done.stdout
     assert all(map(str.startswith, ends, [*expected, "cell: ZeroDivisionError"])), ends
     assert "Traceback" not in done.stdout + done.stderr

@@ -16,13 +16,22 @@ from tests.running import TINY_GPT, optrun, records, state, summary, tensors, wr
 pytest.importorskip("bitsandbytes")
 pytestmark = pytest.mark.slow
 
-CHATS = [*(word for word in SMALL if not word.startswith("model.")), "data.train=chats.jsonl", "task.packing=true"]
+CHATS = [
+    *(word for word in SMALL if not word.startswith("model.")),
+    "data.train=chats.jsonl",
+    "task.packing=true",
+]
 BASE = ["model=pretrained", "model.path=base/model", "adapter=lora", "adapter.lora_dropout=0.1"]
 STEPS = ["checkpoint.save_steps=2", "checkpoint.keep_last=9", "training.eval_steps=2"]
 NF4 = [*CHATS, *BASE, *STEPS, "model.quantization=4bit"]
 KINDS = {
     "nf4": NF4,
-    "twice": [*NF4, "model.bnb_4bit_use_double_quant=true", "model.dtype=bfloat16", "training.precision=bf16"],
+    "twice": [
+        *NF4,
+        "model.bnb_4bit_use_double_quant=true",
+        "model.dtype=bfloat16",
+        "training.precision=bf16",
+    ],
     "int8": [*CHATS, *BASE, *STEPS, "model.quantization=8bit"],
 }
 FOUR = "training.max_steps=4"
@@ -36,7 +45,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         write_chats(folder)
         words = [word for word in TINY_GPT if not word.startswith(("data.", "task."))]
-        words += ["task=sft", "data=files", "data.train=chats.jsonl", "data.max_length=64", "task.chat_template=chatml"]
+        words += [
+            "task=sft",
+            "data=files",
+            "data.train=chats.jsonl",
+            "data.max_length=64",
+            "task.chat_template=chatml",
+        ]
         words += ["task.samples=0", "training.max_steps=1", "checkpoint=none", "hydra.run.dir=base"]
         assert optrun(*words) == 0
         for name, given in KINDS.items():
@@ -69,7 +84,9 @@ def test_a_checkpoint_holds_factors_and_what_they_stand_beside(name: str, place:
     told = summary(Path(name))["model"]
     base = sum(tensor.numel() for tensor in load_file("base/model/model.safetensors").values())
     assert told["parameters"] == base + sum(tensor.numel() for tensor in held.values())
-    assert len((place / name / "samples.jsonl").read_text().splitlines()) == 4, "two answers at each evaluation"
+    assert len((place / name / "samples.jsonl").read_text().splitlines()) == 4, (
+        "two answers at each evaluation"
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -81,12 +98,19 @@ def test_evaluate_and_predict_find_the_base_quantised(
     assert optrun("evaluate", name, "--json") == 0
     assert json.loads(capsys.readouterr().out)["eval/loss"] == last["eval/loss"]
     out = f"{name}.jsonl"
-    assert optrun("predict", name, "data.eval=chats.jsonl", f"out={out}", "generation.max_new_tokens=3") == 0
+    assert (
+        optrun(
+            "predict", name, "data.eval=chats.jsonl", f"out={out}", "generation.max_new_tokens=3"
+        )
+        == 0
+    )
     assert len(Path(out).read_text().splitlines()) == 24
     capsys.readouterr()
     assert optrun("evaluate", name, "model.quantization=null") == 2
     said = capsys.readouterr().err
-    assert all(fact in said for fact in ("model.quantization=null", "another one. Leave it as it was")), said
+    assert all(
+        fact in said for fact in ("model.quantization=null", "another one. Leave it as it was")
+    ), said
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -102,7 +126,11 @@ def test_exports(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "dequantised" in capsys.readouterr().out
     merged = AutoModelForCausalLM.from_pretrained(f"{name}-merged", dtype=torch.float32)
     assert not hasattr(merged.config, "quantization_config")
-    given = {"load_in_8bit": True} if name == "int8" else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    given = (
+        {"load_in_8bit": True}
+        if name == "int8"
+        else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    )
     given |= {"bnb_4bit_use_double_quant": True} if name == "twice" else {}
     dtype = torch.bfloat16 if name == "twice" else torch.float32
     with warnings.catch_warnings():
@@ -125,14 +153,22 @@ def test_it_is_explained(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
         capsys.readouterr()
         assert optrun("explain", *CHATS, *BASE, f"model.quantization={bits}", "--json") == 0
         found[bits] = json.loads(capsys.readouterr().out)
-    assert found["4bit"]["weight_bytes"] < found["8bit"]["weight_bytes"] < found["null"]["weight_bytes"]
+    assert (
+        found["4bit"]["weight_bytes"]
+        < found["8bit"]["weight_bytes"]
+        < found["null"]["weight_bytes"]
+    )
     assert found["4bit"]["frozen_parameters"] == found["null"]["frozen_parameters"]
     assert found["4bit"]["weight_dtype"] == "4 bits and float32"
-    assert any("model.quantization=4bit: 8 linear modules" in note for note in found["4bit"]["notes"])
+    assert any(
+        "model.quantization=4bit: 8 linear modules" in note for note in found["4bit"]["notes"]
+    )
 
 
 def test_another_kind_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert optrun("resume=nf4", "model.bnb_4bit_quant_type=fp4", "training.max_steps=6") == 2
     said = capsys.readouterr().err
-    assert all(fact in said for fact in ("bnb_4bit_quant_type=fp4", "bnb_4bit_quant_type=nf4", "as it was")), said
+    assert all(
+        fact in said for fact in ("bnb_4bit_quant_type=fp4", "bnb_4bit_quant_type=nf4", "as it was")
+    ), said

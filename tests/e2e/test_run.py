@@ -39,11 +39,21 @@ def language(folder: Path) -> list[str]:
 
 
 def classes(folder: Path) -> list[str]:
-    return [*TINY_BERT, "task=sequence_classification", "data=files", f"data.train={write_labelled(folder)}", *FEW]
+    return [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data=files",
+        f"data.train={write_labelled(folder)}",
+        *FEW,
+    ]
 
 
-@pytest.mark.parametrize(("prompt", "sampled"), [("the quick brown fox " * 50, True), ("''", False)])
-def test_a_prompt_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, sampled: bool) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "sampled"), [("the quick brown fox " * 50, True), ("''", False)]
+)
+def test_a_prompt_of_any_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, sampled: bool
+) -> None:
     """The end of one that is longer than the model's 16 positions is continued; an empty one is none."""
     words = [word for word in language(tmp_path) if word != "task.sample_tokens=0"]
     assert optrun(*words, f"task.prompt={prompt}", "hydra.run.dir=run") == 0
@@ -63,14 +73,25 @@ def test_a_sample_that_fails_does_not_keep_the_model_back(
     words = [word for word in language(tmp_path) if word != "task.sample_tokens=0"]
     assert optrun(*words, "task.prompt=the quick", "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
-    assert "task.prompt could not be continued (RuntimeError: probability tensor contains inf); the model" in said
+    assert (
+        "task.prompt could not be continued (RuntimeError: probability tensor contains inf); the model"
+        in said
+    )
     assert summary(Path("run"))["status"] == "finished"
     assert Path("run/model/model.safetensors").is_file()
     assert "## Sample" not in Path("run/model/README.md").read_text()
 
 
-def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*language(tmp_path), "optimizer=lamb", "lr=2e-3", "task.prompt=the quick", "run_name=story"]
+def test_the_run_directory_tells_its_story(
+    tmp_path: Path, pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *language(tmp_path),
+        "optimizer=lamb",
+        "lr=2e-3",
+        "task.prompt=the quick",
+        "run_name=story",
+    ]
     words = [word for word in words if word != "task.sample_tokens=0"]
     assert optrun(*words) == 0
     said = capsys.readouterr().out
@@ -90,8 +111,22 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsy
     assert (run / ".hydra" / "overrides.yaml").is_file()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
-    assert set(lines[0]) == {"step", "epoch", "time", "eval/loss", "eval/perplexity", "eval/accuracy"}
-    assert {"epoch", "time", "train/loss", "train/grad_norm", "train/lr", "perf/tokens_per_second"} <= set(lines[1])
+    assert set(lines[0]) == {
+        "step",
+        "epoch",
+        "time",
+        "eval/loss",
+        "eval/perplexity",
+        "eval/accuracy",
+    }
+    assert {
+        "epoch",
+        "time",
+        "train/loss",
+        "train/grad_norm",
+        "train/lr",
+        "perf/tokens_per_second",
+    } <= set(lines[1])
     assert {"eval/loss", "eval/perplexity"} <= set(lines[-1])
     told = summary(run)
     assert (told["status"], told["global_step"], told["run_name"]) == ("finished", 3, "story")
@@ -106,7 +141,11 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsy
         "optimizer.safetensors",
         "state.json",
     ]
-    assert (run / "checkpoints" / "best").read_text() == (run / "checkpoints" / "last").read_text() == place.name + "\n"
+    assert (
+        (run / "checkpoints" / "best").read_text()
+        == (run / "checkpoints" / "last").read_text()
+        == place.name + "\n"
+    )
     assert problems(place) == []
     names = {name.rsplit("/", 1)[0] for name in load_file(place / "optimizer.safetensors")}
     assert "transformer.h.0.attn.c_attn.weight" in names
@@ -121,7 +160,15 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsy
 
 
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert optrun(*classes(tmp_path), "checkpoint.save_steps=2", "training.eval_steps=1", "hydra.run.dir=run") == 0
+    assert (
+        optrun(
+            *classes(tmp_path),
+            "checkpoint.save_steps=2",
+            "training.eval_steps=1",
+            "hydra.run.dir=run",
+        )
+        == 0
+    )
     told = summary(Path("run"))["metrics"]["last"]
     capsys.readouterr()
     assert optrun("evaluate", "run", "--json") == 0
@@ -147,7 +194,11 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     early = min(Path("run/checkpoints").glob("step-*"))
     assert optrun("export", str(early), "early") == 0
     step = int(early.name.removeprefix("step-"))
-    then = [record for record in records(Path("run")) if record["step"] <= step and "eval/loss" in record][-1]
+    then = [
+        record
+        for record in records(Path("run"))
+        if record["step"] <= step and "eval/loss" in record
+    ][-1]
     card = Path("early/README.md").read_text()
     assert f"These are the weights of step {step} of " in card
     assert f"value: {round(then['eval/loss'], 6)}" in card
@@ -161,19 +212,30 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "model.safetensors" in capsys.readouterr().err
 
 
-def test_a_pretrained_model_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pretrained_model_from_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What one run exports, another fine-tunes, with a head of its own."""
     corpus = f"data.train={write_text(tmp_path)}"
     pretraining = [*TINY_BERT, "task=masked_lm", "data=files", "data.max_length=16", corpus, *FEW]
     assert optrun(*pretraining, "hydra.run.dir=mlm") == 0
-    words = ["task=sequence_classification", "data=files", f"data.train={write_labelled(tmp_path)}", *FEW]
+    words = [
+        "task=sequence_classification",
+        "data=files",
+        f"data.train={write_labelled(tmp_path)}",
+        *FEW,
+    ]
     words += ["data.max_length=32", "param_groups=layerwise", "param_groups.decay_rate=0.5"]
     capsys.readouterr()
     assert optrun("model=pretrained", "model.path=mlm/model", *words, "hydra.run.dir=run") == 0
     assert "classifier.weight" in capsys.readouterr().out, "new weights are named"
     logged = records(Path("run"))[0]
     rates = {name: value for name, value in logged.items() if name.startswith("lr/")}
-    assert rates["lr/head"] == pytest.approx(2 * rates["lr/layer_01"]) == pytest.approx(4 * rates["lr/layer_00"])
+    assert (
+        rates["lr/head"]
+        == pytest.approx(2 * rates["lr/layer_01"])
+        == pytest.approx(4 * rates["lr/layer_00"])
+    )
 
 
 def test_a_run_is_taken_up_from_anywhere(
@@ -182,7 +244,13 @@ def test_a_run_is_taken_up_from_anywhere(
     """Its relative paths lead where they led; those of the new command line lead from here."""
     monkeypatch.chdir(tmp_path)
     write_labelled(tmp_path)
-    words = [*TINY_BERT, "task=sequence_classification", "data=files", "hydra.run.dir=run", "training.max_steps=1"]
+    words = [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data=files",
+        "hydra.run.dir=run",
+        "training.max_steps=1",
+    ]
     assert optrun(*words, "data.train=train.csv", "data.eval=[tra*.csv]") == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -203,7 +271,8 @@ def test_a_dataset_folder_through_datasets(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     rows = {"text": [sentence(n) for n in range(30)], "label": [n % 3 for n in range(30)]}
     parts = DatasetDict(
-        train=Dataset.from_dict(rows), validation=Dataset.from_dict({k: v[:9] for k, v in rows.items()})
+        train=Dataset.from_dict(rows),
+        validation=Dataset.from_dict({k: v[:9] for k, v in rows.items()}),
     )
     for name, part in parts.items():
         part.to_parquet(tmp_path / "set" / f"{name}.parquet")
@@ -214,12 +283,27 @@ def test_a_dataset_folder_through_datasets(tmp_path: Path) -> None:
 
 
 def test_regression_on_pairs(tmp_path: Path) -> None:
-    lines = [json.dumps({"a": sentence(n), "b": sentence(n + 1), "score": n / 7}) for n in range(24)]
+    lines = [
+        json.dumps({"a": sentence(n), "b": sentence(n + 1), "score": n / 7}) for n in range(24)
+    ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    words = [*TINY_BERT, "task=sequence_classification", "task.problem_type=regression", "data=files", *FEW]
-    words += ["data.train=pairs.jsonl", "data.text_column=a", "data.text_pair_column=b", "data.label_column=score"]
+    words = [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "task.problem_type=regression",
+        "data=files",
+        *FEW,
+    ]
+    words += [
+        "data.train=pairs.jsonl",
+        "data.text_column=a",
+        "data.text_pair_column=b",
+        "data.label_column=score",
+    ]
     assert optrun(*words, "hydra.run.dir=run") == 0
-    assert {"eval/mse", "eval/pearson", "eval/spearman"} <= set(summary(Path("run"))["metrics"]["last"])
+    assert {"eval/mse", "eval/pearson", "eval/spearman"} <= set(
+        summary(Path("run"))["metrics"]["last"]
+    )
 
 
 def test_micro_batches_are_one_batch(tmp_path: Path) -> None:
@@ -234,13 +318,28 @@ def test_micro_batches_are_one_batch(tmp_path: Path) -> None:
     words = list({word.split("=")[0]: word for word in words}.values())
     words += [f"model.config.{name}=0" for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
     words = list({word.split("=")[0]: word for word in words}.values())
-    words += ["training.max_steps=4", "training.logging_steps=1", "optimizer=sgd", "lr=0.1", "scheduler=constant"]
+    words += [
+        "training.max_steps=4",
+        "training.logging_steps=1",
+        "optimizer=sgd",
+        "lr=0.1",
+        "scheduler=constant",
+    ]
     shapes = [(12, 1), (4, 3)]
     for size, times in shapes:
-        assert optrun(*words, f"training.per_device_train_batch_size={size}", f"hydra.run.dir=b{size}",
-                      f"training.gradient_accumulation_steps={times}") == 0  # fmt: skip
+        assert (
+            optrun(
+                *words,
+                f"training.per_device_train_batch_size={size}",
+                f"hydra.run.dir=b{size}",
+                f"training.gradient_accumulation_steps={times}",
+            )
+            == 0
+        )
     losses = [[record["train/loss"] for record in records(Path(f"b{size}"))] for size, _ in shapes]
-    weights = [load_file(f"b{size}/checkpoints/step-00000004/model.safetensors") for size, _ in shapes]
+    weights = [
+        load_file(f"b{size}/checkpoints/step-00000004/model.safetensors") for size, _ in shapes
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, tensor in weights[0].items():
         np.testing.assert_allclose(weights[1][name], tensor, rtol=1e-4, atol=2e-6, err_msg=name)
@@ -262,7 +361,8 @@ def test_recomputed_activations_are_the_same_run(tmp_path: Path) -> None:
     assert optrun(*words, "hydra.run.dir=plain") == 0
     assert optrun(*words, "hydra.run.dir=recomputed", "training.gradient_checkpointing=true") == 0
     plain, other = (
-        load_file(f"{name}/checkpoints/step-00000003/model.safetensors") for name in ("plain", "recomputed")
+        load_file(f"{name}/checkpoints/step-00000003/model.safetensors")
+        for name in ("plain", "recomputed")
     )
     for name, tensor in plain.items():
         np.testing.assert_allclose(other[name], tensor, rtol=1e-4, atol=1e-6)
@@ -307,6 +407,8 @@ def test_as_a_program_in_a_pipe(tmp_path: Path) -> None:
     done = optrun_process(*language(tmp_path), "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == [f"step {n}/3" for n in range(4)]
+    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == [
+        f"step {n}/3" for n in range(4)
+    ]
     assert "\x1b" not in done.stdout
     assert done.stderr == ""

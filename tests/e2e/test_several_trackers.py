@@ -41,9 +41,14 @@ class Lines:
             print(status, file=file)
 """
 LINE = [
-    *TINY_GPT, "data=files", "data.train=corpus.txt", "training.logging_steps=1", "checkpoint.save_steps=2",
-    "--plugin", "lines.py",
-]  # fmt: skip
+    *TINY_GPT,
+    "data=files",
+    "data.train=corpus.txt",
+    "training.logging_steps=1",
+    "checkpoint.save_steps=2",
+    "--plugin",
+    "lines.py",
+]
 FOUR = "training.max_steps=4"
 BOTH = ["tracking=[tensorboard,lines]", "tracking.trackers.lines.file=mine.txt"]
 
@@ -101,33 +106,55 @@ def test_a_recipe_lists_them_as_hydra_does() -> None:
         ("tracking=[lines,several]", ["several goes with no other"]),
         ("tracking=several", ["names no tracker", "tracking=[tensorboard,wandb]"]),
         ("tracking=[]", ["a run has one tracking"]),
-        ("tracking=[tensorboard,lines] tracking.file=a", ["Did you mean tracking.trackers.lines.file?"]),
-        ("tracking=[tensorboard,lines] tracking.trackers.lines.fil=a", ["Did you mean tracking.trackers.lines.file?"]),
-        ("tracking=[tensorboard,lines] tracking.trackers.lines.file=[1]", ["tracking.trackers.lines.file", "text"]),
+        (
+            "tracking=[tensorboard,lines] tracking.file=a",
+            ["Did you mean tracking.trackers.lines.file?"],
+        ),
+        (
+            "tracking=[tensorboard,lines] tracking.trackers.lines.fil=a",
+            ["Did you mean tracking.trackers.lines.file?"],
+        ),
+        (
+            "tracking=[tensorboard,lines] tracking.trackers.lines.file=[1]",
+            ["tracking.trackers.lines.file", "text"],
+        ),
         (
             "tracking=[tensorboard,lines] tracking.trackers.mlflow.project=a",
             ["tracking.trackers.mlflow", "tracking=[tensorboard,lines,mlflow]"],
         ),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(words: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_refused_by_name(
+    words: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(*LINE, *words.split()) == 2
     said = capsys.readouterr().err
     assert [fact for fact in facts if fact not in said] == [], said
 
 
 def test_a_recipe_names_none_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.yaml").write_text("defaults: [config, {override tracking: [lines, lines]}, _self_]\n")
+    Path("mine.yaml").write_text(
+        "defaults: [config, {override tracking: [lines, lines]}, _self_]\n"
+    )
     assert optrun("-cn", "mine", "--config-dir", ".", *LINE) == 2
     assert "lines is given twice" in capsys.readouterr().err
 
 
 def test_a_sweep_takes_a_list_as_one_value(forked_jobs: None) -> None:
     assert (
-        optrun("-m", *LINE, "training.max_steps=1", "tracking=[tensorboard,lines]", "lr=1e-3,2e-3", "hydra.sweep.dir=s")
+        optrun(
+            "-m",
+            *LINE,
+            "training.max_steps=1",
+            "tracking=[tensorboard,lines]",
+            "lr=1e-3,2e-3",
+            "hydra.sweep.dir=s",
+        )
         == 0
     )
-    written: list[Any] = [json.loads(path.read_text())["status"] for path in Path("s").glob("*/summary.json")]
+    written: list[Any] = [
+        json.loads(path.read_text())["status"] for path in Path("s").glob("*/summary.json")
+    ]
     assert written == ["finished", "finished"]
     assert len(list(Path("s").rglob("steps.txt"))) == 2
 

@@ -14,10 +14,17 @@ from tests.running import TINY_GPT, optrun, optrun_process, records, sentence, s
 
 SMALL = [
     *(word for word in TINY_GPT if not word.startswith(("data.", "task."))),
-    "task=sft", "data=files", "data.max_length=64", "task.chat_template=chatml", "task.assistant_only_loss=true",
-    "task.sample_tokens=3", "task.samples=2", "scheduler=constant", "training.logging_steps=1",
+    "task=sft",
+    "data=files",
+    "data.max_length=64",
+    "task.chat_template=chatml",
+    "task.assistant_only_loss=true",
+    "task.sample_tokens=3",
+    "task.samples=2",
+    "scheduler=constant",
+    "training.logging_steps=1",
     "training.per_device_train_batch_size=2",
-]  # fmt: skip
+]
 
 
 def write_chats(folder: Path, rows: int = 24, name: str = "chats.jsonl") -> Path:
@@ -45,8 +52,16 @@ def said_in(folder: str) -> list[dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.usefixtures("no_pictures")
-def test_a_packed_run_goes_on_where_it_stopped(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SMALL, "data.train=chats.jsonl", "task.packing=true", "training.eval_steps=2", "checkpoint.save_steps=1"]
+def test_a_packed_run_goes_on_where_it_stopped(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *SMALL,
+        "data.train=chats.jsonl",
+        "task.packing=true",
+        "training.eval_steps=2",
+        "checkpoint.save_steps=1",
+    ]
     workers = "training.dataloader_num_workers=4"
     assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
     cut("straight", "cut", 3)
@@ -56,7 +71,10 @@ def test_a_packed_run_goes_on_where_it_stopped(place: Path, capsys: pytest.Captu
     assert {"eval/loss", "eval/accuracy", "eval/perplexity"} <= set(records(Path("straight"))[-1])
     assert [line["step"] for line in said_in("straight")] == [2, 2, 4, 4]
     assert said_in("cut") == said_in("straight")
-    assert all(line["prompt"].endswith("<|im_start|>assistant\n") and line["reference"] for line in said_in("straight"))
+    assert all(
+        line["prompt"].endswith("<|im_start|>assistant\n") and line["reference"]
+        for line in said_in("straight")
+    )
     capsys.readouterr()
 
     saved = AutoTokenizer.from_pretrained("straight/model")
@@ -98,12 +116,19 @@ def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
 
     asked = [{"messages": [{"role": "user", "content": sentence(row)}]} for row in range(3)]
     Path("asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    predict = ["predict", "straight", "training.per_device_eval_batch_size=1", "generation.max_new_tokens=3"]
+    predict = [
+        "predict",
+        "straight",
+        "training.per_device_eval_batch_size=1",
+        "generation.max_new_tokens=3",
+    ]
     assert optrun(*predict, "data.eval=asked.jsonl", "out=answers.jsonl") == 0
     answers = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
     assert [line["messages"] for line in answers] == [row["messages"] for row in asked]
     assert optrun(*predict, "data.eval=chats.jsonl", "out=whole.jsonl") == 0
-    whole = [json.loads(line)["generation"] for line in Path("whole.jsonl").read_text().splitlines()]
+    whole = [
+        json.loads(line)["generation"] for line in Path("whole.jsonl").read_text().splitlines()
+    ]
     kept = [line["generated"] for line in said_in("straight") if line["step"] == 3]
     assert len(whole) == 24
     assert [whole[0], whole[12]] == kept, "the rows of task.samples=2 are spread over the set"
@@ -114,8 +139,20 @@ def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
 def test_a_killed_stream_of_chats_with_an_adapter_is_certified(place: Path, workers: int) -> None:
     words = [*SMALL, "data.train=chats.jsonl", "data.eval=chats.jsonl"]
     assert optrun(*words, "training.max_steps=1", "hydra.run.dir=tokenizer") == 0
-    words += ["adapter=lora", "data.streaming=true", "data.shuffle_window=8", "model.tokenizer=tokenizer/tokenizer"]
-    words += [f"training.dataloader_num_workers={workers}", "training.max_steps=8", "--steps", "8", "--kills", "2"]
+    words += [
+        "adapter=lora",
+        "data.streaming=true",
+        "data.shuffle_window=8",
+        "model.tokenizer=tokenizer/tokenizer",
+    ]
+    words += [
+        f"training.dataloader_num_workers={workers}",
+        "training.max_steps=8",
+        "--steps",
+        "8",
+        "--kills",
+        "2",
+    ]
     done = optrun_process("certify", "resume", *words, cwd=place, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -126,7 +163,9 @@ def test_explain_marks_what_carries_loss(place: Path, capsys: pytest.CaptureFixt
     assert "what carries loss" in said
     assert "<|im_start|>assistant\n" in said.replace("\n  ", "\n")
     assert "«" in said.partition("<|im_start|>assistant")[2]
-    assert optrun("explain", *SMALL, "data.train=chats.jsonl", "training.max_steps=3", "--json") == 0
+    assert (
+        optrun("explain", *SMALL, "data.train=chats.jsonl", "training.max_steps=3", "--json") == 0
+    )
     assert "«" in json.loads(capsys.readouterr().out)["data"]["example"]
 
 
@@ -137,36 +176,77 @@ GOOD = [{"messages": [USER, BOT]}] * 6
 @pytest.mark.parametrize(
     ("rows", "words", "facts"),
     [
-        ([*GOOD, {"messages": [USER, {"role": "bot", "content": "Ho"}]}], [], ["data.train", "row 7", "'bot'"]),
+        (
+            [*GOOD, {"messages": [USER, {"role": "bot", "content": "Ho"}]}],
+            [],
+            ["data.train", "row 7", "'bot'"],
+        ),
         ([*GOOD, {"messages": [USER]}], [], ["row 7", "no turn of the assistant"]),
-        ([*GOOD, {"messages": [USER, {"role": "tool", "content": "Ho"}, BOT]}], ["task.chat_template=zephyr"],
-         ["row 7", "zephyr", "tool"]),
-        ([*GOOD, {"messages": [{"role": "user", "content": sentence(3) * 9}, BOT]}], [],
-         ["data.max_length=64", "row 7", "task.overlong_rows=drop"]),
-        ([{"prompt": "a", "completion": "b"}] * 6 + [{"prompt": "a", "completion": ""}],
-         ["task.assistant_only_loss=false"], ["row 7", "empty completion"]),
-        (GOOD, ["task.chat_template=own.jinja"], ["own.jinja", "row 1", "cannot be written", "task.chat_template"]),
+        (
+            [*GOOD, {"messages": [USER, {"role": "tool", "content": "Ho"}, BOT]}],
+            ["task.chat_template=zephyr"],
+            ["row 7", "zephyr", "tool"],
+        ),
+        (
+            [*GOOD, {"messages": [{"role": "user", "content": sentence(3) * 9}, BOT]}],
+            [],
+            ["data.max_length=64", "row 7", "task.overlong_rows=drop"],
+        ),
+        (
+            [{"prompt": "a", "completion": "b"}] * 6 + [{"prompt": "a", "completion": ""}],
+            ["task.assistant_only_loss=false"],
+            ["row 7", "empty completion"],
+        ),
+        (
+            GOOD,
+            ["task.chat_template=own.jinja"],
+            ["own.jinja", "row 1", "cannot be written", "task.chat_template"],
+        ),
         (GOOD, ["task.layout=alpaca"], ["task.layout=alpaca", "instruction"]),
         (GOOD, ["task.layout=chat"], ["task.layout", "chat"]),
         (GOOD, ["task.samples=-1"], ["task.samples=-1"]),
         (GOOD, ["task.max_length=64"], ["data.max_length"]),
-        (GOOD, ["data.streaming=true", "task.packing=true", "model.tokenizer=there"],
-         ["task.packing=true", "false with data.streaming=true"]),
+        (
+            GOOD,
+            ["data.streaming=true", "task.packing=true", "model.tokenizer=there"],
+            ["task.packing=true", "false with data.streaming=true"],
+        ),
         ([{"text": "a"}] * 6, [], ["task=sft", "messages", "Columns: text"]),
-        (GOOD, ["task.packing=true", "model=from_config", "model.model_type=bloom", "model.vocab_size=320",
-                "model.config.hidden_size=16", "model.config.n_layer=1", "model.config.n_head=2"],
-         ["task.packing=true", "Bloom"]),
+        (
+            GOOD,
+            [
+                "task.packing=true",
+                "model=from_config",
+                "model.model_type=bloom",
+                "model.vocab_size=320",
+                "model.config.hidden_size=16",
+                "model.config.n_layer=1",
+                "model.config.n_head=2",
+            ],
+            ["task.packing=true", "Bloom"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong(
-    rows: list[Any], words: list[str], facts: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+    rows: list[Any],
+    words: list[str],
+    facts: list[str],
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("own.jinja").write_text("{% for m in messages %}{{ m.content.nothing.there }}{% endfor %}")
     named = {word.partition("=")[0] for word in words}
-    named |= {word.partition("=")[0] for word in SMALL if "model=from_config" in words and word.startswith("model.")}
+    named |= {
+        word.partition("=")[0]
+        for word in SMALL
+        if "model=from_config" in words and word.startswith("model.")
+    }
     given = [word for word in SMALL if word.partition("=")[0] not in named]
-    assert optrun(*given, "data.train=rows.jsonl", "data.eval=rows.jsonl", "hydra.run.dir=run", *words) == 2
+    assert (
+        optrun(*given, "data.train=rows.jsonl", "data.eval=rows.jsonl", "hydra.run.dir=run", *words)
+        == 2
+    )
     told = " ".join(capsys.readouterr().err.split())
     for fact in facts:
         assert fact in told
@@ -175,7 +255,12 @@ def test_wrong(
 
 
 def test_the_recipe_learns_from_the_standard_library(place: Path) -> None:
-    words = ["training.max_steps=2", "data.max_train_examples=40", "data.max_eval_examples=8", "task.sample_tokens=3"]
+    words = [
+        "training.max_steps=2",
+        "data.max_train_examples=40",
+        "data.max_eval_examples=8",
+        "task.sample_tokens=3",
+    ]
     model = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2"]
     assert optrun("-cn", "sft_tiny", *words, *model, "hydra.run.dir=run") == 0
     assert summary(Path("run"))["config_name"] == "sft_tiny"

@@ -13,7 +13,9 @@ from optrun.cli import proposal
 from optrun.runner import trial_steps
 from tests.running import optrun, sentence
 
-REVIEWS = "id;Review;verdict\n" + "".join(f"{n};{sentence(n)} café;{'good' if n % 3 else 'bad'}\n" for n in range(60))
+REVIEWS = "id;Review;verdict\n" + "".join(
+    f"{n};{sentence(n)} café;{'good' if n % 3 else 'bad'}\n" for n in range(60)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,29 +29,50 @@ def started(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, list[
     assert optrun("start", *words) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    return said.out, [shlex.split(line)[1:] for line in said.out.splitlines() if line.startswith("   optrun ")]
+    return said.out, [
+        shlex.split(line)[1:] for line in said.out.splitlines() if line.startswith("   optrun ")
+    ]
 
 
 def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_jobs: None) -> None:
     (here / "my reviews.csv").write_bytes(REVIEWS.encode("cp1252"))
     own = ("training.max_steps=2", "checkpoint=none", "hydra.run.dir=run")
     said, (train, compare, explain) = started(capsys, "my reviews.csv", *own)
-    facts = ["format csv", "separated by ';'", "latin-1", "café", "Review is the text", "verdict is the label",
-             "not read: id", "54 to train on", "0 rows repeat", "good: ", "tokens of an example", "s a step on",
-             "for a step of 16 examples", "18 runs", "nothing was written"]  # fmt: skip
+    facts = [
+        "format csv",
+        "separated by ';'",
+        "latin-1",
+        "café",
+        "Review is the text",
+        "verdict is the label",
+        "not read: id",
+        "54 to train on",
+        "0 rows repeat",
+        "good: ",
+        "tokens of an example",
+        "s a step on",
+        "for a step of 16 examples",
+        "18 runs",
+        "nothing was written",
+    ]
     assert [fact for fact in facts if fact not in said] == []
     assert all(len(line) <= 120 for line in said.splitlines() if "   optrun " not in line)
     assert sorted(path.name for path in here.iterdir()) == ["my reviews.csv"]
     assert optrun(*train) == 0
     assert optrun(*explain) == 0
-    assert {"search.adamw.lr=6e-4,2e-3,6e-3", "search.lamb.lr=6e-3,2e-2,6e-2", "seed=0,1,2"} <= set(compare)
+    assert {"search.adamw.lr=6e-4,2e-3,6e-3", "search.lamb.lr=6e-3,2e-2,6e-2", "seed=0,1,2"} <= set(
+        compare
+    )
     few = [re.sub(r"(lr|seed)=([^,]+),.*", r"\1=\2", word) for word in compare]
     assert optrun(*few, "hydra.sweep.dir=sweep") == 0
     assert (here / "sweep" / "report.html").is_file()
 
 
 def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turns = [{"role": "user", "content": sentence(1)}, {"role": "assistant", "content": sentence(2)}]
+    turns = [
+        {"role": "user", "content": sentence(1)},
+        {"role": "assistant", "content": sentence(2)},
+    ]
     (here / "chat.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 12)
     words = ("run=true", "training.max_steps=2", "checkpoint=none", "hydra.run.dir=run")
     said, (train, compare, _) = started(capsys, "chat.jsonl", *words)
@@ -66,13 +89,27 @@ def test_a_pretrained_model_at_hand_is_taken(
     from tests.running import TINY_BERT
 
     (here / "a.csv").write_text(REVIEWS)
-    words = ["data=files", "data.train=a.csv", "data.label_column=verdict", "data.text_column=Review"]
-    done = optrun("task=sequence_classification", *TINY_BERT, *words, "training.max_steps=1", "hydra.run.dir=run")
+    words = [
+        "data=files",
+        "data.train=a.csv",
+        "data.label_column=verdict",
+        "data.text_column=Review",
+    ]
+    done = optrun(
+        "task=sequence_classification",
+        *TINY_BERT,
+        *words,
+        "training.max_steps=1",
+        "hydra.run.dir=run",
+    )
     assert done == 0
     capsys.readouterr()
     monkeypatch.setattr("optrun.model.at_hand.models_at_hand", lambda: ["nowhere", "run/model"])
     _, (train, *_) = started(capsys, "a.csv")
-    assert [word for word in train if word.startswith("model")] == ["model=pretrained", "model.path=run/model"]
+    assert [word for word in train if word.startswith("model")] == [
+        "model=pretrained",
+        "model.path=run/model",
+    ]
     assert "training.num_train_epochs=3" in train
 
 
@@ -83,7 +120,11 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({"a.csv": ""}, ["a.csv"], ["a.csv", "the file is empty"]),
         ({"a.pdf": "x"}, ["a.pdf"], ["a.pdf", "unknown format"]),
         ({"a.csv": "a,b\n1,2\n3,4\n"}, ["a.csv"], ["make no task", "Columns: a, b", "task=NAME"]),
-        ({"a.csv": "Date,IBM\n1990-01-01,1.5\n1990-02-01,\n"}, ["a.csv"], ["make no task", "Columns: Date, IBM"]),
+        (
+            {"a.csv": "Date,IBM\n1990-01-01,1.5\n1990-02-01,\n"},
+            ["a.csv"],
+            ["make no task", "Columns: Date, IBM"],
+        ),
         ({"a.csv": REVIEWS}, ["a.csv", "run=yes"], ["run=yes", "true or false"]),
         ({"a.csv": REVIEWS}, ["a.csv", "b.csv"], ["expected optrun start FILE"]),
         ({"a.csv": REVIEWS}, ["a.csv", "resume=run"], ["resume=run", "proposes a new run"]),
@@ -95,13 +136,21 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({}, ["https://site/a.csv"], ["FILE=https://site/a.csv", "a URL"]),
         ({"a.csv": REVIEWS}, ["a.csv", "data=hub"], ["data=hub", "finds it by FILE"]),
         ({"a.csv": REVIEWS}, ["a.csv", "data.train=b.csv"], ["data.train=b.csv", "leave it out"]),
-        ({"a.csv": "text,label\na, b,u\n"}, ["a.csv"], ["row 1", "needs quotes", "or the first line does not name"]),
+        (
+            {"a.csv": "text,label\na, b,u\n"},
+            ["a.csv"],
+            ["row 1", "needs quotes", "or the first line does not name"],
+        ),
         ({"a.csv": "1.5,2\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["None of them holds texts"]),
         ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
     ],
 )
 def test_what_it_refuses(
-    make: dict[str, str], words: list[str], facts: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+    make: dict[str, str],
+    words: list[str],
+    facts: list[str],
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, content in make.items():
         (here / name).parent.mkdir(exist_ok=True)
@@ -120,42 +169,98 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FOLDERS = {
-    "splits of classes": ({f"x/{part}/{kind}/0.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
-                          "x", ["data.train=x/train", "data.eval=x/test", "task=sequence_classification"]),
-    "tables by their names": ({f"x/{part}.tsv": "text\tlabel\n" + "a b\tu\nc d\tv\n" * 9 for part in ("train", "dev")},
-                              "x", ["data.train=x/train.tsv", "data.eval=x/dev.tsv"]),
-    "rows beside those to train on": ({"train.jsonl": '{"text": "a b"}\n' * 9, "valid.jsonl": '{"text": "a"}\n'},
-                                      "train.jsonl", ["data.eval=valid.jsonl", "task=causal_lm"]),
-    "parts of one table": ({f"x/{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 3 for n in range(3)},
-                           "x", ["data.train='x/*.csv'"]),
+    "splits of classes": (
+        {f"x/{part}/{kind}/0.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
+        "x",
+        ["data.train=x/train", "data.eval=x/test", "task=sequence_classification"],
+    ),
+    "tables by their names": (
+        {f"x/{part}.tsv": "text\tlabel\n" + "a b\tu\nc d\tv\n" * 9 for part in ("train", "dev")},
+        "x",
+        ["data.train=x/train.tsv", "data.eval=x/dev.tsv"],
+    ),
+    "rows beside those to train on": (
+        {"train.jsonl": '{"text": "a b"}\n' * 9, "valid.jsonl": '{"text": "a"}\n'},
+        "train.jsonl",
+        ["data.eval=valid.jsonl", "task=causal_lm"],
+    ),
+    "parts of one table": (
+        {f"x/{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 3 for n in range(3)},
+        "x",
+        ["data.train='x/*.csv'"],
+    ),
     "rows to evaluate on in another format": (
-        {"x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9, "x/test.jsonl": '{"text": "a b", "label": "u"}\n',
-         "x/dev.txt": "a b"}, "x", ["data.train=x/train.csv", "data.eval=x/test.jsonl", "data.label_column=label"]),
-    "no line of names": ({"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")}, "a.tsv",
-                         ["data.column_names=[column1,text,label]"]),
-    "a text that is the word text": ({"a.csv": REVIEWS.replace(";", ",").replace("Review", "text") + "9,text,good\n"},
-                                     "a.csv", ["data.label_column=verdict"]),
-    "a column that is called as a number": ({"a.csv": REVIEWS.replace("verdict", "2")}, "a.csv",
-                                            ["data.label_column='2'", "data.text_column=Review"]),
-    "CoNLL in a text": ({"a.txt": "Anna B-PER\nsings O\n\n" * 9}, "a.txt",
-                        ["data.format=conll", "task=token_classification"]),
-    "a glob": ({f"{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 5 for n in "ab"}, "*.csv",
-               ["data=files", "data.train='*.csv'", "data.label_column=label"]),
-    "CoNLL in a table": ({"a.tsv": "Anna\tB-PER\nsings\tO\n\n" * 9}, "a.tsv",
-                         ["data.format=conll", "task=token_classification"]),
-    "a table in a text": ({"a.txt": REVIEWS}, "a.txt", ["data.format=csv", "data.label_column=verdict"]),
-    "objects in a text": ({"a.txt": '{"text": "a b", "label": "u"}\n{"text": "c d", "label": "v"}\n' * 9}, "a.txt",
-                          ["data.format=json", "data.label_column=label"]),
+        {
+            "x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9,
+            "x/test.jsonl": '{"text": "a b", "label": "u"}\n',
+            "x/dev.txt": "a b",
+        },
+        "x",
+        ["data.train=x/train.csv", "data.eval=x/test.jsonl", "data.label_column=label"],
+    ),
+    "no line of names": (
+        {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
+        "a.tsv",
+        ["data.column_names=[column1,text,label]"],
+    ),
+    "a text that is the word text": (
+        {"a.csv": REVIEWS.replace(";", ",").replace("Review", "text") + "9,text,good\n"},
+        "a.csv",
+        ["data.label_column=verdict"],
+    ),
+    "a column that is called as a number": (
+        {"a.csv": REVIEWS.replace("verdict", "2")},
+        "a.csv",
+        ["data.label_column='2'", "data.text_column=Review"],
+    ),
+    "CoNLL in a text": (
+        {"a.txt": "Anna B-PER\nsings O\n\n" * 9},
+        "a.txt",
+        ["data.format=conll", "task=token_classification"],
+    ),
+    "a glob": (
+        {f"{n}.csv": "text,label\n" + "a b,u\nc d,v\n" * 5 for n in "ab"},
+        "*.csv",
+        ["data=files", "data.train='*.csv'", "data.label_column=label"],
+    ),
+    "CoNLL in a table": (
+        {"a.tsv": "Anna\tB-PER\nsings\tO\n\n" * 9},
+        "a.tsv",
+        ["data.format=conll", "task=token_classification"],
+    ),
+    "a table in a text": (
+        {"a.txt": REVIEWS},
+        "a.txt",
+        ["data.format=csv", "data.label_column=verdict"],
+    ),
+    "objects in a text": (
+        {"a.txt": '{"text": "a b", "label": "u"}\n{"text": "c d", "label": "v"}\n' * 9},
+        "a.txt",
+        ["data.format=json", "data.label_column=label"],
+    ),
     "rows to evaluate on that are called otherwise": (
-        {"x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9, "x/test.csv": "line,kind\na b,u\n"}, "x",
-        ["data.train=x/train.csv", "data.label_column=label"]),
+        {"x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9, "x/test.csv": "line,kind\na b,u\n"},
+        "x",
+        ["data.train=x/train.csv", "data.label_column=label"],
+    ),
     "a file called as an option": ({"-a.csv": REVIEWS}, "-a.csv", ["data.label_column=verdict"]),
     "a file with a sign in its name": ({"a=b.csv": REVIEWS}, "a=b.csv", ["data.train='a=b.csv'"]),
-    "restructured text": ({"a.rst": "a line of words\n" * 20}, "a.rst", ["data.train=a.rst", "task=causal_lm"]),
-    "a label for each column": ({"a.csv": "text,bad,rude\n" + "a b,0,1\nc d,1,0\n" * 9}, "a.csv",
-                                ["data.label_columns=[bad,rude]", "task.problem_type=multi_label_classification"]),
-    "a task of one's own choice": ({"a.txt": "a line of words\n" * 20}, "a.txt task=masked_lm", ["task=masked_lm"]),
-}  # fmt: skip
+    "restructured text": (
+        {"a.rst": "a line of words\n" * 20},
+        "a.rst",
+        ["data.train=a.rst", "task=causal_lm"],
+    ),
+    "a label for each column": (
+        {"a.csv": "text,bad,rude\n" + "a b,0,1\nc d,1,0\n" * 9},
+        "a.csv",
+        ["data.label_columns=[bad,rude]", "task.problem_type=multi_label_classification"],
+    ),
+    "a task of one's own choice": (
+        {"a.txt": "a line of words\n" * 20},
+        "a.txt task=masked_lm",
+        ["task=masked_lm"],
+    ),
+}
 
 
 @pytest.mark.usefixtures("quick")
@@ -190,12 +295,16 @@ def test_what_is_left_out_is_told(here: Path, capsys: pytest.CaptureFixture[str]
     (here / "train.csv").write_text("text,label\n" + "a b,u\nc d,v\n,u\n" * 9)
     (here / "test.csv").write_text("line,kind\na b,u\n")
     said, (train, *_) = started(capsys, "train.csv")
-    assert "data.eval=test.csv calls its columns line, kind, and has no label: it is left out" in said
+    assert (
+        "data.eval=test.csv calls its columns line, kind, and has no label: it is left out" in said
+    )
     assert "9 rows have nothing in one of these columns" in said
     assert not [word for word in train if word.startswith("data.eval")]
 
 
-def test_texts_to_evaluate_on_in_a_column_called_otherwise(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_to_evaluate_on_in_a_column_called_otherwise(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As in SST-2, whose `train.tsv` has `sentence` and whose `dev.tsv` has `content`."""
     (here / "train.tsv").write_text("label\tsentence\n" + "u\ta b\nv\tc d\n" * 9)
     (here / "dev.tsv").write_text("label\tcontent\n" + "u\te b\nv\tc f\n" * 9)

@@ -9,12 +9,24 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from tests.faults.runs import cut
-from tests.running import TINY_BERT, TINY_GPT, composed, optrun, optrun_process, records, sentence, tensors
+from tests.running import (
+    TINY_BERT,
+    TINY_GPT,
+    composed,
+    optrun,
+    optrun_process,
+    records,
+    sentence,
+    tensors,
+)
 
 EVERY = [
-    "scheduler=constant", "training.logging_steps=1", "checkpoint.save_steps=6", "checkpoint.keep_last=9",
+    "scheduler=constant",
+    "training.logging_steps=1",
+    "checkpoint.save_steps=6",
+    "checkpoint.keep_last=9",
     "training.eval_steps=100",
-]  # fmt: skip
+]
 STREAM = [
     "data=files",
     "data.train=part_*.jsonl",
@@ -28,25 +40,35 @@ STREAM = [
 def write(folder: Path) -> None:
     for name, begin in (("part_0", 0), ("part_1", 40), ("held", 80)):
         rows = (
-            {"text": sentence(number), "label": "odd" if number % 2 else "even"} for number in range(begin, begin + 40)
+            {"text": sentence(number), "label": "odd" if number % 2 else "even"}
+            for number in range(begin, begin + 40)
         )
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("small", [TINY_GPT, [*TINY_BERT, "task=sequence_classification"]], ids=["blocks", "rows"])
+@pytest.mark.parametrize(
+    "small", [TINY_GPT, [*TINY_BERT, "task=sequence_classification"]], ids=["blocks", "rows"]
+)
 def test_a_stream_goes_on_in_the_middle_of_an_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    small: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     steps = 14  # more than an epoch
-    assert optrun(*STREAM, *small, *EVERY, f"training.max_steps={steps}", "hydra.run.dir=straight") == 0
+    assert (
+        optrun(*STREAM, *small, *EVERY, f"training.max_steps={steps}", "hydra.run.dir=straight")
+        == 0
+    )
     cut("straight", "cut", 6)
     assert optrun("resume=cut") == 0
     assert tensors(Path("cut"), steps) == tensors(Path("straight"), steps)
     losses = [
-        [record["train/loss"] for record in records(Path(run)) if "train/loss" in record] for run in ("straight", "cut")
+        [record["train/loss"] for record in records(Path(run)) if "train/loss" in record]
+        for run in ("straight", "cut")
     ]
     assert losses[0] == losses[1]
     capsys.readouterr()
@@ -63,10 +85,21 @@ FILES = ("data=files", "data.train=a.jsonl", "data.streaming=true")
     ("words", "message"),
     [
         (FILES, "data.streaming=true: expected rows to evaluate on in files of their own"),
-        ((*FILES, "data.eval=b", "data.max_train_examples=9"), "data.max_train_examples=9: expected null"),
-        ((*FILES, "data.eval=b", "data.shuffle_window=0"), "data.shuffle_window=0: expected a whole number, 1 or more"),
         (
-            (*FILES, "data.eval=b", "task=sequence_classification", "task.problem_type=multi_label_classification"),
+            (*FILES, "data.eval=b", "data.max_train_examples=9"),
+            "data.max_train_examples=9: expected null",
+        ),
+        (
+            (*FILES, "data.eval=b", "data.shuffle_window=0"),
+            "data.shuffle_window=0: expected a whole number, 1 or more",
+        ),
+        (
+            (
+                *FILES,
+                "data.eval=b",
+                "task=sequence_classification",
+                "task.problem_type=multi_label_classification",
+            ),
             "task.problem_type=multi_label_classification: expected another with data.streaming=true",
         ),
         (
@@ -94,7 +127,9 @@ def test_a_task_that_needs_all_rows_at_once_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr("optrun.config.schema.task.Seq2SeqLmConfig.READS_STREAMS", False)
     message = "data.streaming=true: expected false with task=seq2seq_lm. Tasks that read streams: causal_lm"
     with pytest.raises(ConfigError, match=message):
-        composed.__wrapped__(*FILES, "data.eval=b", "task=seq2seq_lm", "model=from_config", "model.model_type=t5")
+        composed.__wrapped__(
+            *FILES, "data.eval=b", "task=seq2seq_lm", "model=from_config", "model.model_type=t5"
+        )
 
 
 def test_a_bad_row_is_one_message(

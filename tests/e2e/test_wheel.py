@@ -21,7 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's content in a folder of its own; what it depends on comes from this environment."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(ROOT),
+    ]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     site = folder / "site"
@@ -33,13 +42,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     program = f"import sys; sys.path.insert(0, {str(site)!r}); import optrun; from optrun.cli.main import run; "
     program += f"assert optrun.__file__.startswith({str(site)!r}); sys.exit(run({list(words)!r}))"
-    return subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
 def test_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
-    shipped = {path.relative_to(installed / "optrun").as_posix() for path in installed.rglob("*.yaml")}
-    here = {f"conf/{path.relative_to(store.config_dir()).as_posix()}" for path in store.config_dir().rglob("*.yaml")}
+    shipped = {
+        path.relative_to(installed / "optrun").as_posix() for path in installed.rglob("*.yaml")
+    }
+    here = {
+        f"conf/{path.relative_to(store.config_dir()).as_posix()}"
+        for path in store.config_dir().rglob("*.yaml")
+    }
     here |= {f"recipes/{path.name}" for path in store.recipes_dir().glob("*.yaml")}
     assert shipped == here
     if compiler() is not None:
@@ -55,5 +71,13 @@ def test_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
     for name in store.recipe_names():
         done = run(installed, tmp_path, "-cn", name, "--cfg", "job")
         assert done.returncode == 0, done.stderr
-    done = run(installed, tmp_path, "-cn", "stdlib_gpt", "training.max_steps=1", *TINY_GPT, "data.max_eval_examples=8")
+    done = run(
+        installed,
+        tmp_path,
+        "-cn",
+        "stdlib_gpt",
+        "training.max_steps=1",
+        *TINY_GPT,
+        "data.max_eval_examples=8",
+    )
     assert done.returncode == 0, done.stderr

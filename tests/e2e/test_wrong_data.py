@@ -1,7 +1,7 @@
 """The reader's test: wrong data files and model folders, each with one message in one place to read.
 
-Read a table from above: what a person hands over, how it is asked for, and the facts that the answer must hold. None is
-a traceback, none trains in silence.
+Read a table from above: what a person hands over, how it is asked for, and the facts that the
+answer must hold. None is a traceback, none trains in silence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from optrun.data.files import read_files
 from optrun.runner.prepare import prepare
 from tests.running import TINY_BERT, TINY_GPT, composed, optrun, sentence, write_labelled
 
-# How it is asked for ----------------------------------------------------------------------------------------------
+# How it is asked for
+# ----------------------------------------------------------------------------------------------
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification"]
 WORDS = [*TINY_BERT, "task=token_classification"]
@@ -33,10 +34,13 @@ TEXTS = TINY_GPT
 TARGETS = ["task=seq2seq_lm", "model=from_config", "model.model_type=t5", "model.config.d_model=16"]
 IMAGES = ["task=image_classification", "model=vit_tiny"]
 
-# What is handed over ----------------------------------------------------------------------------------------------
+# What is handed over
+# ----------------------------------------------------------------------------------------------
 
 ROWS = [{"text": sentence(number), "label": number % 2} for number in range(12)]
-TABLE = "text,label\n" + "".join(f"{row['text']},{'odd' if row['label'] else 'even'}\n" for row in ROWS)
+TABLE = "text,label\n" + "".join(
+    f"{row['text']},{'odd' if row['label'] else 'even'}\n" for row in ROWS
+)
 CHAT = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
 SHARED = [{"from": "human", "value": "a question"}, {"from": "gpt", "value": "an answer"}]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
@@ -53,7 +57,10 @@ def lines(*rows: Any, times: int = 1) -> str:
 
 def numbered(form: str) -> str:
     """A line for each row, with its label and its text."""
-    return "".join(form.format(label="NUM" if row["label"] else "DESC", text=row["text"]) + "\n" for row in ROWS)
+    return "".join(
+        form.format(label="NUM" if row["label"] else "DESC", text=row["text"]) + "\n"
+        for row in ROWS
+    )
 
 
 def zipped(*names: str) -> bytes:
@@ -87,102 +94,401 @@ GOOD_PARQUET = parquet({"text": ["a b", "c d"] * 6, "label": [0, 1] * 6})
 FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
     # what it is, the words, the file, its content, facts of the message
     # Rows somewhere inside.
-    ("rows under a key", CLASSIFY, "a.json", json.dumps({"data": ROWS}),
-     ["one JSON object", "'data'", "12 objects (text, label)", "jq -c '.data[]' a.json > a.jsonl"]),
-    ("rows under a key, with others beside it", TEXTS, "a.json", json.dumps({"version": "1", "data": ROWS}, indent=2),
-     ["one JSON object", "'data'", "jq -c '.data[]'"]),
-    ("rows two keys deep", CLASSIFY, "a.json", json.dumps({"result": {"rows": ROWS}}),
-     ["'result.rows'", "jq -c '.result.rows[]'"]),
-    ("a list for each column", CLASSIFY, "a.json",
-     json.dumps({key: [row[key] for row in ROWS] for key in ("text", "label")}),
-     ["one list for each column (text, label)", "orient='records', lines=True"]),
-    ("columns of a data frame", CLASSIFY, "a.json",
-     json.dumps({key: {str(at): row[key] for at, row in enumerate(ROWS)} for key in ("text", "label")}),
-     ["one object for each column (text, label)", "orient='records', lines=True"]),
-    ("an object for each row", CLASSIFY, "a.json", json.dumps({f"id{at}": row for at, row in enumerate(ROWS)}),
-     ["one object for each row (text, label)", "jq -c '.[]'"]),
-    ("rows that are lists", CLASSIFY, "a.json", json.dumps([[row["text"], str(row["label"])] for row in ROWS]),
-     ["data.label_column", "text (lists of texts)", '{"text": ..., "label": ...}']),
-    ("a list a line", CLASSIFY, "a.jsonl", lines(*([row["text"], row["label"]] for row in ROWS)),
-     ["a.jsonl", "each line is a list", '{"text": ..., "label": ...}']),
-    ("a chat a line", TEXTS, "a.jsonl", lines(CHAT, times=8), ["a.jsonl", "each line is a list", '"content"']),
+    (
+        "rows under a key",
+        CLASSIFY,
+        "a.json",
+        json.dumps({"data": ROWS}),
+        [
+            "one JSON object",
+            "'data'",
+            "12 objects (text, label)",
+            "jq -c '.data[]' a.json > a.jsonl",
+        ],
+    ),
+    (
+        "rows under a key, with others beside it",
+        TEXTS,
+        "a.json",
+        json.dumps({"version": "1", "data": ROWS}, indent=2),
+        ["one JSON object", "'data'", "jq -c '.data[]'"],
+    ),
+    (
+        "rows two keys deep",
+        CLASSIFY,
+        "a.json",
+        json.dumps({"result": {"rows": ROWS}}),
+        ["'result.rows'", "jq -c '.result.rows[]'"],
+    ),
+    (
+        "a list for each column",
+        CLASSIFY,
+        "a.json",
+        json.dumps({key: [row[key] for row in ROWS] for key in ("text", "label")}),
+        ["one list for each column (text, label)", "orient='records', lines=True"],
+    ),
+    (
+        "columns of a data frame",
+        CLASSIFY,
+        "a.json",
+        json.dumps(
+            {key: {str(at): row[key] for at, row in enumerate(ROWS)} for key in ("text", "label")}
+        ),
+        ["one object for each column (text, label)", "orient='records', lines=True"],
+    ),
+    (
+        "an object for each row",
+        CLASSIFY,
+        "a.json",
+        json.dumps({f"id{at}": row for at, row in enumerate(ROWS)}),
+        ["one object for each row (text, label)", "jq -c '.[]'"],
+    ),
+    (
+        "rows that are lists",
+        CLASSIFY,
+        "a.json",
+        json.dumps([[row["text"], str(row["label"])] for row in ROWS]),
+        ["data.label_column", "text (lists of texts)", '{"text": ..., "label": ...}'],
+    ),
+    (
+        "a list a line",
+        CLASSIFY,
+        "a.jsonl",
+        lines(*([row["text"], row["label"]] for row in ROWS)),
+        ["a.jsonl", "each line is a list", '{"text": ..., "label": ...}'],
+    ),
+    (
+        "a chat a line",
+        TEXTS,
+        "a.jsonl",
+        lines(CHAT, times=8),
+        ["a.jsonl", "each line is a list", '"content"'],
+    ),
     # Cells that are no texts.
-    ("texts in objects", CLASSIFY, "a.jsonl", lines({"text": {"en": "a b"}, "label": 1}, times=8),
-     ["data.text_column", "text (objects with en)", "row['text']['en']"]),
-    ("texts in objects, few rows to join", TEXTS, "a.jsonl", lines({"text": {"en": "a b"}}, times=8),
-     ["data.text_column", "text (objects with en)", "row['text']['en']"]),
-    ("texts in objects, with names beside", TEXTS, "a.jsonl", lines({"text": {"en": "a b"}, "id": "x"}, times=8),
-     ["data.text_column", "no texts in column text", "id may be something else"]),
-    ("texts in lists, named", [*TEXTS, "data.text_column=text"], "a.jsonl", lines({"text": ["a", "b"]}, times=8),
-     ["column text, where a text is expected", "text (lists of texts)", '{"text": ..., "label": ...}']),
-    ("chats", TEXTS, "a.jsonl", lines({"messages": CHAT}, times=8),
-     ["data.text_column", "messages (lists of objects with role, content)", "chats", "apply_chat_template"]),
-    ("chats, to be classified", CLASSIFY, "a.jsonl", lines({"messages": CHAT}, times=8),
-     ["data.label_column", "messages holds chats"]),
-    ("chats of another kind", TEXTS, "a.jsonl", lines({"conversations": SHARED}, times=8),
-     ["conversations (lists of objects with from, value)", "chats"]),
-    ("a list as a label", CLASSIFY, "a.jsonl", lines({"text": "a b", "label": [0, 1]}, times=8),
-     ["data.label_column=label", "holds [0, 1], not one label"]),
+    (
+        "texts in objects",
+        CLASSIFY,
+        "a.jsonl",
+        lines({"text": {"en": "a b"}, "label": 1}, times=8),
+        ["data.text_column", "text (objects with en)", "row['text']['en']"],
+    ),
+    (
+        "texts in objects, few rows to join",
+        TEXTS,
+        "a.jsonl",
+        lines({"text": {"en": "a b"}}, times=8),
+        ["data.text_column", "text (objects with en)", "row['text']['en']"],
+    ),
+    (
+        "texts in objects, with names beside",
+        TEXTS,
+        "a.jsonl",
+        lines({"text": {"en": "a b"}, "id": "x"}, times=8),
+        ["data.text_column", "no texts in column text", "id may be something else"],
+    ),
+    (
+        "texts in lists, named",
+        [*TEXTS, "data.text_column=text"],
+        "a.jsonl",
+        lines({"text": ["a", "b"]}, times=8),
+        [
+            "column text, where a text is expected",
+            "text (lists of texts)",
+            '{"text": ..., "label": ...}',
+        ],
+    ),
+    (
+        "chats",
+        TEXTS,
+        "a.jsonl",
+        lines({"messages": CHAT}, times=8),
+        [
+            "data.text_column",
+            "messages (lists of objects with role, content)",
+            "chats",
+            "apply_chat_template",
+        ],
+    ),
+    (
+        "chats, to be classified",
+        CLASSIFY,
+        "a.jsonl",
+        lines({"messages": CHAT}, times=8),
+        ["data.label_column", "messages holds chats"],
+    ),
+    (
+        "chats of another kind",
+        TEXTS,
+        "a.jsonl",
+        lines({"conversations": SHARED}, times=8),
+        ["conversations (lists of objects with from, value)", "chats"],
+    ),
+    (
+        "a list as a label",
+        CLASSIFY,
+        "a.jsonl",
+        lines({"text": "a b", "label": [0, 1]}, times=8),
+        ["data.label_column=label", "holds [0, 1], not one label"],
+    ),
     # Lines with something in them.
-    ("LABEL:text", CLASSIFY, "a.txt", numbered("{label}:{text}"),
-     ["data.label_column", "LABEL:text", "'DESC:", r"sed 's/: */\t/'"]),
-    ("LABEL:detail text", CLASSIFY, "a.txt", numbered("{label}:fine {text}"), ["LABEL:DETAIL text", r"sed 's/ /\t/'"]),
-    ("LABEL:text that looks like LABEL:detail text", CLASSIFY, "a.txt", numbered("{label}:good {text}"),
-     ["with the label 'DESC:good'", r"Where the label ends at the colon: sed 's/: */\t/'"]),
-    ("__label__ text", CLASSIFY, "a.txt", numbered("__label__{label} {text}"), ["__label__NAME text", "NEW.tsv"]),
-    ("a label, a tab, a text, as .txt", CLASSIFY, "a.txt", numbered("{label}\t{text}"), ["a tab, text", "NEW.tsv"]),
-    ("texts alone", CLASSIFY, "a.txt", numbered("{text}"), ["data.label_column", "texts alone", "csv, tsv, jsonl"]),
-    ("a word and a tag a line", WORDS, "a.txt", "EU B-ORG\nrejects O\n\nPeter B-PER\n" * 4, ["data.format=conll"]),
-    ("lists of words in csv", WORDS, "a.csv", "tokens,tags\n" + "a b,O O\n" * 8,
-     ["data.text_column", "Lists are read from json"]),
+    (
+        "LABEL:text",
+        CLASSIFY,
+        "a.txt",
+        numbered("{label}:{text}"),
+        ["data.label_column", "LABEL:text", "'DESC:", r"sed 's/: */\t/'"],
+    ),
+    (
+        "LABEL:detail text",
+        CLASSIFY,
+        "a.txt",
+        numbered("{label}:fine {text}"),
+        ["LABEL:DETAIL text", r"sed 's/ /\t/'"],
+    ),
+    (
+        "LABEL:text that looks like LABEL:detail text",
+        CLASSIFY,
+        "a.txt",
+        numbered("{label}:good {text}"),
+        ["with the label 'DESC:good'", r"Where the label ends at the colon: sed 's/: */\t/'"],
+    ),
+    (
+        "__label__ text",
+        CLASSIFY,
+        "a.txt",
+        numbered("__label__{label} {text}"),
+        ["__label__NAME text", "NEW.tsv"],
+    ),
+    (
+        "a label, a tab, a text, as .txt",
+        CLASSIFY,
+        "a.txt",
+        numbered("{label}\t{text}"),
+        ["a tab, text", "NEW.tsv"],
+    ),
+    (
+        "texts alone",
+        CLASSIFY,
+        "a.txt",
+        numbered("{text}"),
+        ["data.label_column", "texts alone", "csv, tsv, jsonl"],
+    ),
+    (
+        "a word and a tag a line",
+        WORDS,
+        "a.txt",
+        "EU B-ORG\nrejects O\n\nPeter B-PER\n" * 4,
+        ["data.format=conll"],
+    ),
+    (
+        "lists of words in csv",
+        WORDS,
+        "a.csv",
+        "tokens,tags\n" + "a b,O O\n" * 8,
+        ["data.text_column", "Lists are read from json"],
+    ),
     # Another delimiter, another shape.
-    ("no header", CLASSIFY, "a.csv", TABLE.split("\n", 1)[1],
-     ["data.label_column", "'even'", "in place of a line of names"]),
+    (
+        "no header",
+        CLASSIFY,
+        "a.csv",
+        TABLE.split("\n", 1)[1],
+        ["data.label_column", "'even'", "in place of a line of names"],
+    ),
     ("a header alone", CLASSIFY, "a.csv", "text,label\n", ["a.csv", "no rows"]),
-    ("no line of names, the same number twice", CLASSIFY, "a.csv", "0,5,0\n1,5,2\n",
-     ["two columns", "'0'", "data.column_names="]),
-    ("a comment before the names", CLASSIFY, "a.csv", "# from a site\ntext,label\na,0\n",
-     ["'# from a site'", "Take comments out"]),
-    ("a column twice", CLASSIFY, "a.csv", "text,label,text\na,0,b\n", ["a.csv", "two columns are called 'text'"]),
-    ("a key twice", CLASSIFY, "a.jsonl", '{"text":"a","text":"b"}\n', ["a.jsonl", "(/text) was specified twice"]),
-    ("a row too wide", CLASSIFY, "a.csv", TABLE + "a,b,c\n", ["row 13: ", "2 columns, got 3", "needs quotes"]),
-    ("a quote that stays open", CLASSIFY, "a.csv", 'text,label\n"a,1\nb,2\n', ["row 1: ", "opened and not closed"]),
-    ("a row without its label", CLASSIFY, "a.jsonl", lines(*ROWS, {"text": "a b"}), ["row 13", "column label"]),
-    ("one column of two", CLASSIFY, "a.csv", "text\na b\nc d\n", ["data.label_column", "Columns: text."]),
-    ("no column of texts", CLASSIFY, "a.csv", "label\na\nb\n", ["data.text_column", "Columns: label."]),
-    ("no column of targets", TARGETS, "a.jsonl", lines(*ROWS), ["data.target_column", "Columns: text, label."]),
-    ("empty texts", CLASSIFY, "a.csv", "text,label\n" + ",0\n,1\n" * 6, ["data", "the text column is empty"]),
+    (
+        "no line of names, the same number twice",
+        CLASSIFY,
+        "a.csv",
+        "0,5,0\n1,5,2\n",
+        ["two columns", "'0'", "data.column_names="],
+    ),
+    (
+        "a comment before the names",
+        CLASSIFY,
+        "a.csv",
+        "# from a site\ntext,label\na,0\n",
+        ["'# from a site'", "Take comments out"],
+    ),
+    (
+        "a column twice",
+        CLASSIFY,
+        "a.csv",
+        "text,label,text\na,0,b\n",
+        ["a.csv", "two columns are called 'text'"],
+    ),
+    (
+        "a key twice",
+        CLASSIFY,
+        "a.jsonl",
+        '{"text":"a","text":"b"}\n',
+        ["a.jsonl", "(/text) was specified twice"],
+    ),
+    (
+        "a row too wide",
+        CLASSIFY,
+        "a.csv",
+        TABLE + "a,b,c\n",
+        ["row 13: ", "2 columns, got 3", "needs quotes"],
+    ),
+    (
+        "a quote that stays open",
+        CLASSIFY,
+        "a.csv",
+        'text,label\n"a,1\nb,2\n',
+        ["row 1: ", "opened and not closed"],
+    ),
+    (
+        "a row without its label",
+        CLASSIFY,
+        "a.jsonl",
+        lines(*ROWS, {"text": "a b"}),
+        ["row 13", "column label"],
+    ),
+    (
+        "one column of two",
+        CLASSIFY,
+        "a.csv",
+        "text\na b\nc d\n",
+        ["data.label_column", "Columns: text."],
+    ),
+    (
+        "no column of texts",
+        CLASSIFY,
+        "a.csv",
+        "label\na\nb\n",
+        ["data.text_column", "Columns: label."],
+    ),
+    (
+        "no column of targets",
+        TARGETS,
+        "a.jsonl",
+        lines(*ROWS),
+        ["data.target_column", "Columns: text, label."],
+    ),
+    (
+        "empty texts",
+        CLASSIFY,
+        "a.csv",
+        "text,label\n" + ",0\n,1\n" * 6,
+        ["data", "the text column is empty"],
+    ),
     # Labels.
-    ("fractions as labels", CLASSIFY, "a.csv", table(lambda at: at + 0.5), ["fractions", "problem_type=regression"]),
+    (
+        "fractions as labels",
+        CLASSIFY,
+        "a.csv",
+        table(lambda at: at + 0.5),
+        ["fractions", "problem_type=regression"],
+    ),
     ("one label for all", CLASSIFY, "a.csv", table(lambda _: "yes"), ["one label only (yes)"]),
-    ("labels that are missing", CLASSIFY, "a.jsonl", '{"text": "a", "label": NaN}\n' * 6, ["row 1", "column label"]),
+    (
+        "labels that are missing",
+        CLASSIFY,
+        "a.jsonl",
+        '{"text": "a", "label": NaN}\n' * 6,
+        ["row 1", "column label"],
+    ),
     # Bytes of another kind.
-    ("no encoding in JSON", CLASSIFY, "a.jsonl", lines(*ROWS).encode() + b'{"text":"th\x81","label":0}\n',
-     ["a.jsonl", "line 13", "no UTF-8", "data.encoding=cp1251"]),
-    ("a zero byte far down", CLASSIFY, "a.csv", TABLE.encode() + b"a\x00b,even\n", ["a.csv", "line 14", "zero bytes"]),
-    ("zero bytes in a text", TEXTS, "a.txt", b"abc\x00def there\n" * 30, ["a.txt", "line 1", "zero bytes"]),
+    (
+        "no encoding in JSON",
+        CLASSIFY,
+        "a.jsonl",
+        lines(*ROWS).encode() + b'{"text":"th\x81","label":0}\n',
+        ["a.jsonl", "line 13", "no UTF-8", "data.encoding=cp1251"],
+    ),
+    (
+        "a zero byte far down",
+        CLASSIFY,
+        "a.csv",
+        TABLE.encode() + b"a\x00b,even\n",
+        ["a.csv", "line 14", "zero bytes"],
+    ),
+    (
+        "zero bytes in a text",
+        TEXTS,
+        "a.txt",
+        b"abc\x00def there\n" * 30,
+        ["a.txt", "line 1", "zero bytes"],
+    ),
     ("nothing", CLASSIFY, "a.csv", "", ["a.csv", "the file is empty"]),
-    ("nothing, compressed", CLASSIFY, "a.jsonl.gz", gzip.compress(b""), ["a.jsonl.gz", "the file is empty"]),
+    (
+        "nothing, compressed",
+        CLASSIFY,
+        "a.jsonl.gz",
+        gzip.compress(b""),
+        ["a.jsonl.gz", "the file is empty"],
+    ),
     ("nothing but line ends", TEXTS, "a.txt", "\n\n\n", ["a.txt", "nothing but white space"]),
-    ("a pointer in place of parquet", CLASSIFY, "a.parquet", POINTER, ["a.parquet", "Git LFS", "git lfs pull"]),
+    (
+        "a pointer in place of parquet",
+        CLASSIFY,
+        "a.parquet",
+        POINTER,
+        ["a.parquet", "Git LFS", "git lfs pull"],
+    ),
     ("a pointer in place of a text", TEXTS, "a.txt", POINTER, ["a.txt", "Git LFS", "git lfs pull"]),
     ("a web page in place of csv", CLASSIFY, "a.csv", PAGE, ["a.csv", "a web page"]),
-    ("a spreadsheet called csv", CLASSIFY, "a.csv", zipped("xl/workbook.xml"), ["a.csv", "spreadsheet", "a.xlsx"]),
-    ("an old spreadsheet", CLASSIFY, "a.xls", b"\xd0\xcf\x11\xe0", ["a.xls", "spreadsheet", "CSV (UTF-8)"]),
-    ("a zip of several files called csv", CLASSIFY, "a.csv", zipped("a.csv", "b.csv"), ["2 files", "Unpack"]),
-    ("an Arrow file called parquet", CLASSIFY, "a.parquet", arrow(), ["a.parquet", "its bytes are arrow", "a.arrow"]),
+    (
+        "a spreadsheet called csv",
+        CLASSIFY,
+        "a.csv",
+        zipped("xl/workbook.xml"),
+        ["a.csv", "spreadsheet", "a.xlsx"],
+    ),
+    (
+        "an old spreadsheet",
+        CLASSIFY,
+        "a.xls",
+        b"\xd0\xcf\x11\xe0",
+        ["a.xls", "spreadsheet", "CSV (UTF-8)"],
+    ),
+    (
+        "a zip of several files called csv",
+        CLASSIFY,
+        "a.csv",
+        zipped("a.csv", "b.csv"),
+        ["2 files", "Unpack"],
+    ),
+    (
+        "an Arrow file called parquet",
+        CLASSIFY,
+        "a.parquet",
+        arrow(),
+        ["a.parquet", "its bytes are arrow", "a.arrow"],
+    ),
     ("a pickle", CLASSIFY, "a.pkl", b"\x80\x04K\x01.", ["a.pkl", "never opened"]),
-    ("parquet called csv", CLASSIFY, "a.csv", GOOD_PARQUET, ["a.csv", "parquet", "Call it a.parquet"]),
+    (
+        "parquet called csv",
+        CLASSIFY,
+        "a.csv",
+        GOOD_PARQUET,
+        ["a.csv", "parquet", "Call it a.parquet"],
+    ),
     ("parquet, cut short", CLASSIFY, "a.parquet", GOOD_PARQUET[:-20], ["a.parquet", "cut short"]),
-    ("parquet, compressed as a whole", CLASSIFY, "a.parquet", gzip.compress(GOOD_PARQUET), ["a.parquet", "unpack it"]),
+    (
+        "parquet, compressed as a whole",
+        CLASSIFY,
+        "a.parquet",
+        gzip.compress(GOOD_PARQUET),
+        ["a.parquet", "unpack it"],
+    ),
     ("JSON called csv", CLASSIFY, "a.csv", lines(*ROWS), ["a.csv", "lines are JSON", "a.jsonl"]),
     ("csv called JSON", CLASSIFY, "a.json", TABLE, ["a.json", "'text,label'", "JSON begins with"]),
     ("no ending", CLASSIFY, "a", TABLE, ["data.train=a", "unknown format", ".csv"]),
-    ("no images", IMAGES, "a.csv", TABLE, ["data.image_column", "no column of images", "Columns: text, label."]),
-]  # fmt: skip
+    (
+        "no images",
+        IMAGES,
+        "a.csv",
+        TABLE,
+        ["data.image_column", "no column of images", "Columns: text, label."],
+    ),
+]
 
 
-def refused(words: list[str], key: str, value: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def refused(
+    words: list[str], key: str, value: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """One message of one line with the facts in it, and not a word of a library beside it."""
     config = copy.deepcopy(composed(*words, f"{key}=PLACE"))
     group, name = key.split(".")
@@ -202,9 +508,14 @@ def refused(words: list[str], key: str, value: str, facts: list[str], capsys: py
     ("words", "name", "content", "facts"), [row[1:] for row in FILES], ids=[row[0] for row in FILES]
 )
 def test_a_wrong_file(
-    words: list[str], name: str, content: str | bytes, facts: list[str],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    words: list[str],
+    name: str,
+    content: str | bytes,
+    facts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
     refused([*words, "data=files"], "data.train", name, facts, capsys)
@@ -224,9 +535,13 @@ def tables(folder: Path) -> None:
     ],
 )
 def test_a_path_that_is_no_file(
-    make: Callable[[Path], None], name: str, facts: list[str],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    make: Callable[[Path], None],
+    name: str,
+    facts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("mine"))
     refused([*CLASSIFY, "data=files"], "data.train", name, facts, capsys)
@@ -240,7 +555,9 @@ def test_on_the_command_line_it_is_one_message_in_one_place(
     assert optrun(*TEXTS, "data=files", "data.train=a.jsonl", "hydra.run.dir=run") == 2
     said = capsys.readouterr()
     message, hint = said.err.splitlines()
-    assert message.startswith("optrun: error: data.text_column is needed: data.train has no column of texts")
+    assert message.startswith(
+        "optrun: error: data.text_column is needed: data.train has no column of texts"
+    )
     assert hint == "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one"
     assert len(said.out.splitlines()) == 1, "what is being run, and nothing of a library"
     assert not Path("run").exists()
@@ -249,10 +566,13 @@ def test_on_the_command_line_it_is_one_message_in_one_place(
 def test_gzip_without_its_ending_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(gzip.compress(TABLE.encode()))
-    assert read_files("data.train", str(path), documents=False)["text"][:] == [row["text"] for row in ROWS]
+    assert read_files("data.train", str(path), documents=False)["text"][:] == [
+        row["text"] for row in ROWS
+    ]
 
 
-# Model folders ----------------------------------------------------------------------------------------------------
+# Model folders
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -306,14 +626,18 @@ def pickled(folder: Path) -> None:
 def one_shard_of_two(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": names})
+    )
 
 
 def called_otherwise(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
-    save_file({f"net.{name}": value for name, value in weights.items()}, folder / "model.safetensors")
+    save_file(
+        {f"net.{name}": value for name, value in weights.items()}, folder / "model.safetensors"
+    )
 
 
 def adapter(folder: Path) -> None:
@@ -330,39 +654,115 @@ FOLDERS: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
     # what it is, what is done to a whole folder, more words, facts of the message
     ("an empty folder", without(), [], ["no config.json"]),
     ("no configuration", without("config.json"), [], ["no config.json"]),
-    ("a configuration that breaks off", written("config.json", '{"model_type":'), [], ["config.json", "valid JSON"]),
-    ("a configuration that is a list", written("config.json", "[1]"), [], ["config.json", "`model_type`"]),
+    (
+        "a configuration that breaks off",
+        written("config.json", '{"model_type":'),
+        [],
+        ["config.json", "valid JSON"],
+    ),
+    (
+        "a configuration that is a list",
+        written("config.json", "[1]"),
+        [],
+        ["config.json", "`model_type`"],
+    ),
     ("no model_type", config_with(model_type=None), [], ["config.json", "`model_type`"]),
-    ("an unknown model_type", config_with(model_type="bertt"), [], ["model_type=bertt", "Did you mean bert"]),
-    ("a value of another type", config_with(hidden_size="big"), [], ["config.json", "hidden_size", "'big'"]),
-    ("heads that do not divide", config_with(num_attention_heads=7), [], ["(32)", "attention heads (7)"]),
-    ("code of its own", config_with(model_type="mine", auto_map=CODE), [], ["code of its own", "trust_remote_code"]),
+    (
+        "an unknown model_type",
+        config_with(model_type="bertt"),
+        [],
+        ["model_type=bertt", "Did you mean bert"],
+    ),
+    (
+        "a value of another type",
+        config_with(hidden_size="big"),
+        [],
+        ["config.json", "hidden_size", "'big'"],
+    ),
+    (
+        "heads that do not divide",
+        config_with(num_attention_heads=7),
+        [],
+        ["(32)", "attention heads (7)"],
+    ),
+    (
+        "code of its own",
+        config_with(model_type="mine", auto_map=CODE),
+        [],
+        ["code of its own", "trust_remote_code"],
+    ),
     ("no weights", without("model.safetensors"), [], ["no weights", "safetensors"]),
     ("pickled weights alone", pickled, [], ["pytorch_model.bin", "only safetensors"]),
     ("empty weights", written("model.safetensors", b""), [], ["model.safetensors is empty"]),
     ("weights cut short", cut, [], ["model.safetensors is cut short", "100,000 bytes"]),
-    ("other bytes as weights", written("model.safetensors", b"junk" * 99), [], ["is no safetensors file"]),
-    ("a pointer in place of weights", written("model.safetensors", POINTER), [], ["Git LFS", "git lfs pull"]),
-    ("one shard of two", one_shard_of_two, [], ["model-00002-of-00002.safetensors, which is not there"]),
-    ("weights of another shape", config_with(hidden_size=48), [], ["38 of the model's 41", "another shape"]),
-    ("weights of another model", called_otherwise, [], ["41 of the model's 41", "called otherwise"]),
+    (
+        "other bytes as weights",
+        written("model.safetensors", b"junk" * 99),
+        [],
+        ["is no safetensors file"],
+    ),
+    (
+        "a pointer in place of weights",
+        written("model.safetensors", POINTER),
+        [],
+        ["Git LFS", "git lfs pull"],
+    ),
+    (
+        "one shard of two",
+        one_shard_of_two,
+        [],
+        ["model-00002-of-00002.safetensors, which is not there"],
+    ),
+    (
+        "weights of another shape",
+        config_with(hidden_size=48),
+        [],
+        ["38 of the model's 41", "another shape"],
+    ),
+    (
+        "weights of another model",
+        called_otherwise,
+        [],
+        ["41 of the model's 41", "called otherwise"],
+    ),
     ("an adapter", adapter, [], ["adapter (peft)", "merge_and_unload"]),
-    ("an encoder to write targets", as_it_is, ["task=seq2seq_lm"], ["AutoModelForSeq2SeqLM", "bert"]),
-    ("a reader to look at images", as_it_is, ["task=image_classification"],
-     ["AutoModelForImageClassification", "bert"]),
-]  # fmt: skip
+    (
+        "an encoder to write targets",
+        as_it_is,
+        ["task=seq2seq_lm"],
+        ["AutoModelForSeq2SeqLM", "bert"],
+    ),
+    (
+        "a reader to look at images",
+        as_it_is,
+        ["task=image_classification"],
+        ["AutoModelForImageClassification", "bert"],
+    ),
+]
 
 
-@pytest.mark.parametrize(("harm", "words", "facts"), [row[1:] for row in FOLDERS], ids=[row[0] for row in FOLDERS])
+@pytest.mark.parametrize(
+    ("harm", "words", "facts"), [row[1:] for row in FOLDERS], ids=[row[0] for row in FOLDERS]
+)
 def test_a_wrong_model_folder(
-    harm: Callable[[Path], None], words: list[str], facts: list[str],
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    harm: Callable[[Path], None],
+    words: list[str],
+    facts: list[str],
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(whole / "model", "mine")
     harm(Path("mine"))
     write_labelled(tmp_path, rows=12)
-    asked = [*(words or ["task=sequence_classification"]), "model=pretrained", "data=files", "data.train=train.csv"]
+    asked = [
+        *(words or ["task=sequence_classification"]),
+        "model=pretrained",
+        "data=files",
+        "data.train=train.csv",
+    ]
     refused(asked, "model.path", "mine", ["model.path=mine", *facts], capsys)
 
 
@@ -370,14 +770,21 @@ def test_a_wrong_model_folder(
     ("path", "facts"),
     [
         ("run", ["its folder model has", "model.path=run/model"]),
-        ("run/checkpoints/step-00000001", ["a checkpoint of optrun", "optrun export run/checkpoints/step-00000001"]),
+        (
+            "run/checkpoints/step-00000001",
+            ["a checkpoint of optrun", "optrun export run/checkpoints/step-00000001"],
+        ),
         ("run/model/model.safetensors", ["this is a file", "config.json"]),
         ("run/modle", ["no such local folder"]),
         ("nobody/nothing", ["no such local folder", "HF_HUB_OFFLINE", "it is not there"]),
     ],
 )
 def test_a_path_that_is_no_model_folder(
-    path: str, facts: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: str,
+    facts: list[str],
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(whole.parent)
     words = [
@@ -393,7 +800,8 @@ def test_a_path_that_is_no_model_folder(
         assert fact in message
 
 
-# Libraries --------------------------------------------------------------------------------------------------------
+# Libraries
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_library_is_told_before_any_data_is_read(
@@ -403,7 +811,13 @@ def test_a_missing_library_is_told_before_any_data_is_read(
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as lacking_pillow:
         lacking_pillow.setitem(sys.modules, "PIL", None)
-        refused([*IMAGES, "data=files"], "data.train", "no.csv", ["pillow", "pip install 'optrun[vision]'"], capsys)
+        refused(
+            [*IMAGES, "data=files"],
+            "data.train",
+            "no.csv",
+            ["pillow", "pip install 'optrun[vision]'"],
+            capsys,
+        )
     found = importlib.util.find_spec
     lacking = lambda name, *more: None if name == "trackio" else found(name, *more)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", lacking)

@@ -23,14 +23,20 @@ COMMAND_LINE = [
     (["lr=abc"], ["lr=abc", "a number"]),
     (["lr=-1"], ["lr=-1", "above 0"]),
     (["seed=-1"], ["seed=-1", "from 0 to 2**63 - 1"]),
-    (["training.max_steps=100000000000000000000"], ["training.max_steps=1", "2,147,483,647 or less"]),
+    (
+        ["training.max_steps=100000000000000000000"],
+        ["training.max_steps=1", "2,147,483,647 or less"],
+    ),
     (
         ["training.per_device_train_batch_size=3000000000"],
         ["training.per_device_train_batch_size=3000000000", "or less"],
     ),
     (["training.num_train_epochs=1e30"], ["training.num_train_epochs=1e+30", "or less"]),
     (["training.logging_steps=0"], ["training.logging_steps=0", "1 or more"]),
-    (["training.dataloader_num_workers=100000"], ["training.dataloader_num_workers=100000", "1,024"]),
+    (
+        ["training.dataloader_num_workers=100000"],
+        ["training.dataloader_num_workers=100000", "1,024"],
+    ),
     (["data.max_length=100000000000"], ["data.max_length=100000000000", "or less"]),
     (["model.vocab_size=10000000000"], ["model.vocab_size=10000000000", "or less"]),
     (["model.config.n_layer=0"], ["model.config.n_layer=0", "1 or more"]),
@@ -51,7 +57,10 @@ COMMAND_LINE = [
     (["training.warmup_ratio=0.1"], ["training.warmup_ratio", "called scheduler.warmup_ratio"]),
     (["data.train=x.txt"], ["data.train", "belongs to data=files"]),
     (["model.path=x"], ["model.path", "belongs to model=pretrained"]),
-    (["param_groups.decay_rate=0.9"], ["param_groups.decay_rate", "belongs to param_groups=layerwise"]),
+    (
+        ["param_groups.decay_rate=0.9"],
+        ["param_groups.decay_rate", "belongs to param_groups=layerwise"],
+    ),
     (["run_name=a=b"], ["run_name=a=b", "cannot be read", "unexpected '='", "'run_name=\"a=b\"'"]),
     (["run_name=[a[1]]"], ["cannot be read", "'[a['", 'run_name="[a[1]]"']),
     (["lr=foo(1)"], ["cannot be read", "Unknown function 'foo'"]),
@@ -64,9 +73,18 @@ COMMAND_LINE = [
     (["training.max_steps=3", "training.num_train_epochs=1"], ["both given"]),
     (["training.precision=fp64"], ["fp64", "fp32, bf16, fp16"]),
     (["training.device=tpu"], ["training.device=tpu", "cuda"]),
-    (["model.attn_implementation=spda"], ["model.attn_implementation=spda", "no such attention", "sdpa"]),
-    (["model.attn_implementation=flex_attention", "training.device=cpu"], ["flex_attention", "CUDA", "sdpa"]),
-    (["model.attn_implementation=flash_attention_2"], ["flash_attention_2", "flash_attn is not installed", "sdpa"]),
+    (
+        ["model.attn_implementation=spda"],
+        ["model.attn_implementation=spda", "no such attention", "sdpa"],
+    ),
+    (
+        ["model.attn_implementation=flex_attention", "training.device=cpu"],
+        ["flex_attention", "CUDA", "sdpa"],
+    ),
+    (
+        ["model.attn_implementation=flash_attention_2"],
+        ["flash_attention_2", "flash_attn is not installed", "sdpa"],
+    ),
     (["training.device=cuda:7"], ["training.device=cuda:7", "no such device"]),
     (["lr=1e-3,2e-3"], ["lr=1e-3,2e-3", "-m"]),
     (["-m", "lr=1e-3,abc"], ["lr=abc", "a number"]),
@@ -85,16 +103,23 @@ COMMAND_LINE = [
     (["-sc", "query=bash"], ["query=bash", "COMP_LINE"]),
     (["hydra.run.dirr=x"], ["hydra.run.dirr", "Did you mean dir?"]),
     (["-m", "hydra.sweeper.max_batch=3", "lr=1e-3"], ["hydra.sweeper.max_batch", "max_batch_size"]),
-    (["-m", "hydra.sweeper.max_batch_size=a", "lr=1e-3"], ["hydra.sweeper.max_batch_size=a", "a whole number"]),
+    (
+        ["-m", "hydra.sweeper.max_batch_size=a", "lr=1e-3"],
+        ["hydra.sweeper.max_batch_size=a", "a whole number"],
+    ),
     (["explain", "resume=x"], ["resume=x", "Leave it out"]),
     (["resume=laest"], ["resume=laest", "Did you mean resume=latest?"]),
     (["--config-dir", "nowhere"], ["nowhere", "no such folder"]),
-    # Given twice, of which argparse takes the last; given with what it does not go with; given for nothing.
+    # Given twice, of which argparse takes the last; given with what it does not go with; given for
+    # nothing.
     (["--config-dir", "full", "--config-dir", "."], ["--config-dir is given twice"]),
     (["-cd", "full", "--config-dir=."], ["--config-dir is given twice"]),
     (["-cn", "stdlib_gpt", "lr=1", "-cn", "sst2_minilm"], ["--config-name is given twice"]),
     (["--cfg", "job", "--cfg", "all"], ["--cfg is given twice"]),
-    (["-m", "seed=0,1", "lr=1e-3", "--cfg", "job"], ["--cfg job", "seed=0,1 is several", "one of its values"]),
+    (
+        ["-m", "seed=0,1", "lr=1e-3", "--cfg", "job"],
+        ["--cfg job", "seed=0,1 is several", "one of its values"],
+    ),
     (["--cfg", "job", "-p", "optimizer", "-p", "model"], ["--package is given twice"]),
     (["--info", "searchpath", "--info", "defaults"], ["--info is given twice"]),
     (["-m", "-m", "lr=1,2"], ["--multirun is given twice"]),
@@ -102,11 +127,17 @@ COMMAND_LINE = [
     (["--cfg", "job", "resume=latest"], ["resume: --cfg", "its config.yaml"]),
     (["--cfg", "job", "--info", "config"], ["--cfg and --info", "one by one"]),
     (["--help", "lr", "--cfg", "job"], ["--help and --cfg"]),
-    (["scheduler=piecewise", "scheduler.values=[1.0,nan,1.0]"], ["scheduler.values=[1.0, nan, 1.0]", "0 or more"]),
+    (
+        ["scheduler=piecewise", "scheduler.values=[1.0,nan,1.0]"],
+        ["scheduler.values=[1.0, nan, 1.0]", "0 or more"],
+    ),
     (["-p", "optimizer"], ["--package belongs to --cfg"]),
     (["-cp", "full"], ["--config-path: not offered", "--config-dir"]),
     (["--experimental-rerun", "full"], ["--experimental-rerun: not offered", "resume=RUN_DIR"]),
-    (["explain", "-cn", "stdlib_gpt", "--config-name", "x"], ["explain --config-name is given twice"]),
+    (
+        ["explain", "-cn", "stdlib_gpt", "--config-name", "x"],
+        ["explain --config-name is given twice"],
+    ),
     (["certify", "resume", "--steps", "2", "--steps=3"], ["certify --steps is given twice"]),
     (["report", ".", "baseline="], ["report baseline=: a value is missing"]),
     (["report", ".", "metric=a", "metric=b"], ["report: metric is given twice"]),
@@ -122,16 +153,31 @@ COMMAND_LINE = [
     (["hydra.job.env_copy=[NOSUCH]"], ["hydra.job.env_copy", "NOSUCH", "not set"]),
     (["hydra.searchpath=[nowhere]"], ["hydra.searchpath=nowhere", "no such folder"]),
     (["run_name=${oc.env:NOSUCH}"], ["run_name=${oc.env:NOSUCH}", "NOSUCH is not set"]),
-    (["--cfg", "job", "--resolve", "run_name=${nosuch}"], ["run_name=${nosuch}", "there is no key nosuch"]),
+    (
+        ["--cfg", "job", "--resolve", "run_name=${nosuch}"],
+        ["run_name=${nosuch}", "there is no key nosuch"],
+    ),
     (["-m", "lr=1,2", "run_name=${nosuch}"], ["run_name=${nosuch}", "there is no key nosuch"]),
-    (["-m", "optimizer=adamw,sgd", "optimizer.always_adapt=true"], ["optimizer.always_adapt", "optimizer=lamb"]),
+    (
+        ["-m", "optimizer=adamw,sgd", "optimizer.always_adapt=true"],
+        ["optimizer.always_adapt", "optimizer=lamb"],
+    ),
     (["model=pretrained"], ["model.path", "missing"]),
-    (["model=pretrained", "model.path=x", "model.default_lr_factor=-1"], ["model.default_lr_factor=-1", "above 0"]),
+    (
+        ["model=pretrained", "model.path=x", "model.default_lr_factor=-1"],
+        ["model.default_lr_factor=-1", "above 0"],
+    ),
     (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
     (["model=from_config", "model.model_type=gpt3"], ["gpt3", "gpt2"]),
     # What no data can make right is refused before data is read: the file is not there.
-    (["data=files", "data.train=nope.txt", "model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
-    (["data=files", "data.train=nope.txt", "model=from_config", "model.model_type=gtp2"], ["gtp2", "gpt2"]),
+    (
+        ["data=files", "data.train=nope.txt", "model.config.n_layr=3"],
+        ["model.config.n_layr", "n_layer"],
+    ),
+    (
+        ["data=files", "data.train=nope.txt", "model=from_config", "model.model_type=gtp2"],
+        ["gtp2", "gpt2"],
+    ),
     (["data=files", "data.train=nope.txt", "task=masked_lm"], ["AutoModelForMaskedLM", "gpt2"]),
     (
         ["data=files", "data.train=nope.txt", "model=pretrained", "model.path=/no/such"],
@@ -151,7 +197,10 @@ COMMAND_LINE = [
     (["explain", "hydra.run.dir=x"], ["hydra.run.dir=x", "no effect"]),
     (["explain", "hydra/launcher=joblib"], ["hydra/launcher=joblib", "no effect"]),
     (["evaluate", "full", "lr=0.1"], ["lr=0.1", "no effect on an evaluation", "training.device"]),
-    (["evaluate", "full", "training.max_steps=3"], ["training.max_steps=3", "no effect on an evaluation"]),
+    (
+        ["evaluate", "full", "training.max_steps=3"],
+        ["training.max_steps=3", "no effect on an evaluation"],
+    ),
     (["evaluate", "full", "resume=latest"], ["resume=latest", "no effect on an evaluation"]),
     (["evaluate", "full", "hydra.run.dir=x"], ["hydra.run.dir=x", "no effect on an evaluation"]),
     (["verify", "full", "lr=0.1"], ["verify lr=0.1", "no key=value"]),
@@ -187,12 +236,24 @@ FILES = [
     (["data.train=header.csv"], ["data.train=header.csv", "no rows"]),
     (["data.train=train.xyz"], ["data.train=train.xyz", "unknown format", ".csv"]),
     (["data.train=full"], ["data.train=full", "folder"]),
-    (["data.train=train.csv", "data.text_column=txet"], ["data.text_column=txet", "text, label", "Did you mean text?"]),
-    (["data.train=train.csv", "data.label_column=lable"], ["data.label_column=lable", "text, label"]),
-    (["data.train=train.csv", "data.text_pair_column=other"], ["data.text_pair_column=other", "text, label"]),
+    (
+        ["data.train=train.csv", "data.text_column=txet"],
+        ["data.text_column=txet", "text, label", "Did you mean text?"],
+    ),
+    (
+        ["data.train=train.csv", "data.label_column=lable"],
+        ["data.label_column=lable", "text, label"],
+    ),
+    (
+        ["data.train=train.csv", "data.text_pair_column=other"],
+        ["data.text_pair_column=other", "text, label"],
+    ),
     (["data.train=train.csv", "data.eval=unseen.csv"], ["'sometimes'", "even, odd"]),
     (["data.train=one.csv"], ["one label only", "even"]),
-    (["data.train=train.csv", "task.problem_type=regression"], ["'even'", "label", "finite numbers"]),
+    (
+        ["data.train=train.csv", "task.problem_type=regression"],
+        ["'even'", "label", "finite numbers"],
+    ),
     (["data.train=[]"], ["data.train", "a path"]),
 ]
 
@@ -211,7 +272,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(words: list[str], pieces: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def refused(
+    words: list[str], pieces: list[str], capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
     before = sorted(path.name for path in folder.iterdir())
     assert optrun(*words) == 2
     said = capsys.readouterr()
@@ -227,14 +290,22 @@ def refused(words: list[str], pieces: list[str], capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("words", "pieces"), COMMAND_LINE, ids=lambda case: " ".join(case) if isinstance(case, list) else ""
+    ("words", "pieces"),
+    COMMAND_LINE,
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )
-def test_command_line(words: list[str], pieces: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(
+    words: list[str], pieces: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused(words, pieces, capsys, folder)
 
 
-@pytest.mark.parametrize(("words", "pieces"), FILES, ids=lambda case: " ".join(case) if isinstance(case, list) else "")
-def test_files(words: list[str], pieces: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "pieces"), FILES, ids=lambda case: " ".join(case) if isinstance(case, list) else ""
+)
+def test_files(
+    words: list[str], pieces: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused([*CLASSIFY, *words], pieces, capsys, folder)
 
 
@@ -254,7 +325,9 @@ def test_a_run_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[st
     assert (folder / "run" / "summary.json").read_bytes() == before
 
 
-def test_a_run_goes_on_with_its_own_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_with_its_own_recipe(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*CLASSIFY, "data.train=train.csv", "hydra.run.dir=run", "training.max_steps=1"]
     assert optrun(*words) == 0
     assert optrun("-cn", "stdlib_gpt", "resume=run") == 2
@@ -263,7 +336,9 @@ def test_a_run_goes_on_with_its_own_recipe(folder: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_has_its_help(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_verb_has_its_help(
+    verb: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(verb, "nowhere", "--help") == optrun(verb, "-h") == 0
     text = capsys.readouterr().out
     parser = importlib.import_module(module(verb)).parser()
@@ -271,7 +346,14 @@ def test_each_verb_has_its_help(verb: str, folder: Path, capsys: pytest.CaptureF
     usage = text.split("\n\n")[0]
     for option, value in parser.option_values().items():
         assert option in text
-        assert option in usage or option in ("-h", "--help", "--plugin", "-cd", "--config-dir", "--config-name")
+        assert option in usage or option in (
+            "-h",
+            "--help",
+            "--plugin",
+            "-cd",
+            "--config-dir",
+            "--config-name",
+        )
         assert value is None or value in text
 
 
@@ -289,7 +371,9 @@ def test_no_permission(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Traceback" not in said
 
 
-def test_remote_code_is_for_the_command_line_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remote_code_is_for_the_command_line_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "sly.yaml").write_text(
         "defaults: [config, override model: pretrained, _self_]\nmodel: {path: somewhere, trust_remote_code: true}\n"

@@ -108,13 +108,49 @@ SWEEPS = {
 """What is meant as several runs, and the words behind -m."""
 
 REFUSED = [
-    "lr=foo(1)", "lr=range(a,b)", "lr=range()", "lr=range(1,2)", "lr=interval(1,)", "lr=interval(0,1)", "lr=choice()",
-    "lr=choice(1,2)", "lr=tag(a,1)", "lr=sort(3,1)", "lr=shuffle(1,2)", "lr=int(a)", "lr=str(1", "lr=extend_list(1)",
-    "lr=glob(*)", "optimizer=glob(zz*)", "optimizer=glob(ad*)", "optimizer=glob()", "optimizer=(adamw)",
-    "optimizer={a:1}", "optimizer=[a,b]", "optimizer=", "optimizer=interval(0,1)", "~lr", "~optimizer", "~nosuch", "~",
-    "++lr=abc", "+nosuch=1", "+++lr=1", "lr=", "==", 'lr="1', "lr='1", "run_name=${",  "lr=,1",
-    "optimizer@x:y=lamb", "a b=1", "lr:1", "hydra=1", "model.config={n_layer 1}", "lr=1,2",
-]  # fmt: skip
+    "lr=foo(1)",
+    "lr=range(a,b)",
+    "lr=range()",
+    "lr=range(1,2)",
+    "lr=interval(1,)",
+    "lr=interval(0,1)",
+    "lr=choice()",
+    "lr=choice(1,2)",
+    "lr=tag(a,1)",
+    "lr=sort(3,1)",
+    "lr=shuffle(1,2)",
+    "lr=int(a)",
+    "lr=str(1",
+    "lr=extend_list(1)",
+    "lr=glob(*)",
+    "optimizer=glob(zz*)",
+    "optimizer=glob(ad*)",
+    "optimizer=glob()",
+    "optimizer=(adamw)",
+    "optimizer={a:1}",
+    "optimizer=[a,b]",
+    "optimizer=",
+    "optimizer=interval(0,1)",
+    "~lr",
+    "~optimizer",
+    "~nosuch",
+    "~",
+    "++lr=abc",
+    "+nosuch=1",
+    "+++lr=1",
+    "lr=",
+    "==",
+    'lr="1',
+    "lr='1",
+    "run_name=${",
+    "lr=,1",
+    "optimizer@x:y=lamb",
+    "a b=1",
+    "lr:1",
+    "hydra=1",
+    "model.config={n_layer 1}",
+    "lr=1,2",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +173,9 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
     token = ADVISED[line]
     group = token.partition("=")[0] in GROUPS
     # a name alone is advised where the rest is right as it was typed
-    assert any(form in said for form in (token if group else shlex.quote(token), *_NAMES.get(line, ())))
+    assert any(
+        form in said for form in (token if group else shlex.quote(token), *_NAMES.get(line, ()))
+    )
     assert optrun(*(token.split() if group else [token]), "--cfg", "job") == 0
 
 
@@ -157,16 +195,24 @@ def test_the_advised_sweep_works(line: str, capsys: pytest.CaptureFixture[str]) 
         (["lr", "=", "1e-3"], "lr=1e-3"),
         (["lr", "=1e-3"], "lr=1e-3"),
         (["seed=1", "lr=", "1e-3"], "lr=1e-3"),
-        (["--learning_rate", "5e-5", "--num_train_epochs", "3"], "lr=5e-5 training.num_train_epochs=3"),
+        (
+            ["--learning_rate", "5e-5", "--num_train_epochs", "3"],
+            "lr=5e-5 training.num_train_epochs=3",
+        ),
         (["--learning-rate=5e-5", "--seed", "3"], "lr=5e-5 seed=3"),
         (
             ["--model_name_or_path", "gpt2", "--train_file", "a.csv", "--do_train", "--fp16"],
             "model=pretrained model.path=gpt2 data=files data.train=a.csv training.precision=fp16",
         ),
-        (["--max_seq_length", "64", "--optim=lamb", "seed=1"], "data.max_length=64 optimizer=lamb seed=1"),
+        (
+            ["--max_seq_length", "64", "--optim=lamb", "seed=1"],
+            "data.max_length=64 optimizer=lamb seed=1",
+        ),
     ],
 )
-def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_another_program(
+    words: list[str], advised: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert advised in refusal(capsys, *words)
     assert "resume" in words or optrun(*advised.split(), "--cfg", "job") == 0
 
@@ -227,13 +273,17 @@ def test_a_line_of_another_program(words: list[str], advised: str, capsys: pytes
         ("-cn=mine", ["For the file mine.yaml write --config-dir . -cn mine"]),
     ],
 )
-def test_what_is_said_of_it(line: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_of_it(
+    line: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("mine.yaml").write_text("defaults: [config, _self_]\n")
     said = refusal(capsys, line)
     assert [fact for fact in facts if fact not in said] == [], said
 
 
-def test_a_file_alone_is_what_start_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_alone_is_what_start_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my rows.csv").write_text("text,label\na,b\n")
     assert "optrun start 'my rows.csv'" in refusal(capsys, "my rows.csv")
     for verb in ("train", "fit"):
@@ -243,7 +293,10 @@ def test_a_file_alone_is_what_start_takes(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_blanks_behind_the_commas_of_a_sweep() -> None:
-    assert [str(value) for value in overrides.values_of(overrides.parse(["lr=1e-3, 2e-3"])[0])] == ["0.001", "0.002"]
+    assert [str(value) for value in overrides.values_of(overrides.parse(["lr=1e-3, 2e-3"])[0])] == [
+        "0.001",
+        "0.002",
+    ]
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -255,7 +308,14 @@ def test_what_cannot_be_read_or_meant(line: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "line", ["lr=range(1e-4,1e-3)", "lr=glob(*)", "optimizer=glob(zz*)", "lr=interval(1,2)", "hydra/launcher=glob(*)"]
+    "line",
+    [
+        "lr=range(1e-4,1e-3)",
+        "lr=glob(*)",
+        "optimizer=glob(zz*)",
+        "lr=interval(1,2)",
+        "hydra/launcher=glob(*)",
+    ],
 )
 def test_what_a_sweep_refuses(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refusal(capsys, "-m", line)
@@ -264,7 +324,10 @@ def test_what_a_sweep_refuses(line: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_sweep_over_a_glob_of_names() -> None:
     given = ["optimizer=glob([ad*,la*],exclude=ada*)", "lr=1e-3"]
     hydra = store.open_hydra()
-    assert overrides.checked(hydra, "config", given, sweep=True) == ["optimizer=ademamix,lamb,lazy_adam", "lr=1e-3"]
+    assert overrides.checked(hydra, "config", given, sweep=True) == [
+        "optimizer=ademamix,lamb,lazy_adam",
+        "lr=1e-3",
+    ]
 
 
 @pytest.mark.parametrize("verb", VERBS)

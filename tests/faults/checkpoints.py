@@ -24,10 +24,18 @@ def snapshot(step: int, numbers: int = 35) -> Snapshot:
     bias = torch.randn(3, generator=generator).bfloat16()
     return Snapshot(
         global_step=step,
-        model={"weight": weight, "bias": bias, "none": torch.empty(0, 4), "mask": torch.tensor([True, False])},
+        model={
+            "weight": weight,
+            "bias": bias,
+            "none": torch.empty(0, 4),
+            "mask": torch.tensor([True, False]),
+        },
         optimizer={"weight/exp_avg": moment, "weight/step": torch.tensor(float(step))},
         metadata=CheckpointMetadata(
-            global_step=step, train={"tokens": 10 * step}, config_digest="0" * 16, trainable=["weight"]
+            global_step=step,
+            train={"tokens": 10 * step},
+            config_digest="0" * 16,
+            trainable=["weight"],
         ),
         finite=["weight", "bias"],
     )

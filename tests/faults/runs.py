@@ -33,7 +33,10 @@ def words(corpus: Path) -> list[str]:
 
 
 _GPT = [word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT]
-_BERT = [*(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT), "data.max_length=16"]
+_BERT = [
+    *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
+    "data.max_length=16",
+]
 TASKS: dict[str, Callable[[Path], list[str]]] = {
     "causal_lm": lambda folder: [*_GPT, f"data.train={write_text(folder, 60)}"],
     "masked_lm": lambda folder: [*_BERT, "task=masked_lm", f"data.train={write_text(folder, 60)}"],

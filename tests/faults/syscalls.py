@@ -20,7 +20,8 @@ class Syscalls:
     Args:
         folder: Only calls about what lies in it count.
         at: Number of the call, from 1, before which `act` is called; 0: never.
-        act: Gets the name of the call, its arguments and the real function; what it returns is returned. It may raise.
+        act: Gets the name of the call, its arguments and the real function; what it returns is
+            returned. It may raise.
         record: Gets every call as name, resolved path(s) and written bytes, after it was done.
     """
 
@@ -44,7 +45,10 @@ class Syscalls:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for name, real in self._real.items():
             setattr(os, name, real)
@@ -54,7 +58,9 @@ class Syscalls:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             paths = self._paths(name, args, kwargs)
-            if not paths or not any(path == self.folder or path.startswith(self.folder + "/") for path in paths):
+            if not paths or not any(
+                path == self.folder or path.startswith(self.folder + "/") for path in paths
+            ):
                 return real(*args, **kwargs)
             if name == "open" and not args[1] & os.O_CREAT:
                 return real(*args, **kwargs)
@@ -73,8 +79,16 @@ class Syscalls:
         if name in ("write", "ftruncate", "fsync"):
             return [self._of_descriptor(args[0])]
         given = args[:2] if name in ("rename", "replace") else args[:1]
-        base = self._of_descriptor(kwargs["dir_fd"]) if kwargs.get("dir_fd") is not None else str(Path.cwd())
-        return [os.path.normpath(Path(base, os.fspath(path))) for path in given if not isinstance(path, int)]
+        base = (
+            self._of_descriptor(kwargs["dir_fd"])
+            if kwargs.get("dir_fd") is not None
+            else str(Path.cwd())
+        )
+        return [
+            os.path.normpath(Path(base, os.fspath(path)))
+            for path in given
+            if not isinstance(path, int)
+        ]
 
     def _of_descriptor(self, descriptor: int) -> str:
         try:
@@ -111,8 +125,8 @@ def die(name: str, args: tuple[Any, ...], real: Callable[..., Any]) -> Any:
 def deaths(folder: Path, work: Callable[[], Any], into: Path, every: int = 1) -> list[Path]:
     """Do a piece of work once, and copy a folder before each of its calls, as a process that dies there leaves it.
 
-    Of a write, half has been done. Dying in a process of its own costs a fork for each call and leaves the same files:
-    what is in memory is lost in both.
+    Of a write, half has been done. Dying in a process of its own costs a fork for each call and
+    leaves the same files: what is in memory is lost in both.
 
     Args:
         folder: What is copied; only calls about what lies in it count.

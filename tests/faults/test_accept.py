@@ -23,7 +23,12 @@ def run(straight: Straight, tmp_path: Path) -> RunDir:
 
 def change_summary(run: RunDir) -> None:
     run.summary.write_text(
-        json.dumps({**(known := json.loads(run.summary.read_text())), "note": known.get("note", "") + "mine"})
+        json.dumps(
+            {
+                **(known := json.loads(run.summary.read_text())),
+                "note": known.get("note", "") + "mine",
+            }
+        )
     )
 
 
@@ -137,7 +142,9 @@ def test_nothing_is_published_without_its_tokenizer(run: RunDir, go: Go) -> None
 
 
 @pytest.mark.parametrize("content", [None, b"[" * 100_000])
-def test_a_manifest_that_is_lost_is_accepted_with_all_files(run: RunDir, go: Go, content: bytes | None) -> None:
+def test_a_manifest_that_is_lost_is_accepted_with_all_files(
+    run: RunDir, go: Go, content: bytes | None
+) -> None:
     change_summary(run)
     run.manifest.unlink()
     if content is not None:

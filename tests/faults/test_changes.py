@@ -46,7 +46,9 @@ def line_of(key: str, said: str) -> str:
     return next(line for line in said.splitlines() if line.startswith(f"  {key} "))
 
 
-def test_harmless_keys_change_no_number_and_are_recorded(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_harmless_keys_change_no_number_and_are_recorded(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", *HARMLESS)
     assert code == 0
@@ -78,7 +80,9 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("word", GROUPS)
-def test_a_field_of_every_group_is_applied_for_real(straight: Straight, go: Go, tmp_path: Path, word: str) -> None:
+def test_a_field_of_every_group_is_applied_for_real(
+    straight: Straight, go: Go, tmp_path: Path, word: str
+) -> None:
     """Training goes on from the saved weights and moments with the new value, which is said, with the old one."""
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", word)
@@ -95,10 +99,15 @@ def test_a_field_of_every_group_is_applied_for_real(straight: Straight, go: Go, 
     again = json.loads((run.checkpoint(STEPS) / "state.json").read_text())["config"]
     if word.startswith("lr="):
         assert again["lr"] == 5e-4
-        assert "learning rate of the next step: 0.001 with the saved configuration, 0.00025 now" in said
+        assert (
+            "learning rate of the next step: 0.001 with the saved configuration, 0.00025 now"
+            in said
+        )
 
 
-def test_another_length_is_told_where_the_schedule_hangs_on_it(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_another_length_is_told_where_the_schedule_hangs_on_it(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", "training.max_steps=12")
     assert code == 0
@@ -107,7 +116,9 @@ def test_another_length_is_told_where_the_schedule_hangs_on_it(straight: Straigh
     assert len(records(Path("run"))) == 12
 
 
-def test_another_optimizer_is_refused_by_name_unless_told(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_another_optimizer_is_refused_by_name_unless_told(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     before = (run.path / "config.yaml").read_bytes()
     code, said = go("resume=run", "optimizer=lamb")
@@ -123,8 +134,14 @@ def test_another_optimizer_is_refused_by_name_unless_told(straight: Straight, go
     loaded = load_checkpoint(run.checkpoint(STEPS))
     assert loaded.metadata.optimizer["optimizer"] == "Lamb"
     assert loaded.model.keys() == load_checkpoint(run.checkpoint(3)).model.keys()
-    # The same command again, as a requeueing scheduler gives it, does not start the state anew once more.
-    code, said = go("resume=run", "optimizer=lamb", "checkpoint.on_other_optimizer=reset", "training.max_steps=7")
+    # The same command again, as a requeueing scheduler gives it, does not start the state anew once
+    # more.
+    code, said = go(
+        "resume=run",
+        "optimizer=lamb",
+        "checkpoint.on_other_optimizer=reset",
+        "training.max_steps=7",
+    )
     assert code == 0
     assert "starts anew" not in said
 
@@ -136,15 +153,22 @@ def test_an_option_that_needs_another_state_is_refused_before_anything_is_writte
     before = (run.path / "config.yaml").read_bytes()
     code, said = go("resume=run", "optimizer.amsgrad=true")
     assert code == 2
-    assert "optimizer.amsgrad=True: the saved optimizer state does not fit: parameter 'transformer.wte.weight'" in said
+    assert (
+        "optimizer.amsgrad=True: the saved optimizer state does not fit: parameter 'transformer.wte.weight'"
+        in said
+    )
     assert "has no 'max_exp_avg_sq', which amsgrad=True needs" in said
     assert "checkpoint.on_other_optimizer=reset" in said
     assert (run.path / "config.yaml").read_bytes() == before
     assert go("resume=run", "optimizer.amsgrad=true", "checkpoint.on_other_optimizer=reset")[0] == 0
-    assert "transformer.wte.weight/max_exp_avg_sq" in load_checkpoint(run.checkpoint(STEPS)).optimizer
+    assert (
+        "transformer.wte.weight/max_exp_avg_sq" in load_checkpoint(run.checkpoint(STEPS)).optimizer
+    )
 
 
-def test_what_cannot_be_taken_over_is_refused_by_name(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_what_cannot_be_taken_over_is_refused_by_name(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     shape = "model.config.n_embd=16: transformer.wte.weight: shape (320, 32) in the checkpoint"
     for word, said in {
@@ -172,7 +196,10 @@ def edit(run: RunDir, step: int, change: Callable[[Snapshot], object]) -> None:
 NORM, HEAD = "transformer.ln_f.weight", "lm_head.weight"
 MODELS: dict[str, tuple[Callable[[Snapshot], object], str]] = {
     "removed": (lambda s: s.model.pop(NORM), f"the checkpoint has no tensor {NORM}"),
-    "reshaped": (lambda s: s.model.update({NORM: torch.ones(31)}), f"{NORM}: shape (31,) in the checkpoint, (32,)"),
+    "reshaped": (
+        lambda s: s.model.update({NORM: torch.ones(31)}),
+        f"{NORM}: shape (31,) in the checkpoint, (32,)",
+    ),
     "other dtype": (
         lambda s: s.model.update({NORM: s.model[NORM].double()}),
         f"{NORM}: torch.float64 in the checkpoint, torch.float32 in the model",
@@ -185,7 +212,10 @@ MODELS: dict[str, tuple[Callable[[Snapshot], object], str]] = {
         lambda s: s.optimizer.update({"gamma/exp_avg": s.optimizer.pop(f"{NORM}/exp_avg")}),
         f"{NORM}",
     ),
-    "state reshaped": (lambda s: s.optimizer.update({f"{NORM}/exp_avg": torch.ones(31)}), "has shape (31,)"),
+    "state reshaped": (
+        lambda s: s.optimizer.update({f"{NORM}/exp_avg": torch.ones(31)}),
+        "has shape (31,)",
+    ),
 }
 
 
@@ -203,18 +233,31 @@ def test_a_checkpoint_of_another_model_is_refused_by_tensor(
     assert len(records(run.path)) == STEPS  # nothing was cut off either
 
 
-def test_a_head_that_is_no_longer_tied_is_refused_by_key(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_head_that_is_no_longer_tied_is_refused_by_key(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", "model.config.tie_word_embeddings=false")
     assert code == 2
-    assert "model.config.tie_word_embeddings=False: the checkpoint has no tensor lm_head.weight" in said
+    assert (
+        "model.config.tie_word_embeddings=False: the checkpoint has no tensor lm_head.weight"
+        in said
+    )
 
 
 def test_other_rows_without_a_word_are_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
-    original = next(Path(word.split("=", 1)[1]) for word in straight.words if word.startswith("data.train="))
+    original = next(
+        Path(word.split("=", 1)[1]) for word in straight.words if word.startswith("data.train=")
+    )
     corpus = tmp_path / "corpus.txt"
     shutil.copy(original, corpus)
-    assert go(*straight.words_with(f"data.train={corpus}", "training.max_steps=2"), "hydra.run.dir=run")[0] == 0
+    assert (
+        go(
+            *straight.words_with(f"data.train={corpus}", "training.max_steps=2"),
+            "hydra.run.dir=run",
+        )[0]
+        == 0
+    )
     lines = corpus.read_text().splitlines()
     for how, changed in {
         "order": [lines[1], lines[0], *lines[2:]],
@@ -224,14 +267,23 @@ def test_other_rows_without_a_word_are_refused(straight: Straight, go: Go, tmp_p
         corpus.write_text("\n".join(changed) + "\n")
         code, said = go("resume=run", "training.max_steps=3")
         assert (how, code) == (how, 2)
-        assert "rows, their order or their content changed" in said or "the tokenizer is another one" in said, how
+        assert (
+            "rows, their order or their content changed" in said
+            or "the tokenizer is another one" in said
+        ), how
 
 
 def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
     """With a tokenizer that stays, other training rows may only rename what the weights tell apart."""
     write_labelled(tmp_path)
     small = (word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT)
-    words = [*small, "data.max_length=16", "task=sequence_classification", "data=files", "training.max_steps=1"]
+    words = [
+        *small,
+        "data.max_length=16",
+        "task=sequence_classification",
+        "data=files",
+        "training.max_steps=1",
+    ]
     assert go(*words, "data.train=train.csv", "hydra.run.dir=first")[0] == 0
     words += ["model.tokenizer=first/tokenizer", "data.train=train.csv", "data.eval=train.csv"]
     assert go(*words, "hydra.run.dir=run")[0] == 0
@@ -243,7 +295,10 @@ def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
         assert code == 2
         assert "the classes are bird, even, and the trained weights tell even, odd apart" in said
     Path("more.csv").write_text(text + "one more,odd\n")
-    assert go("resume=run", "training.max_steps=2", "data.train=more.csv", "data.eval=more.csv")[0] == 0
+    assert (
+        go("resume=run", "training.max_steps=2", "data.train=more.csv", "data.eval=more.csv")[0]
+        == 0
+    )
 
 
 def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: Path) -> None:
@@ -256,7 +311,9 @@ def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: P
 
 def test_changed_rows_are_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 3)
-    corpus = next(Path(word.split("=")[1]) for word in straight.words if word.startswith("data.train="))
+    corpus = next(
+        Path(word.split("=")[1]) for word in straight.words if word.startswith("data.train=")
+    )
     text = corpus.read_text()
     try:
         corpus.write_text(text.replace(" fox", " box", 1))
@@ -281,7 +338,9 @@ def test_another_folder_is_no_permission_to_change_rows(
         "training.logging_steps=1",
         "checkpoint.keep_last=9",
     ]
-    assert go(*words, "training.max_steps=2", "checkpoint.save_steps=1", "hydra.run.dir=run")[0] == 0
+    assert (
+        go(*words, "training.max_steps=2", "checkpoint.save_steps=1", "hydra.run.dir=run")[0] == 0
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     text = corpus.read_text()
@@ -305,14 +364,18 @@ def test_another_folder_is_no_permission_to_change_rows(
     assert "data.train" in summary(Path("run"))["resumes"][-1]["changes"]
 
 
-def test_another_batch_size_goes_on_behind_what_was_seen(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_another_batch_size_goes_on_behind_what_was_seen(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", "training.per_device_train_batch_size=8")
     assert code == 0
     assert "which examples come next" in said
     assert "12 of " in said
     assert "4 are left out of this epoch, none comes twice" in said
-    code, said = go("resume=run", "training.max_steps=8")  # the plan is the new one now: no further move
+    code, said = go(
+        "resume=run", "training.max_steps=8"
+    )  # the plan is the new one now: no further move
     assert code == 0
     assert "left out" not in said
     train = load_checkpoint(run.checkpoint(8)).metadata.train
@@ -353,14 +416,19 @@ def test_an_order_by_length_is_another_one_with_another_batch_size() -> None:
 
 def test_other_examples_begin_with_an_epoch() -> None:
     state = TrainState(global_step=9, passed_steps=2)
-    sentence = move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(40, 4, 1, 0), "c-b")
+    sentence = move(
+        plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(40, 4, 1, 0), "c-b"
+    )
     assert "start of a new epoch; 18 examples of epoch 2 are left out" in str(sentence)
     assert state.position == 20
     state = TrainState(global_step=14)
     move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 1), "a-b")
     assert state.position == 14  # it stood at the start of one already
     state = TrainState(global_step=9)
-    assert move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 0), "a-c") is not None
+    assert (
+        move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 0), "a-c")
+        is not None
+    )
     assert state.position == 9  # only the evaluation examples are others
 
 
@@ -389,7 +457,9 @@ def test_parameters_in_another_order_are_matched_by_name(
     assert all(one.optimizer[name].equal(two.optimizer[name]) for name in two.optimizer)
 
 
-def test_another_environment_is_warned_of_and_recorded(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_another_environment_is_warned_of_and_recorded(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     path = run.checkpoint(3) / "state.json"
     values = json.loads(path.read_text())
@@ -413,7 +483,12 @@ def test_every_key_has_a_meaning(straight: Straight) -> None:
 
     kinds = {key: meaning(key) for key in flat(read_config(RunDir(straight.path).config))}
     assert kinds["lr"] == kinds["optimizer.eps"] == kinds["model.config.n_embd"] == "mathematics"
-    assert kinds["seed"] == kinds["data.max_length"] == kinds["training.gradient_accumulation_steps"] == "data"
+    assert (
+        kinds["seed"]
+        == kinds["data.max_length"]
+        == kinds["training.gradient_accumulation_steps"]
+        == "data"
+    )
     assert kinds["training.max_steps"] == "length"
     assert kinds["checkpoint.save_steps"] == kinds["tracking.name"] == "harmless"
 

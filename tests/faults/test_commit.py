@@ -48,7 +48,11 @@ def test_death_at_every_call(memory_path: Path) -> None:
         assert step in (2, 3)
         clean_leftovers(run)
         save_and_retain(run)
-        assert sorted(path.name for path in run.checkpoints.iterdir()) == ["best", "last", "step-00000003"]
+        assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+            "best",
+            "last",
+            "step-00000003",
+        ]
         assert newest(run) == 3
     assert seen == {2, 3}
 
@@ -70,25 +74,36 @@ def test_death_while_replacing(memory_path: Path) -> None:
 
 def test_refusal_at_every_call(memory_path: Path) -> None:
     """No room, at any call: the checkpoint before is whole, nothing half is left, and the next save succeeds."""
-    total = calls_of(memory_path, lambda: save_checkpoint(make_run(memory_path / "count", (1,)), snapshot(2)))
+    total = calls_of(
+        memory_path, lambda: save_checkpoint(make_run(memory_path / "count", (1,)), snapshot(2))
+    )
     first = calls_of(memory_path, lambda: make_run(memory_path / "first", (1,)))
     for at, number in itertools.product(range(1, total - first + 1), (errno.ENOSPC, errno.EIO)):
         run = make_run(memory_path / f"{at}-{number}", (1,))
-        with Syscalls(run.path, at, refuse(number)), pytest.raises(StorageError, match="step-00000002") as refused:
+        with (
+            Syscalls(run.path, at, refuse(number)),
+            pytest.raises(StorageError, match="step-00000002") as refused,
+        ):
             save_checkpoint(run, snapshot(2))
         assert refused.value.exit_code == 74
         assert newest(run) in (1, 2)
         assert not problems(run.checkpoint(1))
         save_checkpoint(run, snapshot(2))
         assert newest(run) == 2
-        assert {path.name for path in run.checkpoints.iterdir()} == {"last", "step-00000001", "step-00000002"}
+        assert {path.name for path in run.checkpoints.iterdir()} == {
+            "last",
+            "step-00000001",
+            "step-00000002",
+        }
 
 
 def test_refusal_says_how_much_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, (1,))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5000))
-    with pytest.raises(StorageError, match=r"step-00000002: not saved: it needs [\d,]+ bytes, 5,000 are free"):
+    with pytest.raises(
+        StorageError, match=r"step-00000002: not saved: it needs [\d,]+ bytes, 5,000 are free"
+    ):
         save_checkpoint(run, snapshot(2))
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001"]
 
@@ -101,11 +116,16 @@ def test_a_save_over_a_damaged_one_keeps_it_to_be_looked_at(tmp_path: Path) -> N
     assert (run.checkpoints / "damaged-step-00000001-1" / "state.json").read_text() == "{}"
 
 
-# Retention ------------------------------------------------------------------------------------------------------------
+# Retention
+# ------------------------------------------------------------------------------------------------------------
 
 
 def steps(run: RunDir) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in sorted(run.checkpoints.iterdir()) if path.is_dir()]
+    return [
+        int(path.name.removeprefix("step-"))
+        for path in sorted(run.checkpoints.iterdir())
+        if path.is_dir()
+    ]
 
 
 def test_retention_goes_by_step_not_by_time(tmp_path: Path) -> None:
@@ -160,12 +180,23 @@ def test_deleting_follows_no_link(tmp_path: Path) -> None:
 
 def test_leftovers_go_and_what_is_not_ours_stays(tmp_path: Path) -> None:
     run = make_run(tmp_path, (1,))
-    for name in (".saving-step-00000002-77", ".deleting-step-00000001", "notes", "damaged-step-00000001-1"):
+    for name in (
+        ".saving-step-00000002-77",
+        ".deleting-step-00000001",
+        "notes",
+        "damaged-step-00000001-1",
+    ):
         (run.checkpoints / name).mkdir()
     (run.checkpoints / ".saving-step-00000003-1").symlink_to(tmp_path)
     assert clean_leftovers(run) == [".deleting-step-00000001", ".saving-step-00000002-77"]
     left = {path.name for path in run.checkpoints.iterdir()}
-    assert left == {"last", "step-00000001", "notes", "damaged-step-00000001-1", ".saving-step-00000003-1"}
+    assert left == {
+        "last",
+        "step-00000001",
+        "notes",
+        "damaged-step-00000001-1",
+        ".saving-step-00000003-1",
+    }
 
 
 def test_pointers_are_hints(tmp_path: Path) -> None:
@@ -177,13 +208,15 @@ def test_pointers_are_hints(tmp_path: Path) -> None:
     assert newest(run) == 1
 
 
-# Power cut ------------------------------------------------------------------------------------------------------------
+# Power cut
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Disk:
     """What a disk may hold after a power cut: data and names count only when they were flushed.
 
-    Folders are dicts of names, files are byte strings; each is there twice, as written and as flushed.
+    Folders are dicts of names, files are byte strings; each is there twice, as written and as
+    flushed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -228,7 +261,11 @@ class Disk:
         children = {held for held in (*self.now, *self.flushed) if str(Path(held).parent) == path}
         for child in children:
             gone = [held for held in self.flushed if held == child or held.startswith(child + "/")]
-            below = {held: self.now[held] for held in self.now if held == child or held.startswith(child + "/")}
+            below = {
+                held: self.now[held]
+                for held in self.now
+                if held == child or held.startswith(child + "/")
+            }
             for held in gone:
                 self.flushed.pop(held)
             self.flushed.update(below)
@@ -249,7 +286,9 @@ class Disk:
             if data == "kept" or safe == content:
                 found[path] = content
             else:
-                found[path] = safe if safe is not None else bytes(len(content)) if data == "zeros" else b""
+                found[path] = (
+                    safe if safe is not None else bytes(len(content)) if data == "zeros" else b""
+                )
         return found
 
 
@@ -263,7 +302,11 @@ def test_power_cut_after_every_call(memory_path: Path) -> None:
     def record(name: str, args: tuple[Any, ...]) -> None:
         nonlocal published
         disk(name, args)
-        if name == "fsync" and args[0] == str(run.checkpoints) and str(run.checkpoint(3)) in disk.now:
+        if (
+            name == "fsync"
+            and args[0] == str(run.checkpoints)
+            and str(run.checkpoint(3)) in disk.now
+        ):
             published = 3
         for kept, data in itertools.product((True, False), ("kept", "zeros", "empty")):
             cuts.append((published, disk.after_cut(kept, data)))

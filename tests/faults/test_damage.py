@@ -122,7 +122,9 @@ def test_one_flipped_bit_anywhere(whole: RunDir, place: float, bit: int) -> None
             assert after.global_step == before.global_step
             assert after.metadata == before.metadata
             for one, other in ((before.model, after.model), (before.optimizer, after.optimizer)):
-                assert {n: tensor_digest(t) for n, t in one.items()} == {n: tensor_digest(t) for n, t in other.items()}
+                assert {n: tensor_digest(t) for n, t in one.items()} == {
+                    n: tensor_digest(t) for n, t in other.items()
+                }
     finally:
         path.write_bytes(content)
 
@@ -132,7 +134,11 @@ def test_one_flipped_bit_anywhere(whole: RunDir, place: float, bit: int) -> None
     [
         ("format", "x" * 500, "format x"),
         ("files", [], "names ; expected"),
-        ("files", [{"name": "../../passwd", "size": 1, "sha256": ""}], r"names \.\./\.\./passwd; expected"),
+        (
+            "files",
+            [{"name": "../../passwd", "size": 1, "sha256": ""}],
+            r"names \.\./\.\./passwd; expected",
+        ),
         ("files", 3, "damaged: TypeError"),
         ("step", "three", "damaged: ValueError"),
         ("step", None, "damaged: TypeError"),
@@ -179,7 +185,8 @@ def test_all_damaged_lists_all(run: RunDir) -> None:
     ]
 
 
-# What loading does besides ------------------------------------------------------------------------------------------
+# What loading does besides
+# ------------------------------------------------------------------------------------------
 
 
 def test_tensors_are_checked_again_in_memory(run: RunDir) -> None:
@@ -187,12 +194,16 @@ def test_tensors_are_checked_again_in_memory(run: RunDir) -> None:
     loaded = load_checkpoint(run.checkpoint(3))
     refuse_mutated("model.safetensors", loaded.digests["model.safetensors"], loaded.model)
     loaded.model["weight"][0, 0] += 1
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor weight differs in memory"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: tensor weight differs in memory"
+    ):
         refuse_mutated("model.safetensors", loaded.digests["model.safetensors"], loaded.model)
     del loaded.model["bias"]
     loaded.model["weight"][0, 0] -= 1
     with pytest.raises(CheckpointError, match="bias was read and is not in use"):
-        refuse_mutated("model.safetensors", {"bias": loaded.digests["model.safetensors"]["bias"]}, loaded.model)
+        refuse_mutated(
+            "model.safetensors", {"bias": loaded.digests["model.safetensors"]["bias"]}, loaded.model
+        )
 
 
 def test_damaged_tensors_are_named(run: RunDir) -> None:
@@ -220,7 +231,8 @@ def test_what_is_saved_is_what_safetensors_reads(tmp_path: Path) -> None:
         }
 
 
-# Hostile files ------------------------------------------------------------------------------------------------------
+# Hostile files
+# ------------------------------------------------------------------------------------------------------
 
 
 class Bomb:
@@ -258,7 +270,9 @@ def test_a_link_out_of_the_run_is_not_followed(run: RunDir, tmp_path: Path) -> N
     assert "a link" in wrong[run.checkpoint(3)][0]
 
 
-@pytest.mark.parametrize("content", ["[" * 2_000_000, '{"a":' * 500_000, "1" * 5000, '"' + "x" * 20_000_000])
+@pytest.mark.parametrize(
+    "content", ["[" * 2_000_000, '{"a":' * 500_000, "1" * 5000, '"' + "x" * 20_000_000]
+)
 def test_a_manifest_to_choke_on(run: RunDir, content: str) -> None:
     begun = time.process_time()
     (run.checkpoint(3) / "manifest.json").write_text(content)

@@ -19,7 +19,9 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_damaged_newest_is_named_and_the_one_before_is_exact(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_the_damaged_newest_is_named_and_the_one_before_is_exact(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     """Half of the newest, nothing of the next, a leftover of a killed save, torn metrics: goes on by itself."""
     run = straight.cut(tmp_path / "run", 5)
     path = run.checkpoint(5) / "optimizer.safetensors"
@@ -41,7 +43,9 @@ def test_the_damaged_newest_is_named_and_the_one_before_is_exact(straight: Strai
     assert (run.model / "model.safetensors").is_file()
 
 
-def test_asked_for_by_name_the_damaged_one_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_asked_for_by_name_the_damaged_one_is_refused(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 5)
     (run.checkpoint(5) / "state.json").unlink()
     before = sorted(path.name for path in run.checkpoints.iterdir())
@@ -51,7 +55,9 @@ def test_asked_for_by_name_the_damaged_one_is_refused(straight: Straight, go: Go
     assert sorted(path.name for path in run.checkpoints.iterdir()) == before
 
 
-def test_an_older_one_by_name_puts_the_later_ones_aside(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_an_older_one_by_name_puts_the_later_ones_aside(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 5)
     code, said = go(f"resume={run.checkpoint(2)}")
     assert code == 0
@@ -60,7 +66,9 @@ def test_an_older_one_by_name_puts_the_later_ones_aside(straight: Straight, go: 
 
 
 @pytest.mark.parametrize("how", ["run", "auto", "latest"])
-def test_none_whole_is_an_error_that_lists_all(straight: Straight, go: Go, tmp_path: Path, how: str) -> None:
+def test_none_whole_is_an_error_that_lists_all(
+    straight: Straight, go: Go, tmp_path: Path, how: str
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     for step, file in zip((1, 2, 3), FILES, strict=False):
         (run.checkpoint(step) / file).write_bytes(b"")
@@ -97,7 +105,10 @@ def test_killed_before_its_configuration_was_written_it_starts_over(
     assert code == 2
     assert "Repeat its command with" in said
     shutil.copy(straight.path / ".hydra" / "hydra.yaml", run.hydra)
-    assert "-cn stdlib_gpt: the run in run began with config" in go("resume=run", "-cn", "stdlib_gpt")[1]
+    assert (
+        "-cn stdlib_gpt: the run in run began with config"
+        in go("resume=run", "-cn", "stdlib_gpt")[1]
+    )
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
     code, said = go("resume=../run")
@@ -125,7 +136,9 @@ def test_a_recipe_may_ask_to_go_on(straight: Straight, go: Go, tmp_path: Path) -
     assert "Did you mean resume=latest?" in said
 
 
-def test_a_run_that_saves_nothing_starts_over_in_place(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_run_that_saves_nothing_starts_over_in_place(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     """Cut short, it begins again where that is asked for; finished, it stays what it is."""
     words = [*straight.words_with("checkpoint=none"), "hydra.run.dir=run"]
     code, said = go(*words, "training.max_seconds=1e-9")
@@ -159,7 +172,9 @@ def begun(run: RunDir, left: list[str]) -> None:
     if left:
         run.hydra.mkdir()
     for name in left:
-        (run.path / name).mkdir(exist_ok=True) if name.endswith("/") else (run.path / name).write_text("torn: [")
+        (run.path / name).mkdir(exist_ok=True) if name.endswith("/") else (
+            run.path / name
+        ).write_text("torn: [")
 
 
 @pytest.mark.parametrize("how", [[], ["resume=auto"]])
@@ -172,12 +187,17 @@ def test_killed_before_the_run_began_nothing_blocks_the_same_command(
         assert RunDir(tmp_path / str(number)).is_unbegun(), left
     for number in (3, 4) if how else (4,):
         run = RunDir(tmp_path / str(number))
-        assert go(*straight.words_with("training.max_steps=1"), f"hydra.run.dir={number}", *how)[0] == 0
+        assert (
+            go(*straight.words_with("training.max_steps=1"), f"hydra.run.dir={number}", *how)[0]
+            == 0
+        )
         assert run.checkpoint(1).is_dir()
 
 
 @pytest.mark.parametrize("mine", ["notes.txt", ".hydra/notes.txt", "checkpoints"])
-def test_what_is_not_ours_blocks_a_start(straight: Straight, go: Go, tmp_path: Path, mine: str) -> None:
+def test_what_is_not_ours_blocks_a_start(
+    straight: Straight, go: Go, tmp_path: Path, mine: str
+) -> None:
     hydra = tmp_path / "run" / ".hydra"
     hydra.mkdir(parents=True)
     (tmp_path / "run" / mine).write_text("mine")
@@ -187,7 +207,9 @@ def test_what_is_not_ours_blocks_a_start(straight: Straight, go: Go, tmp_path: P
     assert (tmp_path / "run" / mine).read_text() == "mine"
 
 
-def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     shutil.rmtree(run.checkpoints)
     code, said = go("resume=auto", "hydra.run.dir=run")
@@ -215,7 +237,9 @@ def test_only_the_latest_torn_line_goes(straight: Straight, go: Go, tmp_path: Pa
     assert summary(run.path)["status"] == "finished"
 
 
-def test_killed_after_the_last_checkpoint_the_end_is_made_up_for(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_killed_after_the_last_checkpoint_the_end_is_made_up_for(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 6)
     assert go("resume=run")[0] == 0
     straight.same(run)
@@ -224,7 +248,9 @@ def test_killed_after_the_last_checkpoint_the_end_is_made_up_for(straight: Strai
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "summary.json", "config.yaml"])
-def test_a_run_writes_through_no_link(straight: Straight, go: Go, tmp_path: Path, name: str) -> None:
+def test_a_run_writes_through_no_link(
+    straight: Straight, go: Go, tmp_path: Path, name: str
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     outside = tmp_path / "outside"
     shutil.move(run.path / name, outside)
@@ -236,7 +262,9 @@ def test_a_run_writes_through_no_link(straight: Straight, go: Go, tmp_path: Path
     assert (outside.read_bytes() if outside.is_file() else names_in(outside)) == before
 
 
-def test_a_checkpoint_that_is_a_link_is_not_followed(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_a_link_is_not_followed(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     shutil.move(run.checkpoint(4), tmp_path / "step-00000004")
     run.checkpoint(4).symlink_to(tmp_path / "step-00000004")
@@ -266,7 +294,9 @@ def test_verify_names_file_tensor_and_stranger(straight: Straight, go: Go, tmp_p
     assert go("verify", str(run.checkpoint(2)))[0] == 4
 
 
-def test_a_fresh_run_into_a_used_folder_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_fresh_run_into_a_used_folder_is_refused(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     code, said = go(*straight.words, "hydra.run.dir=run")
     assert code == 2
@@ -274,7 +304,9 @@ def test_a_fresh_run_into_a_used_folder_is_refused(straight: Straight, go: Go, t
     assert json.loads(run.summary.read_text())["status"] == "running"
 
 
-def test_resume_of_what_another_process_writes_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_resume_of_what_another_process_writes_is_refused(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     from optrun.artifacts.lock import RunLock
 
     run = straight.cut(tmp_path / "run", 4)

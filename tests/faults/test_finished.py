@@ -19,7 +19,9 @@ from tests.running import summary
 
 def held(run: Path) -> dict[str, bytes]:
     """What a run says of itself."""
-    return {name: (run / name).read_bytes() for name in ("config.yaml", "summary.json", "metrics.jsonl")}
+    return {
+        name: (run / name).read_bytes() for name in ("config.yaml", "summary.json", "metrics.jsonl")
+    }
 
 
 @pytest.fixture
@@ -37,7 +39,9 @@ def run(straight: Straight, tmp_path: Path) -> Path:
         ("task.prompt=quick", "task.prompt=quick (was null)"),
     ],
 )
-def test_a_change_that_nothing_is_computed_with_is_refused(go: Go, run: Path, word: str, pair: str) -> None:
+def test_a_change_that_nothing_is_computed_with_is_refused(
+    go: Go, run: Path, word: str, pair: str
+) -> None:
     """Else its results would be told with an lr that was never used."""
     before = held(run)
     code, said = go("resume=run", word)
@@ -62,9 +66,21 @@ def test_a_harmless_change_is_recorded(go: Go, run: Path) -> None:
     after = summary(run)
     assert (after["run_name"], after["status"]) == ("mine", "finished")
     assert after["resumes"][-1]["changes"] == {"run_name": [None, "mine"]}
-    for key in ("metrics", "model", "data", "versions", "hardware", "git", "main_metric", "perf", "wall_seconds"):
+    for key in (
+        "metrics",
+        "model",
+        "data",
+        "versions",
+        "hardware",
+        "git",
+        "main_metric",
+        "perf",
+        "wall_seconds",
+    ):
         assert after[key] == before[key]
-    assert go("resume=run", "lr=1e-4", "training.max_steps=7")[0] == 0  # with something to compute it is applied
+    assert (
+        go("resume=run", "lr=1e-4", "training.max_steps=7")[0] == 0
+    )  # with something to compute it is applied
     assert summary(run)["global_step"] == 7
 
 

@@ -62,14 +62,21 @@ def nested(key: str, value: Any) -> Any:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_configuration_names_no_code(place: str) -> None:
     for target in TARGETS:
-        with pytest.raises(ConfigError, match="a configuration that names code is not run") as refused:
+        with pytest.raises(
+            ConfigError, match="a configuration that names code is not run"
+        ) as refused:
             refuse_unsafe(nested(place, target))
         assert f"={target}: " in str(refused.value)
     assert len(set(TARGETS)) == 21
 
 
 def test_what_hydra_builds_by_name_is_let_pass() -> None:
-    for word in ("hydra/launcher=joblib", "hydra/launcher=slurm", "hydra/sweeper=basic", "hydra/job_logging=default"):
+    for word in (
+        "hydra/launcher=joblib",
+        "hydra/launcher=slurm",
+        "hydra/sweeper=basic",
+        "hydra/job_logging=default",
+    ):
         assert store.compose(store.open_hydra(), "config", [word])
 
 
@@ -79,7 +86,10 @@ RUNS_IT = "{_target_: torch.utils.collect_env.run, command: touch ran}"
 @pytest.mark.parametrize(
     "words",
     [
-        ["+hydra.callbacks.mine._target_=torch.utils.collect_env.run", "+hydra.callbacks.mine.command='touch ran'"],
+        [
+            "+hydra.callbacks.mine._target_=torch.utils.collect_env.run",
+            "+hydra.callbacks.mine.command='touch ran'",
+        ],
         [f"+hydra.callbacks.mine={RUNS_IT}"],
         [f"++optimizer={RUNS_IT}"],
         [f"model.config.layers={RUNS_IT}"],
@@ -95,7 +105,9 @@ RUNS_IT = "{_target_: torch.utils.collect_env.run, command: touch ran}"
     ],
     ids=" ".join,
 )
-def test_code_that_is_named_is_not_run(straight: Straight, go: Go, tmp_path: Path, words: list[str]) -> None:
+def test_code_that_is_named_is_not_run(
+    straight: Straight, go: Go, tmp_path: Path, words: list[str]
+) -> None:
     """From the command line, a sweep's values, a stranger's recipe, the stored configuration of a run."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "sly.yaml").write_text(
@@ -115,15 +127,26 @@ def test_code_that_is_named_is_not_run(straight: Straight, go: Go, tmp_path: Pat
     assert not (tmp_path / "outputs").exists()
 
 
-# Secrets --------------------------------------------------------------------------------------------------------------
+# Secrets
+# --------------------------------------------------------------------------------------------------------------
 
 SECRET = "hf_neverWriteMeDown"
-VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD")
+VARIABLES = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "WANDB_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "MLFLOW_TRACKING_PASSWORD",
+)
 
 
 def files_with(folder: Path, text: str) -> list[str]:
     """Files beneath a folder that hold a text."""
-    return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+    return [
+        str(path)
+        for path in folder.rglob("*")
+        if path.is_file() and text.encode() in path.read_bytes()
+    ]
 
 
 def test_no_secret_of_the_environment_is_written(
@@ -131,7 +154,9 @@ def test_no_secret_of_the_environment_is_written(
 ) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, SECRET)
-    words = straight.words_with("training.max_steps=2", "training.eval_steps=2", "tracking=tensorboard")
+    words = straight.words_with(
+        "training.max_steps=2", "training.eval_steps=2", "tracking=tensorboard"
+    )
     code, said = go(*words, "hydra.run.dir=run")
     assert code == 0
     assert go("resume=run", "training.max_steps=3")[0] == 0
@@ -201,20 +226,27 @@ def test_what_only_sounds_like_a_secret_is_let_pass() -> None:
     refuse_unsafe(OmegaConf.create(values))
 
 
-# Terminal escapes -----------------------------------------------------------------------------------------------------
+# Terminal escapes
+# -----------------------------------------------------------------------------------------------------
 
 ESCAPE = "\x1b]0;owned\x07\x1bM"
 SHOWN = r"\x1b]0;owned\x07\x1bM"
 
 
-def test_escapes_in_a_file_name_and_in_texts_are_shown_as_words(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_escapes_in_a_file_name_and_in_texts_are_shown_as_words(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     code, said = go(*straight.words_with(f"data.train='{ESCAPE}.txt'"))
     assert code == 2
     assert f"{SHOWN}.txt: no such file" in said
     assert "\x1b" not in said
-    text = Path(next(word for word in straight.words if word.startswith("data.train=")).split("=", 1)[1]).read_text()
+    text = Path(
+        next(word for word in straight.words if word.startswith("data.train=")).split("=", 1)[1]
+    ).read_text()
     (tmp_path / f"{ESCAPE}.txt").write_text(text.replace(" fox", f" {ESCAPE}"))
-    words = straight.words_with(f"data.train='{ESCAPE}.txt'", "training.max_steps=1", "task.sample_tokens=30")
+    words = straight.words_with(
+        f"data.train='{ESCAPE}.txt'", "training.max_steps=1", "task.sample_tokens=30"
+    )
     code, said = go(*words, f"hydra.run.dir='{ESCAPE}'", f"run_name='{ESCAPE}'")
     assert code == 0
     assert SHOWN in said
@@ -246,7 +278,8 @@ def test_escapes_in_labels_and_columns_are_shown_as_words(go: Go, tmp_path: Path
     assert "\x1b" not in said
 
 
-# Several processes ----------------------------------------------------------------------------------------------------
+# Several processes
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [["hydra.run.dir=new"], ["resume=run"], ["-m", "seed=0,1"]])

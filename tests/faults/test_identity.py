@@ -33,10 +33,13 @@ def tree(path: Path) -> dict[str, bytes]:
     }
 
 
-# Whose a checkpoint is ------------------------------------------------------------------------------------------------
+# Whose a checkpoint is
+# ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_an_identity_and_its_checkpoints_carry_it(straight: Straight, other: Path) -> None:
+def test_a_run_has_an_identity_and_its_checkpoints_carry_it(
+    straight: Straight, other: Path
+) -> None:
     own = summary(straight.path)["run_id"]
     assert len(own) == 32
     for folder in sorted((straight.path / "checkpoints").glob("step-*")):
@@ -45,7 +48,9 @@ def test_a_run_has_an_identity_and_its_checkpoints_carry_it(straight: Straight, 
     assert summary(other)["run_id"] != own
 
 
-def test_a_checkpoint_of_another_run_is_passed_over(straight: Straight, go: Go, tmp_path: Path, other: Path) -> None:
+def test_a_checkpoint_of_another_run_is_passed_over(
+    straight: Straight, go: Go, tmp_path: Path, other: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     shutil.copytree(other / "checkpoints" / "step-00000005", run.checkpoint(5))
     code, said = go("verify", "run")
@@ -54,7 +59,10 @@ def test_a_checkpoint_of_another_run_is_passed_over(straight: Straight, go: Go, 
     code, said = go("evaluate", "run")
     assert (code, "step 3" in said) == (0, True)
     assert "step-00000005: of another run" in said, "a verb goes back to an older one with a word"
-    for words in (["evaluate", "run/checkpoints/step-00000005"], ["resume=run/checkpoints/step-00000005"]):
+    for words in (
+        ["evaluate", "run/checkpoints/step-00000005"],
+        ["resume=run/checkpoints/step-00000005"],
+    ):
         code, said = go(*words)
         assert (code, "step-00000005: of another run" in said) == (4, True)
     assert run.checkpoint(5).is_dir()
@@ -73,10 +81,15 @@ def test_one_that_lies_among_the_older_is_neither_kept_nor_deleted(
     shutil.rmtree(run.checkpoint(1))
     shutil.copytree(other / "checkpoints" / "step-00000001", run.checkpoint(1))
     assert go("resume=run", "checkpoint.keep_last=1", "checkpoint.keep_best=0")[0] == 0
-    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == ["step-00000001", "step-00000006"]
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [
+        "step-00000001",
+        "step-00000006",
+    ]
 
 
-def test_only_foreign_ones_are_nothing_to_go_on_from(straight: Straight, go: Go, tmp_path: Path, other: Path) -> None:
+def test_only_foreign_ones_are_nothing_to_go_on_from(
+    straight: Straight, go: Go, tmp_path: Path, other: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     for folder in sorted(run.checkpoints.glob("step-*")):
         shutil.rmtree(folder)
@@ -98,7 +111,10 @@ def test_a_whole_run_may_be_copied_moved_and_stripped_of_its_summary(
     assert summary(run.path)["run_id"] == summary(straight.path)["run_id"]
     # With checkpoints of two runs and nothing that says which this is, none is guessed.
     run.summary.unlink()
-    shutil.copytree(other / "checkpoints" / "step-00000005", tmp_path / "moved" / "checkpoints" / "step-00000007")
+    shutil.copytree(
+        other / "checkpoints" / "step-00000005",
+        tmp_path / "moved" / "checkpoints" / "step-00000007",
+    )
     before = tree(run.path)
     edit_manifest(run.checkpoint(7), lambda manifest: manifest.update(step=7))
     before = tree(run.path)
@@ -108,7 +124,8 @@ def test_a_whole_run_may_be_copied_moved_and_stripped_of_its_summary(
     assert tree(run.path).keys() == before.keys()
 
 
-# Formats --------------------------------------------------------------------------------------------------------------
+# Formats
+# --------------------------------------------------------------------------------------------------------------
 
 
 FORMATS = {
@@ -132,7 +149,11 @@ def test_another_format_is_refused_untouched(
         path.write_text(json.dumps({"format": number, "files": "elsewhere"}))
     before = tree(run.path)
     named = ["evaluate", "export"] if step == 3 else []
-    for words in (["resume=run"], ["verify", "run"], *([verb, "run", *["to"] * (verb == "export")] for verb in named)):
+    for words in (
+        ["resume=run"],
+        ["verify", "run"],
+        *([verb, "run", *["to"] * (verb == "export")] for verb in named),
+    ):
         code, said = go(*words)
         assert code == 4
         assert f"{step:08d}" in said
@@ -151,13 +172,17 @@ def test_a_newer_summary_is_refused_untouched(straight: Straight, go: Go, tmp_pa
         code, said = go(*words)
         assert code == 4
         assert "summary.json: written by a newer optrun, format 9" in said
-    assert {name for name, content in tree(run.path).items() if before.get(name) != content} <= {"optrun.log"}
+    assert {name for name, content in tree(run.path).items() if before.get(name) != content} <= {
+        "optrun.log"
+    }
     code, said = go("report", "run")
     assert code == 0
     assert "newer optrun, format 9" in " ".join(said.split())
 
 
-def test_a_newer_manifest_of_the_run_is_not_one_to_remove(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_newer_manifest_of_the_run_is_not_one_to_remove(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     run.manifest.write_text(json.dumps({"format": 9, "files": "elsewhere"}))
     before = tree(run.path)
@@ -166,10 +191,13 @@ def test_a_newer_manifest_of_the_run_is_not_one_to_remove(straight: Straight, go
         assert code == 4
         assert "run_manifest.json: written by a newer optrun, format 9" in said
         assert "remove" not in said
-    assert {name for name, content in tree(run.path).items() if before.get(name) != content} <= {"optrun.log"}
+    assert {name for name, content in tree(run.path).items() if before.get(name) != content} <= {
+        "optrun.log"
+    }
 
 
-# The configuration ----------------------------------------------------------------------------------------------------
+# The configuration
+# ----------------------------------------------------------------------------------------------------
 
 
 def swap(run: RunDir, before: str, after: str) -> None:
@@ -198,14 +226,20 @@ def test_an_interpolation_is_refused_and_never_resolved(
     assert not [name for name, content in tree(tmp_path).items() if b"hunter2" in content]
 
 
-def test_an_interpolation_in_a_state_that_was_sealed_anew(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_an_interpolation_in_a_state_that_was_sealed_anew(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     import hashlib
 
     run = straight.cut(tmp_path / "run", 3)
     path = run.checkpoint(3) / "state.json"
     text = path.read_text().replace('"run_name": null', '"run_name": "${oc.env:HOME}"')
     path.write_text(text)
-    entry = {"name": "state.json", "size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    entry = {
+        "name": "state.json",
+        "size": len(text),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
     edit_manifest(
         run.checkpoint(3),
         lambda manifest: manifest.update(
@@ -242,7 +276,9 @@ def test_an_edited_value_is_refused_unless_it_is_on_the_command_line(
     straight.same(run)
 
 
-def test_an_edited_value_given_on_the_command_line_is_a_change(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_an_edited_value_given_on_the_command_line_is_a_change(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     swap(run, "lr: 0.002\n", "lr: 0.01\n")
     code, said = go("resume=run", "lr=0.01")
@@ -251,7 +287,9 @@ def test_an_edited_value_given_on_the_command_line_is_a_change(straight: Straigh
     assert summary(run.path)["resumes"][-1]["changes"] == {"lr": [0.002, 0.01]}
 
 
-def test_a_change_that_was_killed_before_its_first_save_goes_on(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_change_that_was_killed_before_its_first_save_goes_on(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     """The file is newer than every checkpoint then, and the summary knows that the run wrote it."""
     run = straight.cut(tmp_path / "run", 3)
     assert go("resume=run", "lr=0.01")[0] == 0
@@ -271,7 +309,9 @@ def test_a_lost_configuration_is_taken_from_the_newest_checkpoint(
 ) -> None:
     run = straight.cut(tmp_path / "run", 3)
     whole, values = run.config.read_bytes(), configuration_of(run)[0]
-    bomb = b"a: &a [x]\n" + b"".join(b"%c: &%c [%s]\n" % (n + 1, n + 1, b"*%c," % n * 9) for n in range(97, 109))
+    bomb = b"a: &a [x]\n" + b"".join(
+        b"%c: &%c [%s]\n" % (n + 1, n + 1, b"*%c," % n * 9) for n in range(97, 109)
+    )
     for content in (b"", b"a: [\x00", bomb):
         run.config.write_bytes(content)
         taken, note = configuration_of(run)
@@ -287,7 +327,9 @@ def test_a_lost_configuration_is_taken_from_the_newest_checkpoint(
     straight.same(run)
 
 
-def test_without_a_checkpoint_nothing_is_guessed(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_without_a_checkpoint_nothing_is_guessed(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 1)
     shutil.rmtree(run.checkpoints)
     run.metrics.unlink()

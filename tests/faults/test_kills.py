@@ -27,7 +27,9 @@ KILLS = int(os.environ.get("OPTRUN_KILLS", "20"))
 
 def certify(cwd: Path, *words: str) -> tuple[int, str, str]:
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500, module="tests.faults.slow_disk")
+    done = optrun_process(
+        "certify", "resume", *words, cwd=cwd, env=env, timeout=1500, module="tests.faults.slow_disk"
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -54,7 +56,9 @@ def classification(folder: Path, straight: Straight) -> list[str]:
 
 def lazy(folder: Path, straight: Straight) -> list[str]:
     """LazyAdam, bfloat16 arithmetic, a schedule that looks at the metric."""
-    return straight.words_with("optimizer=lazy_adam", "training.precision=bf16", "scheduler=plateau")
+    return straight.words_with(
+        "optimizer=lazy_adam", "training.precision=bf16", "scheduler=plateau"
+    )
 
 
 @pytest.mark.slow
@@ -63,7 +67,16 @@ def test_resume_is_certified(words: object, seed: int, straight: Straight, tmp_p
     """Every resume starts by itself, from the newest committed checkpoint, and ends bit-equal."""
     assert callable(words)
     kills = -(-KILLS // 3)
-    given = [*words(tmp_path, straight), "--steps", "10", "--kills", str(kills), "--seed", str(seed), "--json"]
+    given = [
+        *words(tmp_path, straight),
+        "--steps",
+        "10",
+        "--kills",
+        str(kills),
+        "--seed",
+        str(seed),
+        "--json",
+    ]
     code, said, errors = certify(tmp_path, *given)
     assert code == 0, said + errors
     paper = json.loads(said)
@@ -72,7 +85,10 @@ def test_resume_is_certified(words: object, seed: int, straight: Straight, tmp_p
     assert paper["holds"] is True
     assert paper["difference"] is None
     assert len(paper["kills"]) == kills
-    assert paper["fell"].get("inside a save", 0) + paper["fell"].get("inside a deletion", 0) >= kills // 2
+    assert (
+        paper["fell"].get("inside a save", 0) + paper["fell"].get("inside a deletion", 0)
+        >= kills // 2
+    )
     assert {section["name"] for section in paper["compared"]} >= {
         "weights",
         "optimizer state",
@@ -96,7 +112,9 @@ def test_the_first_tensor_that_differs_is_named(straight: Straight, tmp_path: Pa
         folder.unlink()
     run.checkpoint(STEPS).rmdir()
     save_checkpoint(run, loaded)
-    found = {section.name: section.difference for section in compare(RunDir(straight.path), run, STEPS)}
+    found = {
+        section.name: section.difference for section in compare(RunDir(straight.path), run, STEPS)
+    }
     assert found["weights"] is None
     assert found["optimizer state"] is not None
     assert f"tensor {name}: 1 of" in found["optimizer state"]
@@ -139,7 +157,8 @@ def test_a_run_that_ends_badly_by_itself_is_no_proof(straight: Straight, tmp_pat
     assert "missing.txt" in errors
 
 
-# Killed while going on ------------------------------------------------------------------------------------------------
+# Killed while going on
+# ------------------------------------------------------------------------------------------------
 
 DEATHS = 24
 
@@ -162,7 +181,9 @@ def test_death_while_going_on(straight: Straight, go: Go, tmp_path: Path, share:
     with Syscalls(counted.path) as calls:
         assert go("resume=counted")[0] == 0
     first_save = calls.count // 3  # steps 4, 5 and 6 are still to be saved
-    places = sorted({1 + number * first_save * share // DEATHS for number in range(DEATHS // share)})
+    places = sorted(
+        {1 + number * first_save * share // DEATHS for number in range(DEATHS // share)}
+    )
     for at in [*places, calls.count - 5]:
         run = straight.cut(tmp_path / str(at), 3)
         (run.checkpoints / ".saving-step-00000004-1").mkdir()

@@ -39,7 +39,9 @@ with RunLock(Path(sys.argv[1])):
 
 
 def holder(path: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -61,12 +63,16 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
         pass
 
 
-def test_somebody_who_only_looks_costs_nobody_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_who_only_looks_costs_nobody_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looking = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(looking, fcntl.LOCK_EX)
     looks = iter([looking])
     # Once only: the number of a closed descriptor is the next one's.
-    monkeypatch.setattr(time, "sleep", lambda _: [os.close(descriptor) for descriptor in itertools.islice(looks, 1)])
+    monkeypatch.setattr(
+        time, "sleep", lambda _: [os.close(descriptor) for descriptor in itertools.islice(looks, 1)]
+    )
     with RunLock(tmp_path / ".lock"), pytest.raises(LockedError):
         refuse_held(tmp_path / ".lock")
 
@@ -165,7 +171,9 @@ def test_a_worker_does_not_take_it_from_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_stale_file_of_another_host_is_only_text(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text('{"pid": 1, "host": "elsewhere", "since": "2020-01-01 00:00:00"}')
+    (tmp_path / ".lock").write_text(
+        '{"pid": 1, "host": "elsewhere", "since": "2020-01-01 00:00:00"}'
+    )
     with RunLock(tmp_path / ".lock"):
         assert str(os.getpid()) in (tmp_path / ".lock").read_text()
 
@@ -178,12 +186,17 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_file_system_without_locks_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(StorageError, match="OPTRUN_UNLOCKED=1") as refused, RunLock(tmp_path / ".lock"):
+    with (
+        pytest.raises(StorageError, match="OPTRUN_UNLOCKED=1") as refused,
+        RunLock(tmp_path / ".lock"),
+    ):
         pass
     assert refused.value.exit_code == 74
     monkeypatch.setenv("OPTRUN_UNLOCKED", "1")
@@ -191,7 +204,9 @@ def test_a_file_system_without_locks_is_refused_with_a_way_out(tmp_path: Path, m
         pass
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"]
+)
 def test_a_file_deleted_while_a_checkpoint_is_read_is_named(tmp_path: Path, file: str) -> None:
     """By the retention of a run that goes on: between the check of the bytes and their use."""
     folder = make_run(tmp_path, (1,)).checkpoint(1)
@@ -200,7 +215,9 @@ def test_a_file_deleted_while_a_checkpoint_is_read_is_named(tmp_path: Path, file
         open_verified(folder, lazy=True)
 
 
-def test_a_manifest_deleted_behind_a_look_at_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_deleted_behind_a_look_at_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_run(tmp_path, (1,)).checkpoint(1)
     real = os.stat
 
@@ -211,7 +228,9 @@ def test_a_manifest_deleted_behind_a_look_at_it_is_named(tmp_path: Path, monkeyp
         return found
 
     monkeypatch.setattr(os, "stat", looked)
-    with pytest.raises(CheckpointError, match=r"manifest\.json: (missing|cannot be read: No such file)"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json: (missing|cannot be read: No such file)"
+    ):
         open_verified(folder, lazy=True)
 
 
@@ -237,7 +256,9 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         folder, wrong = latest_whole(run)
         for reasons in wrong.values():
-            assert "missing" in reasons[0] or "cannot be read" in reasons[0]  # deleted between listing and looking
+            assert (
+                "missing" in reasons[0] or "cannot be read" in reasons[0]
+            )  # deleted between listing and looking
         if folder is None:
             continue
         try:

@@ -25,7 +25,11 @@ def _of_this_processor() -> RuntimeError:
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), _of_this_processor()],
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        _of_this_processor(),
+    ],
     ids=["python", "cuda", "processor"],
 )
 def test_out_of_memory_names_step_and_shapes(

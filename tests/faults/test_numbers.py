@@ -26,7 +26,9 @@ from tests.running import records, state, summary, tensors
 
 
 @contextmanager
-def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gradient") -> Iterator[list[str]]:
+def poisoned(
+    monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gradient"
+) -> Iterator[list[str]]:
     """A step is poisoned by its data, so that it is the same step after a resume and not after the data has moved."""
     seen: list[str] = []
     original = TrainStep.__call__
@@ -60,7 +62,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gra
 
 
 @contextmanager
-def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what: str) -> Iterator[None]:
+def poisoned_in_float16(
+    monkeypatch: pytest.MonkeyPatch, batches: set[str], what: str
+) -> Iterator[None]:
     """As above, before the scaler has seen the gradients: the loss, or a gradient that is NaN at every scale."""
     original = TrainStep.__call__
 
@@ -70,7 +74,9 @@ def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what
         parameter = next(iter(self.model.parameters()))
         spoilt = [parameter.register_hook(lambda gradient: gradient * float("nan"))]
         if what == "loss":
-            spoilt.append(self.model.register_forward_hook(lambda model, given, made: _without_a_loss(made)))
+            spoilt.append(
+                self.model.register_forward_hook(lambda model, given, made: _without_a_loss(made))
+            )
         try:
             return original(self, micro_batches, *where)
         finally:
@@ -126,7 +132,9 @@ def test_stop_says_where_and_saves_the_good_state(
     assert report["gradients_not_finite"]
     assert (summary(run.path)["status"], summary(run.path)["exit_code"]) == ("failed", 3)
     assert load_run(run.path).diverged == "stopped at step 3 by numbers that are not finite"
-    assert not problems(run.checkpoint(3))  # the state before the bad step, although no save was due
+    assert not problems(
+        run.checkpoint(3)
+    )  # the state before the bad step, although no save was due
     assert go("resume=run")[0] == 0  # without the poison: as if it had never been
     assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)
     assert records(run.path) == records(straight.path)
@@ -136,7 +144,9 @@ def test_the_good_state_is_saved_also_where_the_report_cannot_be(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
     def full(*given: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(nonfinite, "save_file", full)
     with poisoned(monkeypatch, {marks[3]}, "infinite"):
@@ -151,7 +161,9 @@ def test_the_good_state_is_saved_also_where_the_report_cannot_be(
 def test_skip_is_counted_bounded_and_exact_on_resume(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
-    words = straight.words_with("training.on_nonfinite=skip", "training.max_nonfinite_skips=2", "training.max_steps=5")
+    words = straight.words_with(
+        "training.on_nonfinite=skip", "training.max_nonfinite_skips=2", "training.max_steps=5"
+    )
     with poisoned(monkeypatch, {marks[0], marks[2], marks[3]}):
         assert go(*words, "hydra.run.dir=whole")[0] == 0
         assert step_by_step(go, words) == 5
@@ -170,7 +182,9 @@ def test_a_loss_that_is_no_number_in_float16(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str], policy: str
 ) -> None:
     """The policy is as in float32, the loss scale is kept, the scaler is ready for the next step; exact on resume."""
-    words = straight.words_with("training.precision=fp16", f"training.on_nonfinite={policy}", "training.max_steps=4")
+    words = straight.words_with(
+        "training.precision=fp16", f"training.on_nonfinite={policy}", "training.max_steps=4"
+    )
     with poisoned_in_float16(monkeypatch, {marks[1]}, "loss"):
         code, said = go(*words, "hydra.run.dir=whole")
         assert code == 0, said
@@ -187,14 +201,21 @@ def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
 ) -> None:
     """float16 looks for its scale down to 1; what is left then is for the policy."""
     original = torch.amp.GradScaler
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: original(device, 4.0, enabled=enabled))
+    monkeypatch.setattr(
+        torch.amp, "GradScaler", lambda device, enabled: original(device, 4.0, enabled=enabled)
+    )
     words = straight.words_with("training.precision=fp16", "training.max_steps=7")
     with poisoned_in_float16(monkeypatch, set(marks), "gradient"):
         code, said = go(*words, "hydra.run.dir=stop")
         assert code == 3, said
         assert "step 4: loss 5." in said  # after 4, 2 and 1
         assert "A loss scale of 0.5 did not help either" in said
-        code, said = go(*words, "training.on_nonfinite=skip", "training.max_nonfinite_skips=2", "hydra.run.dir=skip")
+        code, said = go(
+            *words,
+            "training.on_nonfinite=skip",
+            "training.max_nonfinite_skips=2",
+            "hydra.run.dir=skip",
+        )
         assert code == 3
         assert "step 6: loss 5." in said
     assert state(Path("stop"), 3)["scaler"]["scale"] == 0.5
@@ -205,7 +226,9 @@ def test_rollback_passes_over_the_bad_data(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
     """Bad at step 4 of a run that saves every second: back to 2, steps 3 and 4 of the data are left out."""
-    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=2", "training.max_steps=4")
+    words = straight.words_with(
+        "training.on_nonfinite=rollback", "checkpoint.save_steps=2", "training.max_steps=4"
+    )
     with poisoned(monkeypatch, {marks[3]}) as seen:
         code, said = go(*words, "hydra.run.dir=whole")
     assert code == 0
@@ -214,7 +237,8 @@ def test_rollback_passes_over_the_bad_data(
     lines = records(Path("whole"))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line.get("train/rollbacks") for line in lines] == [None, None, 1, 1]
-    # Stopped and resumed after every step, it goes the same way: back to 2 as well, not to what the stops saved.
+    # Stopped and resumed after every step, it goes the same way: back to 2 as well, not to what the
+    # stops saved.
     with poisoned(monkeypatch, {marks[3]}):
         assert step_by_step(go, words) >= 4
     assert records(Path("parts")) == lines
@@ -226,7 +250,9 @@ def test_rollback_passes_over_the_bad_data(
 def test_rollback_before_the_first_scheduled_save_and_its_bound(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
-    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=4", "training.max_rollbacks=2")
+    words = straight.words_with(
+        "training.on_nonfinite=rollback", "checkpoint.save_steps=4", "training.max_rollbacks=2"
+    )
     with poisoned(monkeypatch, {marks[1], marks[3]}) as seen:
         code, said = go(*words, "hydra.run.dir=run")
     assert code == 0
@@ -236,7 +262,9 @@ def test_rollback_before_the_first_scheduled_save_and_its_bound(
         code, said = go(*words, "hydra.run.dir=bound")
     assert code == 3
     assert "went back 2 times already (training.max_rollbacks)" in said
-    code, said = go(*[word for word in words if not word.startswith("checkpoint.")], "checkpoint=none")
+    code, said = go(
+        *[word for word in words if not word.startswith("checkpoint.")], "checkpoint=none"
+    )
     assert code == 2
     assert "nothing to go back to with checkpoint=none" in said
 
@@ -248,7 +276,10 @@ def test_a_weight_that_is_no_number_is_never_saved(
         code, said = go(*straight.words, "hydra.run.dir=run")
     assert code == 3
     assert "NaN" in said or "not finite" in said
-    assert [folder.name for folder in checkpoint_folders(RunDir("run"))] == ["step-00000002", "step-00000001"]
+    assert [folder.name for folder in checkpoint_folders(RunDir("run"))] == [
+        "step-00000002",
+        "step-00000001",
+    ]
     # With skip too: leaving out updates mends no weight.
     with poisoned(monkeypatch, {marks[2]}, "weight"):
         words = straight.words_with(
@@ -259,7 +290,9 @@ def test_a_weight_that_is_no_number_is_never_saved(
     assert "Weights were not finite before the step" in said
 
 
-def test_rollback_mends_a_weight(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]) -> None:
+def test_rollback_mends_a_weight(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
     words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=2")
     with poisoned(monkeypatch, {marks[3]}, "weight") as seen:
         code, said = go(*words, "hydra.run.dir=run")
@@ -270,7 +303,9 @@ def test_rollback_mends_a_weight(straight: Straight, go: Go, monkeypatch: pytest
     assert all(torch.isfinite(tensor).all() for tensor in load_checkpoint(folder).model.values())
 
 
-def test_whole_but_not_finite_is_nothing_to_go_on_from(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_whole_but_not_finite_is_nothing_to_go_on_from(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     loaded = load_checkpoint(run.checkpoint(4))
     loaded.model[loaded.metadata.trainable[0]].view(-1)[0] = float("nan")

@@ -36,7 +36,11 @@ def words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("optrun.runner.predict.BATCHES_OF_A_WINDOW", 2)
     write_rows(Path("rows.jsonl"), [{"id": n, "text": sentence(n)} for n in range(ROWS)])
-    drawn = ["generation.do_sample=true", "generation.max_new_tokens=3", "training.per_device_eval_batch_size=2"]
+    drawn = [
+        "generation.do_sample=true",
+        "generation.max_new_tokens=3",
+        "training.per_device_eval_batch_size=2",
+    ]
     return ["predict", str(run), "data.eval=rows.jsonl", *drawn]
 
 
@@ -77,7 +81,11 @@ def in_a_line(patch: pytest.MonkeyPatch) -> None:
         if self.done < 2 * WINDOW:
             whole(self, lines)
             return
-        text = json.dumps({"row": self.done + 1, **lines[0]}) + "\n" + json.dumps({"row": self.done + 2, **lines[1]})
+        text = (
+            json.dumps({"row": self.done + 1, **lines[0]})
+            + "\n"
+            + json.dumps({"row": self.done + 2, **lines[1]})
+        )
         with (self.folder / partial.LINES).open("a") as file:
             file.write(text[:-4])
         kill()
@@ -97,8 +105,12 @@ def after_it_is_in_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partial, "sync_folder", lambda _: kill())
 
 
-@pytest.mark.parametrize("place", [in_a_line, before_the_header, before_it_is_in_place, after_it_is_in_place])
-def test_killed_and_continued(place: Callable[[pytest.MonkeyPatch], None], words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "place", [in_a_line, before_the_header, before_it_is_in_place, after_it_is_in_place]
+)
+def test_killed_and_continued(
+    place: Callable[[pytest.MonkeyPatch], None], words: list[str]
+) -> None:
     die_at([*words, "out=out.jsonl"], place)
     assert Path("out.jsonl.partial").is_dir()
     assert Path("out.jsonl").exists() == (place is after_it_is_in_place)
@@ -126,12 +138,15 @@ def test_killed_and_continued_in_another_format(name: str, words: list[str]) -> 
     assert not Path(f"{name}.partial").exists()
 
 
-def test_what_was_predicted_is_not_predicted_again(words: list[str], monkeypatch: pytest.MonkeyPatch,
-                                                   capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_what_was_predicted_is_not_predicted_again(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     die_at([*words, "out=out.csv"], in_a_line)
     seen = []
     whole = partial.Partial.append
-    monkeypatch.setattr(partial.Partial, "append", lambda self, lines: (seen.append(self.done), whole(self, lines)))
+    monkeypatch.setattr(
+        partial.Partial, "append", lambda self, lines: (seen.append(self.done), whole(self, lines))
+    )
     capsys.readouterr()
     assert optrun(*words, "out=out.csv", "--json") == 0
     assert json.loads(capsys.readouterr().out)["continued"] == 2 * WINDOW
@@ -198,7 +213,9 @@ def test_ctrl_c_keeps_what_is_there(
 @pytest.mark.slow
 def test_killed_at_random(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The program, forked with its imports done, killed at moments of no choice of ours until it comes through."""
-    monkeypatch.setattr("optrun.runner.predict.BATCHES_OF_A_WINDOW", 16)  # as in the process of its own
+    monkeypatch.setattr(
+        "optrun.runner.predict.BATCHES_OF_A_WINDOW", 16
+    )  # as in the process of its own
     write_rows(Path("rows.jsonl"), [{"id": n, "text": sentence(n)} for n in range(1500)])
     assert optrun(*words, "out=straight.csv") == 0
     chance, kept = random.Random(0), [0]

@@ -36,7 +36,8 @@ GIB = 2**30
 PATIENCE = 120
 """Seconds until a child is taken for one that hangs; it needs one or two."""
 
-# What is put in place of a file ---------------------------------------------------------------------------------------
+# What is put in place of a file
+# ---------------------------------------------------------------------------------------
 
 
 def link(path: Path) -> None:
@@ -89,7 +90,9 @@ def huge(path: Path) -> None:
 
 
 def deep_line(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b'{"step": 9, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
+    path.write_bytes(
+        path.read_bytes() + b'{"step": 9, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    )
 
 
 def long_line(path: Path) -> None:
@@ -123,14 +126,20 @@ KINDS = {
 
 STEP = "checkpoints/step-00000004"
 RUN_ATTACKS: list[tuple[str, Callable[[Path], None], str, int, str | None]] = [
-    *[("summary.json", how, "runs", 0, None) for how in (link, zero, fifo, unix_socket, folder, deep, many, huge)],
+    *[
+        ("summary.json", how, "runs", 0, None)
+        for how in (link, zero, fifo, unix_socket, folder, deep, many, huge)
+    ],
     *[("metrics.jsonl", how, "runs", 0, None) for how in (zero, fifo, huge, deep_line, long_line)],
     ("summary.json", deep, "report", 0, None),
     *[("metrics.jsonl", how, "resume", 74, None) for how in (zero, fifo)],
     ("metrics.jsonl", folder, "resume", 4, None),
     ("metrics.jsonl", fifo, "load_run", 4, None),
     *[("config.yaml", how, "runs", 0, None) for how in (fifo, zero, aliases, deep_yaml, huge)],
-    *[("run_manifest.json", how, "verify", 4, None) for how in (link, zero, fifo, folder, deep, many, huge)],
+    *[
+        ("run_manifest.json", how, "verify", 4, None)
+        for how in (link, zero, fifo, folder, deep, many, huge)
+    ],
     ("run_manifest.json", fifo, "resume", 4, None),
     ("run_manifest.json", deep, "export", 4, None),
     *[(f"{STEP}/manifest.json", how, "verify", 4, None) for how in (link, fifo, deep, huge)],
@@ -222,7 +231,13 @@ def load(run: Path) -> int:
 def runs(run: Path) -> int:
     """What a report reads, without its pages."""
     found = load_runs([run.parent])
-    tuned_keys([run.parent]), objectives_of([run.parent]), find_waiting(run.parent), in_sweep(run), read(run.parent)
+    (
+        tuned_keys([run.parent]),
+        objectives_of([run.parent]),
+        find_waiting(run.parent),
+        in_sweep(run),
+        read(run.parent),
+    )
     for each in found:
         print(each.path.name, each.problems, read_samples(RunDir(each.path).samples))
     return 0
@@ -248,7 +263,9 @@ def does(verb: str, run: Path) -> int:
 
 
 @pytest.mark.parametrize("verb", dict.fromkeys(verb for _, _, verb, _, _ in RUN_ATTACKS))
-def test_attacks_on_run_files(verb: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_on_run_files(
+    verb: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One sentence that names the file; of a sweep the other run is reported all the same."""
     monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
     attacks = {f"{a[0].replace('/', '-')}-{a[1].__name__}": a for a in RUN_ATTACKS if a[2] == verb}
@@ -263,14 +280,17 @@ def test_attacks_on_run_files(verb: str, whole: Path, tmp_path: Path, monkeypatc
         assert (each, found[each][0]) == (each, code), said
         assert "Traceback" not in said, each
         if fact != "":
-            page = (tmp_path / each / "sweep" / "report.md").read_text() if verb == "report" else said
+            page = (
+                (tmp_path / each / "sweep" / "report.md").read_text() if verb == "report" else said
+            )
             assert Path(name).name in page, each
             assert (fact or KINDS[attack.__name__]) in page.replace("\\", ""), (each, page)
         if verb in ("report", "runs"):
             assert "other" in said, each
 
 
-# The door itself ------------------------------------------------------------------------------------------------------
+# The door itself
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_the_door(tmp_path: Path) -> None:
@@ -306,7 +326,9 @@ def test_a_run_behind_a_link_is_a_run(straight: Straight, tmp_path: Path) -> Non
     assert optrun("verify", str(tmp_path / "linked")) == 0
 
 
-@pytest.mark.parametrize("nested", [b'{"a": "[[[[["}', b"[" * 64 + b"]" * 64, b'{"a":' * 63 + b"[1]" + b"}" * 63])
+@pytest.mark.parametrize(
+    "nested", [b'{"a": "[[[[["}', b"[" * 64 + b"]" * 64, b'{"a":' * 63 + b"[1]" + b"}" * 63]
+)
 def test_what_is_no_attack_is_read(nested: bytes) -> None:
     assert reading.parse_json(nested, "x") == json.loads(nested)
 
@@ -334,7 +356,8 @@ def test_a_summary_of_another_kind(tmp_path: Path) -> None:
         read_summary(tmp_path / "summary.json")
 
 
-# Data and models ------------------------------------------------------------------------------------------------------
+# Data and models
+# ------------------------------------------------------------------------------------------------------
 
 
 def gz_bomb(path: Path) -> None:
@@ -373,7 +396,9 @@ def make_png_bomb(path: Path) -> None:
 
     path.mkdir()
     Image.new("1", (20_000, 20_000)).save(path / "big.png")
-    (path / "rows.jsonl").write_text(json.dumps({"image": str(path / "big.png"), "label": "a"}) + "\n")
+    (path / "rows.jsonl").write_text(
+        json.dumps({"image": str(path / "big.png"), "label": "a"}) + "\n"
+    )
 
 
 SMALL = ["data=files", "data.max_length=16"]
@@ -390,7 +415,12 @@ DATA_ATTACKS: list[tuple[str, Callable[[Path], Any], list[str], str]] = [
         [*SMALL, "data.streaming=true", "data.eval_fraction=0", "data.train={}"],
         "brackets are open at once",
     ),
-    ("chat.jinja", fifo, ["task=sft", *SMALL, "data.train=chats.jsonl", "task.chat_template={}"], "a FIFO"),
+    (
+        "chat.jinja",
+        fifo,
+        ["task=sft", *SMALL, "data.train=chats.jsonl", "task.chat_template={}"],
+        "a FIFO",
+    ),
     ("model", make_index, ["model=pretrained", "model.path={}"], "nested more than 64 deep"),
     ("model", make_weights, ["model=pretrained", "model.path={}"], "header cannot be read"),
     ("model", make_fifo_weights, ["model=pretrained", "model.path={}"], "model.safetensors"),
@@ -400,7 +430,10 @@ DATA_ATTACKS: list[tuple[str, Callable[[Path], Any], list[str], str]] = [
 def test_attacks_on_data_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(content, "_UNPACKED", 2**22)
-    turns = [{"role": "user", "content": sentence(1)}, {"role": "assistant", "content": sentence(2)}]
+    turns = [
+        {"role": "user", "content": sentence(1)},
+        {"role": "assistant", "content": sentence(2)},
+    ]
     Path("chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 20)
     works = {}
     for name, make, words, _ in DATA_ATTACKS:

@@ -35,7 +35,8 @@ def run(straight: Straight, tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-# Damage -------------------------------------------------------------------------------------------------------------
+# Damage
+# -------------------------------------------------------------------------------------------------------------
 
 
 def wrong_with(run: RunDir) -> str:
@@ -51,15 +52,23 @@ def harmed(run: RunDir, chance: random.Random) -> tuple[Path, Callable[[], objec
     files = sorted(path for path in run.path.rglob("*") if path.is_file())
     files = [path for path in files if not matches(path.relative_to(run.path).as_posix(), UNREAD)]
     how = chance.choice(["flip", "flip", "flip", "delete", "add", "cut", "longer"])
-    path = chance.choice([path for path in files if path.stat().st_size or how in ("delete", "add")])
+    path = chance.choice(
+        [path for path in files if path.stat().st_size or how in ("delete", "add")]
+    )
     if how == "add":
-        path = path.with_name(chance.choice(["notes.txt", ".hidden", f"{path.name}.bak", "model-00002.safetensors"]))
+        path = path.with_name(
+            chance.choice(["notes.txt", ".hidden", f"{path.name}.bak", "model-00002.safetensors"])
+        )
         path.write_bytes(chance.randbytes(chance.randrange(3)))
         return path, path.unlink
     content = path.read_bytes()
     place = chance.randrange(len(content)) if content else 0
     if how == "flip":
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place]
+            + bytes([content[place] ^ 1 << chance.randrange(8)])
+            + content[place + 1 :]
+        )
     elif how == "delete":
         path.unlink()
     else:
@@ -96,7 +105,11 @@ def test_verify_says_it(run: RunDir, go: Go) -> None:
     run.best.unlink()
     code, said = go("verify", "run")
     assert code == 4
-    for named in ("model/model.safetensors: 0 bytes", "tokenizer/added.json: added", "checkpoints/best: missing"):
+    for named in (
+        "model/model.safetensors: 0 bytes",
+        "tokenizer/added.json: added",
+        "checkpoints/best: missing",
+    ):
         assert named in said
 
 
@@ -113,7 +126,9 @@ def test_a_manifest_that_is_gone_with_the_summary_is_missed(run: RunDir) -> None
     assert "run_manifest.json: missing" in wrong_with(run)
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.csv", "report-train-loss.png", "report-basin.csv"])
+@pytest.mark.parametrize(
+    "name", ["report.html", "report.csv", "report-train-loss.png", "report-basin.csv"]
+)
 def test_what_a_killed_report_leaves_is_no_damage_and_goes(run: RunDir, name: str) -> None:
     left = run.path / f".{name}.4242.tmp"
     left.write_text("half")
@@ -121,7 +136,9 @@ def test_what_a_killed_report_leaves_is_no_damage_and_goes(run: RunDir, name: st
     assert clean_leftovers(run) == [left.name]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"[" * 100_000, b"\xff"]
+)
 def test_a_manifest_of_another_kind(run: RunDir, content: bytes) -> None:
     run.manifest.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run_manifest\.json: "):
@@ -129,7 +146,9 @@ def test_a_manifest_of_another_kind(run: RunDir, content: bytes) -> None:
     assert "run_manifest.json" in wrong_with(run)
 
 
-def test_what_a_killed_run_wrote_last_is_not_covered_and_no_damage(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_what_a_killed_run_wrote_last_is_not_covered_and_no_damage(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("verify", "run")
     assert code == 0
@@ -160,7 +179,8 @@ def test_a_manifest_that_covered_more_is_read(run: RunDir, go: Go) -> None:
     assert problems_of(run) == []
 
 
-# What commands do afterwards ----------------------------------------------------------------------------------------
+# What commands do afterwards
+# ----------------------------------------------------------------------------------------
 
 
 def test_what_optrun_does_later_is_no_damage(run: RunDir, go: Go) -> None:
@@ -210,7 +230,8 @@ def test_a_command_beside_a_running_run_waits_for_no_lock(run: RunDir, tmp_path:
         pass
 
 
-# Kills --------------------------------------------------------------------------------------------------------------
+# Kills
+# --------------------------------------------------------------------------------------------------------------
 
 
 def a_start(run: RunDir, step: int) -> None:
@@ -228,7 +249,9 @@ def a_start(run: RunDir, step: int) -> None:
     saver = AsyncWriter(manifest, keep_last=1)
     with MetricsWriter(run.metrics) as metrics:
         for at in (step, step + 1):
-            metrics.write({"step": at, "train/loss": 1 / at, "unscheduled": ["eval/"], "eval/loss": 2.0})
+            metrics.write(
+                {"step": at, "train/loss": 1 / at, "unscheduled": ["eval/"], "eval/loss": 2.0}
+            )
             replace_text(run.summary, f'{{"step": {at}}}')
             saver.start(Order(snapshot(at), [at], 1, [], metrics.sync))
             result = saver.result(wait=True)
@@ -283,7 +306,8 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert read == ["metrics.jsonl"]
 
 
-# What is read is checked --------------------------------------------------------------------------------------------
+# What is read is checked
+# --------------------------------------------------------------------------------------------
 
 
 def doubled(lines: list[str]) -> list[str]:
@@ -293,7 +317,11 @@ def doubled(lines: list[str]) -> list[str]:
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
     "deleted": lambda lines: lines[:2] + lines[3:],
     "doubled": doubled,
-    "edited": lambda lines: [lines[0], lines[1].replace('"train/loss": 5', '"train/loss": 4'), *lines[2:]],
+    "edited": lambda lines: [
+        lines[0],
+        lines[1].replace('"train/loss": 5', '"train/loss": 4'),
+        *lines[2:],
+    ],
     "emptied": lambda lines: [],
 }
 
@@ -340,7 +368,9 @@ def test_a_summary_that_was_changed_is_left_out(run: RunDir, go: Go) -> None:
 
 
 @pytest.mark.parametrize("covered", [True, False])
-def test_a_swapped_tokenizer_is_neither_exported_nor_evaluated(run: RunDir, go: Go, covered: bool) -> None:
+def test_a_swapped_tokenizer_is_neither_exported_nor_evaluated(
+    run: RunDir, go: Go, covered: bool
+) -> None:
     path = run.tokenizer / "tokenizer.json"
     values = json.loads(path.read_text())
     tokens = values["model"]["vocab"]
@@ -358,13 +388,16 @@ def test_a_swapped_tokenizer_is_neither_exported_nor_evaluated(run: RunDir, go: 
     assert go("export", "run", "exported")[0] == 0
 
 
-# Links and leftovers ------------------------------------------------------------------------------------------------
+# Links and leftovers
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", ["tokenizer", "tokenizer/tokenizer.json", "model", "optrun.log", "curves.png", ".hydra"]
 )
-def test_nothing_is_written_through_a_link(straight: Straight, go: Go, tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_through_a_link(
+    straight: Straight, go: Go, tmp_path: Path, name: str
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     shutil.copytree(straight.path / "model", run.model)
     outside = tmp_path / "outside"
@@ -379,7 +412,9 @@ def test_nothing_is_written_through_a_link(straight: Straight, go: Go, tmp_path:
     assert go("verify", "run")[0] == 4
 
 
-def test_leftovers_of_a_killed_process_go_and_others_stay(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_go_and_others_stay(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     run = straight.cut(tmp_path / "run", 4)
     shutil.copytree(straight.path / "model", run.path / ".model-4711")
     (run.path / ".summary.json.4711.tmp").write_text("{")

@@ -35,7 +35,11 @@ def hostile(run: Path) -> None:
 def controls(content: bytes) -> list[str]:
     text = content.decode("utf-8", "replace")
     return sorted(
-        {hex(ord(letter)) for letter in text if (letter < " " and letter not in "\n\t\r") or "\x7f" <= letter <= "\x9f"}
+        {
+            hex(ord(letter))
+            for letter in text
+            if (letter < " " and letter not in "\n\t\r") or "\x7f" <= letter <= "\x9f"
+        }
     )
 
 

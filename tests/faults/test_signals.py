@@ -36,7 +36,13 @@ from tests.running import members, optrun, records, session, summary
 
 
 def send_at(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, count: int, number: signal.Signals, *, group: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
+    count: int,
+    number: signal.Signals,
+    *,
+    group: bool = False,
 ) -> None:
     """Send this process, or its group, a signal right before the call number `count` of something."""
     original, calls = getattr(place, name), [0]
@@ -71,13 +77,17 @@ PLACES = {
 
 
 @pytest.mark.parametrize(
-    ("place", "number"), [(place, signal.SIGHUP if place == "fetch" else signal.SIGTERM) for place in PLACES]
+    ("place", "number"),
+    [(place, signal.SIGHUP if place == "fetch" else signal.SIGTERM) for place in PLACES],
 )
 def test_a_request_at_any_place(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: str, number: signal.Signals
 ) -> None:
     where, name, count, step = PLACES[place]
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    }
     with hurt(monkeypatch, where, name, count, number):
         code, said = go(*straight.words, "hydra.run.dir=run")
     assert code == 75
@@ -110,7 +120,9 @@ def test_before_the_first_step_there_is_nothing_to_save(
     straight.same(Path("run"))
 
 
-def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_first_batch_is_awaited(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loader that hangs does not keep the process from ending."""
 
     def endless(self: BatchLoader, *_: Any) -> Iterator[Any]:
@@ -129,16 +141,23 @@ def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatc
     straight.same(Path("run"))
 
 
-def test_sigusr1_saves_and_goes_on(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigusr1_saves_and_goes_on(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hurt(monkeypatch, TrainStep, "__call__", 4, signal.SIGUSR1):
-        code, _ = go(*straight.words_with("checkpoint.save_steps=null", "checkpoint.keep_best=0"), "hydra.run.dir=run")
+        code, _ = go(
+            *straight.words_with("checkpoint.save_steps=null", "checkpoint.keep_best=0"),
+            "hydra.run.dir=run",
+        )
     assert code == 0
     found = sorted(path.name for path in RunDir("run").checkpoints.glob("step-*"))
     assert found == ["step-00000004", "step-00000006"]
     assert records(Path("run")) == records(straight.path)
 
 
-def test_time_is_counted_from_the_start(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_counted_from_the_start(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Making data and model ready is part of the budget; each start makes at least one step."""
     original = experiment.prepare
 
@@ -164,7 +183,9 @@ def test_the_second_one_ends_the_process(number: signal.Signals) -> None:
     assert in_child(twice) == 128 + number
 
 
-def test_a_second_one_inside_a_save_leaves_the_checkpoint_before(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_second_one_inside_a_save_leaves_the_checkpoint_before(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     """Whoever does not want to wait for the save loses it, and nothing else."""
 
     def twice(name: str, args: tuple[Any, ...], real: Callable[..., Any]) -> Any:
@@ -186,7 +207,9 @@ def test_a_second_one_inside_a_save_leaves_the_checkpoint_before(straight: Strai
     assert in_child(run) == 143
     run_dir = RunDir("run")
     assert latest_whole(run_dir)[0] == run_dir.checkpoint(2)
-    assert any(path.name.startswith(".saving-step-00000003") for path in run_dir.checkpoints.iterdir())
+    assert any(
+        path.name.startswith(".saving-step-00000003") for path in run_dir.checkpoints.iterdir()
+    )
     assert go("resume=run")[0] == 0
     straight.same(run_dir)
 
@@ -202,7 +225,9 @@ def test_a_closed_terminal_is_a_request(straight: Straight, go: Go, tmp_path: Pa
             code = optrun(*words, "hydra.run.dir=run")
         finally:
             os._exit(code)
-    reader = threading.Thread(target=read_all, args=(terminal, lambda: steps_done(Path("run")) >= 3), daemon=True)
+    reader = threading.Thread(
+        target=read_all, args=(terminal, lambda: steps_done(Path("run")) >= 3), daemon=True
+    )
     reader.start()
     reader.join(120)
     os.close(terminal)
@@ -245,7 +270,8 @@ def test_a_worker_leaves_signals_to_the_main_process() -> None:
         assert in_child(work) == 0
 
 
-# In processes of their own --------------------------------------------------------------------------------------------
+# In processes of their own
+# --------------------------------------------------------------------------------------------
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -257,8 +283,18 @@ def start() -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
         def begin(words: list[str], cwd: Path, *more: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-m", "optrun", *words, "hydra.run.dir=run", "resume=auto", *more]
-            return stack.enter_context(session(command, cwd, {"PYTHONPATH": os.pathsep.join(sys.path)}))
+            command = [
+                sys.executable,
+                "-m",
+                "optrun",
+                *words,
+                "hydra.run.dir=run",
+                "resume=auto",
+                *more,
+            ]
+            return stack.enter_context(
+                session(command, cwd, {"PYTHONPATH": os.pathsep.join(sys.path)})
+            )
 
         yield begin
 
@@ -278,12 +314,15 @@ def steps_done(folder: Path) -> int:
         return 0
 
 
-# Without evaluations, whose workers come and go, and may be killed unnoticed when their last batch is there.
+# Without evaluations, whose workers come and go, and may be killed unnoticed when their last batch
+# is there.
 LONG = ["training.max_steps=100000", "checkpoint.save_steps=5", "training.eval_steps=100000"]
 
 
 @pytest.mark.slow
-def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, start: Start, tmp_path: Path) -> None:
+def test_a_group_signal_with_workers_leaves_nobody(
+    straight: Straight, start: Start, tmp_path: Path
+) -> None:
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     assert len(members(process.pid)) >= 3
@@ -299,10 +338,16 @@ def test_a_second_signal_ends_at_once(straight: Straight, start: Start, tmp_path
     """With workers, whatever the first one began."""
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
-    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):  # both are there when it wakes
+    for number in (
+        signal.SIGSTOP,
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGCONT,
+    ):  # both are there when it wakes
         process.send_signal(number)
     said, _ = process.communicate(timeout=PATIENCE)
-    # Which of two pending signals a process with several threads hears first is the kernel's choice.
+    # Which of two pending signals a process with several threads hears first is the kernel's
+    # choice.
     assert process.returncode in (130, 143), said
     assert "stopped at once" in said
     end = time.monotonic() + PATIENCE
@@ -312,12 +357,16 @@ def test_a_second_signal_ends_at_once(straight: Straight, start: Start, tmp_path
 
 
 @pytest.mark.slow
-def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, start: Start, tmp_path: Path) -> None:
+def test_workers_die_with_a_killed_parent_and_free_the_run(
+    straight: Straight, start: Start, tmp_path: Path
+) -> None:
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     process.kill()
     process.wait()
-    again = start(straight.words_with(*LONG), tmp_path, "training.max_seconds=0.1")  # at once: the lock is free
+    again = start(
+        straight.words_with(*LONG), tmp_path, "training.max_seconds=0.1"
+    )  # at once: the lock is free
     said, _ = again.communicate(timeout=PATIENCE)
     assert again.returncode == 75, said
     end = time.monotonic() + PATIENCE
@@ -327,9 +376,13 @@ def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, s
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_an_error_at_once(straight: Straight, start: Start, tmp_path: Path) -> None:
+def test_a_killed_worker_is_an_error_at_once(
+    straight: Straight, start: Start, tmp_path: Path
+) -> None:
     """At once, and not when its answer is overdue."""
-    words = straight.words_with(*LONG, "training.dataloader_num_workers=2", "training.dataloader_timeout=100000")
+    words = straight.words_with(
+        *LONG, "training.dataloader_num_workers=2", "training.dataloader_timeout=100000"
+    )
     process = start(words, tmp_path)
     wait_for(lambda: steps_done(tmp_path / "run") >= 6 and len(members(process.pid)) > 1, process)
     os.kill(max(members(process.pid)), signal.SIGKILL)
@@ -342,8 +395,12 @@ def test_a_killed_worker_is_an_error_at_once(straight: Straight, start: Start, t
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_an_error_in_time(straight: Straight, start: Start, tmp_path: Path) -> None:
-    words = straight.words_with(*LONG, "training.dataloader_num_workers=2", "training.dataloader_timeout=3")
+def test_a_worker_that_hangs_is_an_error_in_time(
+    straight: Straight, start: Start, tmp_path: Path
+) -> None:
+    words = straight.words_with(
+        *LONG, "training.dataloader_num_workers=2", "training.dataloader_timeout=3"
+    )
     process = start(words, tmp_path)
     wait_for(lambda: steps_done(tmp_path / "run") >= 6, process)
     for worker in members(process.pid):
@@ -360,12 +417,16 @@ SIGNALS = int(os.environ.get("OPTRUN_SIGNALS", "20"))
 
 
 @pytest.mark.slow
-def test_random_moments(straight: Straight, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_moments(
+    straight: Straight, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`OPTRUN_SIGNALS` requests, to the process or, with loader workers, to its group, at any moment of its life.
 
-    A third comes by the clock over its whole life, a third while it trains, a third right before an update.
+    A third comes by the clock over its whole life, a third while it trains, a third right before an
+    update.
 
-    Everything is saved (75) or done (0); before the run has begun and after it has finished it is any process.
+    Everything is saved (75) or done (0); before the run has begun and after it has finished it is
+    any process.
     """
     chance = random.Random(11)
     child = Child(cli.run, [*straight.words, "hydra.run.dir=timed"], tmp_path / "timed.log")
@@ -375,17 +436,29 @@ def test_random_moments(straight: Straight, go: Go, tmp_path: Path, monkeypatch:
     ends: dict[str, int] = {}
     for trial in range(SIGNALS):
         run, workers = RunDir(f"run-{trial}"), 2 * (trial % 2)
-        words = [*straight.words_with(f"training.dataloader_num_workers={workers}"), f"hydra.run.dir={run.path}"]
+        words = [
+            *straight.words_with(f"training.dataloader_num_workers={workers}"),
+            f"hydra.run.dir={run.path}",
+        ]
         number = chance.choice([signal.SIGTERM, signal.SIGINT])
         moment = ("life", "update", "training")[trial % 3]
         with monkeypatch.context() as patch:
             if moment == "update":  # from within, so that no machine is too quick for it
-                send_at(patch, TrainStep, "__call__", chance.randint(1, STEPS - 1), number, group=workers > 0)
+                send_at(
+                    patch,
+                    TrainStep,
+                    "__call__",
+                    chance.randint(1, STEPS - 1),
+                    number,
+                    group=workers > 0,
+                )
             child = Child(cli.run, [*words, "resume=auto"], tmp_path / f"{trial}.log")
         try:
             if moment == "training":  # of which most of a life of such a small run does not consist
                 steps = chance.randrange(5)
-                while not child.ended() and not (run.summary.exists() and steps_done(run.path) >= steps):
+                while not child.ended() and not (
+                    run.summary.exists() and steps_done(run.path) >= steps
+                ):
                     time.sleep(0.001)
                 time.sleep(chance.uniform(0, 0.02))
             elif moment == "life":

@@ -69,7 +69,11 @@ KEYS: list[tuple[tuple[str | int, ...], object, str]] = [
     (("train", "tokens"), "x", "train.tokens: 'x', expected a whole number, 0 or more"),
     (("train", "global_step"), 2, "train.global_step: 2, expected 5"),
     (("train", "best"), {"eval/loss": 3}, "train.best.eval/loss: 3"),
-    (("train", "best"), {"eval/loss": {"value": 1.0, "step": float("inf")}}, "train.best.eval/loss.step: inf"),
+    (
+        ("train", "best"),
+        {"eval/loss": {"value": 1.0, "step": float("inf")}},
+        "train.best.eval/loss.step: inf",
+    ),
     (("train", "ranking"), {"x": 1.0}, "train.ranking: 'x' is no step"),
     (("train", "data_shift"), -99, "train.data_shift: -99"),
     (("scheduler",), [], "scheduler: [], expected a mapping"),
@@ -77,28 +81,49 @@ KEYS: list[tuple[tuple[str | int, ...], object, str]] = [
     (("scheduler", "plateaus"), [3], "scheduler.plateaus[0]: 3, expected a mapping"),
     (("scaler",), {"scale": "x"}, "scaler.scale: 'x', expected a number"),
     (("optimizer", "state"), [], "optimizer.state: [], expected a mapping"),
-    (("optimizer", "state", "transformer.wte.weight"), 5, "optimizer.state.transformer.wte.weight: 5, expected a map"),
+    (
+        ("optimizer", "state", "transformer.wte.weight"),
+        5,
+        "optimizer.state.transformer.wte.weight: 5, expected a map",
+    ),
     (
         ("optimizer", "state", "transformer.wte.weight", "exp_avg"),
         {"tensor": "none"},
         "optimizer.state.transformer.wte.weight.exp_avg.tensor: 'none', expected a list",
     ),
-    (("optimizer", "groups"), [{"param_names": 3}], "optimizer.groups[0].param_names: 3, expected a list"),
+    (
+        ("optimizer", "groups"),
+        [{"param_names": 3}],
+        "optimizer.groups[0].param_names: 3, expected a list",
+    ),
     (("model_config", "id2label"), {"x": "y"}, "model_config.id2label: 'x'"),
     (("model_class",), 5, "model_class: 5, expected a text"),
     (("trainable",), 7, "trainable: 7, expected a list"),
     (("stop",), {"by": "x", "reason": 3, "step": 4}, "stop.reason: 3, expected a text"),
-    (("callbacks",), {"training.early_stopping_patience": 3}, "callbacks.training.early_stopping_patience: 3"),
     (
         ("callbacks",),
-        {"training.early_stopping_patience": {"metric": "eval/loss", "mode": "min", "counter": 1, "best": "low"}},
+        {"training.early_stopping_patience": 3},
+        "callbacks.training.early_stopping_patience: 3",
+    ),
+    (
+        ("callbacks",),
+        {
+            "training.early_stopping_patience": {
+                "metric": "eval/loss",
+                "mode": "min",
+                "counter": 1,
+                "best": "low",
+            }
+        },
         "callbacks.training.early_stopping_patience.best: 'low', expected a number",
     ),
 ]
 
 
 @pytest.mark.parametrize(("path", "value", "said"), KEYS)
-def test_the_key_is_named(straight: Straight, path: tuple[str | int, ...], value: object, said: str) -> None:
+def test_the_key_is_named(
+    straight: Straight, path: tuple[str | int, ...], value: object, said: str
+) -> None:
     state = json.loads((straight.path / "checkpoints" / "step-00000005" / "state.json").read_text())
     look_through(state)
     with pytest.raises(CheckpointError) as refused:
@@ -142,7 +167,9 @@ def test_no_garbage_is_a_traceback(straight: Straight, go: Go, tmp_path: Path) -
     """A hundred random places, through the whole of a resume."""
     chance = random.Random(0)
     state = json.loads((straight.path / "checkpoints" / "step-00000005" / "state.json").read_text())
-    found = [path for path in places(state) if path[0] not in ("config", "model_config", "environment")]
+    found = [
+        path for path in places(state) if path[0] not in ("config", "model_config", "environment")
+    ]
     for number in range(100):
         path, value = chance.choice(found), chance.choice(GARBAGE)
         run = straight.cut(tmp_path / f"run{number}", 5)

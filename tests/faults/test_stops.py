@@ -75,7 +75,9 @@ def test_exact_from_every_step(straight: Straight, go: Go, tmp_path: Path, step:
 
 
 @pytest.mark.slow
-def test_ten_random_stops_of_one_run(make: Make, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_random_stops_of_one_run(
+    make: Make, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two saves, over the ends of epochs; the steps are counted right each time."""
     steps, chance = 30, random.Random(3)
     words = task_words(tmp_path, "masked_lm", steps)
@@ -84,7 +86,13 @@ def test_ten_random_stops_of_one_run(make: Make, go: Go, tmp_path: Path, monkeyp
     words += ["checkpoint.save_steps=7", "hydra.run.dir=run", "resume=auto"]
     for stop in sorted(chance.sample(range(1, steps), 10)):
         done = summary(Path("run"))["global_step"] if Path("run").exists() else 0
-        with hurt(monkeypatch, TrainStep, "__call__", stop - done, chance.choice([signal.SIGINT, signal.SIGTERM])):
+        with hurt(
+            monkeypatch,
+            TrainStep,
+            "__call__",
+            stop - done,
+            chance.choice([signal.SIGINT, signal.SIGTERM]),
+        ):
             assert go(*words)[0] == 75
         assert summary(Path("run"))["global_step"] == stop
     assert go(*words)[0] == 0
@@ -98,7 +106,12 @@ def test_a_short_last_group_of_micro_batches(
     """Five micro-batches in groups of three: stopped before and inside the group of two; no update is missing."""
     words = [*task_words(tmp_path, "classification", 4), "training.gradient_accumulation_steps=3"]
     straight = make(words, 4)
-    assert [state(straight.path, step)["train"]["samples"] for step in range(1, 5)] == [12, 18, 30, 36]
+    assert [state(straight.path, step)["train"]["samples"] for step in range(1, 5)] == [
+        12,
+        18,
+        30,
+        36,
+    ]
     run = straight.cut(tmp_path / "before", 1)
     assert go("resume=before")[0] == 0
     straight.same(run)
@@ -109,7 +122,9 @@ def test_a_short_last_group_of_micro_batches(
     straight.same(Path("inside"))
 
 
-def test_another_number_of_workers_at_each_start(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_workers_at_each_start(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = straight.words_with("training.dataloader_num_workers=2")
     with hurt(monkeypatch, TrainStep, "__call__", 2, signal.SIGTERM):
         assert go(*words, "hydra.run.dir=run")[0] == 75
@@ -158,7 +173,9 @@ def test_narrow_arithmetic(
         return original(device, init_scale=2.0**20, growth_interval=2, enabled=enabled)
 
     monkeypatch.setattr(torch.amp, "GradScaler", scaler)
-    narrow = make(straight.words_with(f"training.precision={precision}", f"training.max_steps={steps}"), steps)
+    narrow = make(
+        straight.words_with(f"training.precision={precision}", f"training.max_steps={steps}"), steps
+    )
     if precision == "fp16":
         scales = [state(narrow.path, step)["scaler"]["scale"] for step in range(1, steps + 1)]
         assert any(one > other for one, other in itertools.pairwise(scales)), scales
@@ -170,13 +187,18 @@ def test_narrow_arithmetic(
         narrow.same(run)
 
 
-def test_before_the_first_step_and_after_the_last(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_before_the_first_step_and_after_the_last(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
     """k = 0 starts over in place, k = N makes up for the end; a finished run is left as it is."""
     first, last = straight.cut(tmp_path / "first", 0), straight.cut(tmp_path / "last", STEPS)
     for run in (first, last):
         assert go(*straight.words, "resume=auto", f"hydra.run.dir={run.path}")[0] == 0
         straight.same(run)
-    before = {path: path.read_bytes() for path in (last.metrics, last.config, last.model / "model.safetensors")}
+    before = {
+        path: path.read_bytes()
+        for path in (last.metrics, last.config, last.model / "model.safetensors")
+    }
     assert go("resume=last")[0] == 0
     assert {path: path.read_bytes() for path in before} == before
     assert records(last.path) == records(straight.path)

@@ -23,7 +23,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts import checkpoint_files as files_of
-from optrun.artifacts.checkpoint import MARGIN, Snapshot, load_checkpoint, make_checkpoints_dir, save_checkpoint
+from optrun.artifacts.checkpoint import (
+    MARGIN,
+    Snapshot,
+    load_checkpoint,
+    make_checkpoints_dir,
+    save_checkpoint,
+)
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
@@ -65,21 +71,30 @@ class Full:
         monkeypatch.setattr(saver_of, "save_checkpoint", save)
 
 
-def test_a_full_disk_is_told_and_tried_again(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_and_tried_again(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training goes on, the checkpoint is written when there is room, and no number is another for it."""
     full = Full(monkeypatch, {2})
     monkeypatch.setattr(TrainStep, "__call__", slowly(TrainStep.__call__))
-    words = straight.words_with("checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12")
+    words = straight.words_with(
+        "checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12"
+    )
     code, said = go(*words, "hydra.run.dir=run")
     assert code == 0
     assert full.calls == [4, 8, 8, 12]
     assert "step-00000008: the checkpoint could not be saved: No space left on device" in said
-    # Step 8 fails within that step or during a later one, and the next try comes a step behind that.
-    assert re.search(r"newest good checkpoint: step-00000004; next try after step (9|10|11|12)\. ", said)
+    # Step 8 fails within that step or during a later one, and the next try comes a step behind
+    # that.
+    assert re.search(
+        r"newest good checkpoint: step-00000004; next try after step (9|10|11|12)\. ", said
+    )
     run = RunDir("run")
     assert [problems(run.checkpoint(step)) for step in (4, 8, 12)] == [[], [], []]
     assert not list(run.checkpoints.glob(".*"))
-    words = straight.words_with("checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12")
+    words = straight.words_with(
+        "checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12"
+    )
     assert go(*words, "hydra.run.dir=good")[0] == 0
     assert tensors(run.path, 8) == tensors(Path("good"), 8)
     assert tensors(run.path, 12) == tensors(Path("good"), 12)
@@ -96,10 +111,14 @@ def slowly(function: Any) -> Any:
     return call
 
 
-def test_stop_ends_cleanly_and_resumes_exactly(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_cleanly_and_resumes_exactly(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         Full(patch, {3})
-        code, said = go(*straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=run")
+        code, said = go(
+            *straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=run"
+        )
     assert code == 74
     assert "it takes" in said
     assert "are free" in said
@@ -111,7 +130,9 @@ def test_stop_ends_cleanly_and_resumes_exactly(straight: Straight, go: Go, monke
     assert tensors(Path("run"), STEPS) == tensors(straight.path, STEPS)
 
 
-def test_the_last_save_has_no_later(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_save_has_no_later(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be saved at the end, or when asked to stop, is an error: 75 would promise what is not there."""
     with monkeypatch.context() as patch:
         Full(patch, {6, 7, 8})
@@ -198,7 +219,10 @@ def test_full_at_any_byte(memory_path: Path) -> None:
 
 @pytest.mark.slow
 def test_full_anywhere_in_a_run(straight: Straight, go: Go) -> None:
-    """What is no checkpoint as well: the configuration, metrics, the summary. It is told and mended, or an error."""
+    """What is no checkpoint as well: the configuration, metrics, the summary.
+
+    It is told and mended, or an error.
+    """
     words = [*straight.words_with("training.max_steps=1"), "checkpoint=none"]
     words = [word for word in words if not word.startswith("checkpoint.")]
     with Syscalls(Path.cwd() / "whole") as calls:
@@ -212,7 +236,9 @@ def test_full_anywhere_in_a_run(straight: Straight, go: Go) -> None:
     assert set(codes) == {0, 74}
 
 
-def test_a_disk_that_names_no_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_names_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(words: list[str]) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -248,7 +274,10 @@ def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, pa
     tokenizer = AutoTokenizer.from_pretrained(straight.path / "model")
     if part == "tokenizer":
         model.save_pretrained = lambda folder: None
-    with no_file_larger(5000), pytest.raises(StorageError, match="model: cannot be written: File too large"):
+    with (
+        no_file_larger(5000),
+        pytest.raises(StorageError, match="model: cannot be written: File too large"),
+    ):
         publish(RunManifest(RunDir(tmp_path)), model, tokenizer, {}, {}, None)
     assert [path.name for path in tmp_path.iterdir()] == ["run_manifest.json"]
 
@@ -264,10 +293,15 @@ def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:
         if os.geteuid() == 0:  # to whom no folder is closed
             os.setgid(65534)
             os.setuid(65534)
-        with pytest.raises(StorageError, match=r"step-00000002: the checkpoint could not be saved: Permission denied"):
+        with pytest.raises(
+            StorageError,
+            match=r"step-00000002: the checkpoint could not be saved: Permission denied",
+        ):
             save_checkpoint(run, snapshot(2))
         with (
-            pytest.raises(StorageError, match=r"\.lock: the lock cannot be taken: Permission denied"),
+            pytest.raises(
+                StorageError, match=r"\.lock: the lock cannot be taken: Permission denied"
+            ),
             RunLock(run.lock),
         ):
             pass
@@ -306,7 +340,9 @@ def test_metrics_wait_for_room_and_no_checkpoint_commits_before_its_lines(
     calls[0] = 0
     with monkeypatch.context() as patch:
         patch.setattr(MetricsWriter, "write", write)
-        code, said = go(*straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=two")
+        code, said = go(
+            *straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=two"
+        )
     assert code == 74
 
 
@@ -389,7 +425,9 @@ def test_a_slow_disk_neither_overlaps_nor_queues_nor_sees_later_updates(
     assert stalls[-1]["perf/checkpoint_write_seconds"] > 0.15
 
 
-def test_an_error_beside_training_is_raised_in_it(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_beside_training_is_raised_in_it(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not only refusals of the disk: nothing is lost in the thread."""
 
     def broken(*args: Any) -> Any:
@@ -410,7 +448,9 @@ def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
 
     place = CausalLm if place is Task else place
     original, calls = getattr(place, name), [0]
-    kind = RuntimeError if name == "evaluation" else EOFError  # as the end of a file that is cut, not of a worker
+    kind = (
+        RuntimeError if name == "evaluation" else EOFError
+    )  # as the end of a file that is cut, not of a worker
 
     def broken(self: Any, *args: Any) -> Any:
         calls[0] += 1

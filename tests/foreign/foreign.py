@@ -1,7 +1,9 @@
 """Every optimizer of the pytorch-optimizer library: what comes of it when a run names it.
 
-Each is trained on a small model, saved as a checkpoint half-way, read back into a freshly built one and gone on with.
-What is compared does not ask how optrun deals with it: the undisturbed run was never saved and never evaluated.
+Each is trained on a small model, saved as a checkpoint half-way, read back into a freshly built one
+and gone on with.
+What is compared does not ask how optrun deals with it: the undisturbed run was never saved and
+never evaluated.
 """
 
 from __future__ import annotations
@@ -106,27 +108,38 @@ def names() -> list[str]:
 
     found = vars(pytorch_optimizer).values()
     return sorted(
-        {cls.__name__ for cls in found if isinstance(cls, type) and issubclass(cls, Optimizer)}, key=str.lower
+        {cls.__name__ for cls in found if isinstance(cls, type) and issubclass(cls, Optimizer)},
+        key=str.lower,
     )
 
 
 @functools.cache
 def _base(rules: str) -> RunConfig:
-    words = ["optimizer=pytorch_optimizer", "optimizer.name=lion", "lr=1e-3", f"param_groups.rules={rules}"]
+    words = [
+        "optimizer=pytorch_optimizer",
+        "optimizer.name=lion",
+        "lr=1e-3",
+        f"param_groups.rules={rules}",
+    ]
     return store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", words)))
 
 
-def config_of(name: str, kwargs: dict[str, Any] | None = None, rules: str = "[]", **options: Any) -> RunConfig:
+def config_of(
+    name: str, kwargs: dict[str, Any] | None = None, rules: str = "[]", **options: Any
+) -> RunConfig:
     """A run with this optimizer."""
     base = _base(rules)
-    return replace(base, optimizer=replace(base.optimizer, name=name, kwargs=kwargs or {}, **options))
+    return replace(
+        base, optimizer=replace(base.optimizer, name=name, kwargs=kwargs or {}, **options)
+    )
 
 
 def examine(name: str) -> Row:
     """Try one as a run would.
 
     Raises:
-        AssertionError: It is offered, and does not go on from its checkpoint as if nothing had been.
+        AssertionError: It is offered, and does not go on from its checkpoint as if nothing had
+            been.
     """
     kind = name.lower()
     needs = []
@@ -150,7 +163,10 @@ def examine(name: str) -> Row:
     if kind in TAKES_LOSS:
         needs.append("the loss at each step")
     if any(
-        is_helper(value) for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()
+        is_helper(value)
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for value in state.values()
     ):
         needs.append("objects in its state, saved by their attributes")
     return Row(name, NEEDS if needs else WORKS, "; ".join(needs), elements)
@@ -177,19 +193,28 @@ def prove(config: RunConfig) -> float:
                 pass
     with evaluation_weights(first.train_step.optimizer):
         judged = {key: tensor.clone() for key, tensor in model_tensors(first.model).items()}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        place = save_checkpoint(make_run(Path(folder) / "run"), first.take(RandomStates(CPU).packed()))
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as folder:
+        place = save_checkpoint(
+            make_run(Path(folder) / "run"), first.take(RandomStates(CPU).packed())
+        )
         first.steps(WHOLE)
         torch.manual_seed(99)
         again, snapshot = Half(config, Small, WHOLE), load_checkpoint(place)
-    assert all(torch.equal(judged[key], snapshot.model[key]) for key in judged), "the checkpoint holds other weights"
+    assert all(torch.equal(judged[key], snapshot.model[key]) for key in judged), (
+        "the checkpoint holds other weights"
+    )
     assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
     RandomStates.unpack(snapshot.metadata.random, CPU).restore()
     again.steps(WHOLE)
     assert first.digests() == ended, "saving or evaluating changed it"
     assert again.digests() == ended, "it does not come back"
-    assert again.take(RandomStates(CPU).packed()).metadata == straight.take(RandomStates(CPU).packed()).metadata
+    assert (
+        again.take(RandomStates(CPU).packed()).metadata
+        == straight.take(RandomStates(CPU).packed()).metadata
+    )
     kept = sum(tensor.numel() for tensor in snapshot.optimizer.values())
     return kept / sum(tensor.numel() for tensor in snapshot.model.values())
 

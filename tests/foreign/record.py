@@ -19,7 +19,9 @@ def main(path: Path) -> None:
 
 
 def page(rows: list[Row]) -> str:
-    works, needs, refused = ([row for row in rows if row.verdict == verdict] for verdict in (WORKS, NEEDS, REFUSED))
+    works, needs, refused = (
+        [row for row in rows if row.verdict == verdict] for verdict in (WORKS, NEEDS, REFUSED)
+    )
     intro = [
         "What comes of `optimizer=pytorch_optimizer optimizer.name=NAME` for every optimizer class of "
         f"pytorch_optimizer {version('pytorch_optimizer')}. Written by",
@@ -38,13 +40,30 @@ def page(rows: list[Row]) -> str:
     ]
     lines = ["# The optimizers of pytorch-optimizer, one by one"]
     for text in intro:
-        lines += ["", text if text.startswith(" ") else textwrap.fill(text, 120, break_on_hyphens=False)]
-    lines += ["", f"## Works ({len(works)})", "", "| name | lr there | state |", "| --- | ---: | ---: |"]
+        lines += [
+            "",
+            text if text.startswith(" ") else textwrap.fill(text, 120, break_on_hyphens=False),
+        ]
+    lines += [
+        "",
+        f"## Works ({len(works)})",
+        "",
+        "| name | lr there | state |",
+        "| --- | ---: | ---: |",
+    ]
     lines += [f"| {row.name.lower()} | {_lr(row)} | {row.state:.1f} |" for row in works]
     lines += ["", f"## Needs something, and gets it ({len(needs)})", ""]
     lines += ["| name | what | lr there | state |", "| --- | --- | ---: | ---: |"]
-    lines += [f"| {row.name.lower()} | {row.what} | {_lr(row)} | {row.state:.1f} |" for row in needs]
-    lines += ["", f"## Refused ({len(refused)})", "", "| name | what optrun says |", "| --- | --- |"]
+    lines += [
+        f"| {row.name.lower()} | {row.what} | {_lr(row)} | {row.state:.1f} |" for row in needs
+    ]
+    lines += [
+        "",
+        f"## Refused ({len(refused)})",
+        "",
+        "| name | what optrun says |",
+        "| --- | --- |",
+    ]
     lines += [f"| {row.name.lower()} | {_reason(row)} |" for row in refused]
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,17 @@ from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.param_groups import build_param_groups
-from tests.foreign.foreign import GIVEN, NEEDS, REFUSED, RULES, WORKS, Small, config_of, examine, names
+from tests.foreign.foreign import (
+    GIVEN,
+    NEEDS,
+    REFUSED,
+    RULES,
+    WORKS,
+    Small,
+    config_of,
+    examine,
+    names,
+)
 from tests.resume.test_registry import Half
 from tests.running import TINY_GPT, optrun, records, state, tensors, write_text
 
@@ -40,7 +50,13 @@ SAMPLE = {
 PROJECTED = GIVEN["galore"]
 
 
-def build(name: str, kwargs: dict[str, Any] | None = None, rules: str = "[]", lr: float = 1e-3, **options: Any) -> Any:
+def build(
+    name: str,
+    kwargs: dict[str, Any] | None = None,
+    rules: str = "[]",
+    lr: float = 1e-3,
+    **options: Any,
+) -> Any:
     torch.manual_seed(0)
     config = config_of(name, kwargs, rules, **options)
     decay = config.optimizer.weight_decay
@@ -50,7 +66,9 @@ def build(name: str, kwargs: dict[str, Any] | None = None, rules: str = "[]", lr
 
 def by_name(optimizer: Any, key: str) -> dict[str, Any]:
     """A key of its group, by parameter."""
-    return {name: group.get(key) for group in optimizer.param_groups for name in group["param_names"]}
+    return {
+        name: group.get(key) for group in optimizer.param_groups for name in group["param_names"]
+    }
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -80,20 +98,29 @@ def test_the_page_counts_what_it_lists() -> None:
     assert found is not None
     total, *parts = map(int, found.groups())
     assert total == sum(parts) == len(names())
-    listed = [len(re.findall(r"^\| (?!name)[a-z0-9]+ \|", part, re.MULTILINE)) for part in text.split("\n## ")[1:]]
+    listed = [
+        len(re.findall(r"^\| (?!name)[a-z0-9]+ \|", part, re.MULTILINE))
+        for part in text.split("\n## ")[1:]
+    ]
     assert listed == parts
 
 
 @pytest.mark.parametrize("name", ["galore", "apollo", "fira"])
 def test_projection_is_what_the_name_says(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"optimizer.name={name}: .* projects nothing .*rank: \d+"):
+    with pytest.raises(
+        ConfigError, match=rf"optimizer.name={name}: .* projects nothing .*rank: \d+"
+    ):
         build(name)
     half = Half(config_of(name, PROJECTED), Small)
     half.steps(2)
-    shapes = {key: tuple(value.shape) for key, value in named_state(half.train_step.optimizer)[0].items()}
+    shapes = {
+        key: tuple(value.shape) for key, value in named_state(half.train_step.optimizer)[0].items()
+    }
     assert shapes["body.weight/exp_avg"] == (16, 4)  # of (16, 8) at rank 4
     assert shapes["embed.weight/exp_avg"] == (24, 8)
-    with pytest.raises(ConfigError, match=r"rank=8 projects nothing of body.weight with shape \(16, 8\)"):
+    with pytest.raises(
+        ConfigError, match=r"rank=8 projects nothing of body.weight with shape \(16, 8\)"
+    ):
         build(name, PROJECTED | {"rank": 8})
     with pytest.raises(ConfigError, match=r"projects nothing .* give all of"):
         build(name, {"rank": 4})
@@ -111,7 +138,11 @@ def test_a_rule_may_place_the_projection() -> None:
 def test_hidden_matrices_are_marked_for_muon(name: str) -> None:
     optimizer = build(name, {"adamw_lr": 5e-4}, lr=0.02)
     marked = by_name(optimizer, "use_muon")
-    assert {key for key, value in marked.items() if value} == {"body.weight", "out.weight", "head.weight"}
+    assert {key for key, value in marked.items() if value} == {
+        "body.weight",
+        "out.weight",
+        "head.weight",
+    }
     lrs = by_name(optimizer, "lr")
     assert lrs == pytest.approx({key: 0.02 if value else 5e-4 for key, value in marked.items()})
     with pytest.raises(ConfigError, match=r"adamw_wd would be ignored"):
@@ -154,10 +185,16 @@ def test_refused_before_training(name: str, kwargs: dict[str, Any], message: str
 
 def test_what_would_be_ignored_is_refused() -> None:
     assert build("lion", {"cautious": True}).param_groups[0]["cautious"] is True
-    with pytest.raises(ConfigError, match=r"A parameter group of Lion has no option 'eps'|no option 'eps'"):
+    with pytest.raises(
+        ConfigError, match=r"A parameter group of Lion has no option 'eps'|no option 'eps'"
+    ):
         build("lion", rules="[{pattern: body, eps: 1e-3}]")
     with pytest.raises(ConfigError, match=r"it takes clip_threshold for all parameters alike"):
-        build("adafactor", GIVEN["adafactor"], rules="[{pattern: body, kwargs: {clip_threshold: 0.5}}]")
+        build(
+            "adafactor",
+            GIVEN["adafactor"],
+            rules="[{pattern: body, kwargs: {clip_threshold: 0.5}}]",
+        )
     with pytest.raises(ConfigError, match=r"has no option 'weight_decay'"):
         build("msvag", weight_decay=0.1)
     groups = [{"params": list(Small().named_parameters()), "optimizer": "sgd"}]
@@ -168,7 +205,9 @@ def test_what_would_be_ignored_is_refused() -> None:
 @pytest.mark.parametrize(("name", "moments"), [("lion", 1), ("adabelief", 2)])
 def test_the_state_of_one_is_known_before_a_step(name: str, moments: int) -> None:
     assert state_bytes(build(name)) == {
-        key: 4 * moments * param.numel() for key, param in Small().named_parameters() if param.requires_grad
+        key: 4 * moments * param.numel()
+        for key, param in Small().named_parameters()
+        if param.requires_grad
     }
 
 
@@ -197,8 +236,13 @@ def test_an_optimizer_that_does_not_come_back_is_refused(monkeypatch: pytest.Mon
             return super().step(closure)
 
     monkeypatch.setattr(pytorch_optimizer, "Lion", Lion)
-    monkeypatch.setattr("optrun.optimizer.foreign._keywords", lambda cls: {"lr", "betas", "weight_decay"})
-    with pytest.raises(ConfigError, match=r"does not come back from a checkpoint as it was: .* differs after a resume"):
+    monkeypatch.setattr(
+        "optrun.optimizer.foreign._keywords", lambda cls: {"lr", "betas", "weight_decay"}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"does not come back from a checkpoint as it was: .* differs after a resume",
+    ):
         build("lion")
 
 
@@ -261,7 +305,10 @@ def test_a_run_is_judged_saved_and_published_with_the_averaged_weights(
 
     monkeypatch.chdir(tmp_path)
     words = [*RUN, "optimizer.name=schedulefreeadamw", f"data.train={write_text(tmp_path, 200)}"]
-    assert optrun(*words, "training.eval_steps=12", "training.max_steps=12", "hydra.run.dir=straight") == 0
+    assert (
+        optrun(*words, "training.eval_steps=12", "training.max_steps=12", "hydra.run.dir=straight")
+        == 0
+    )
     often = ["training.eval_steps=4", "checkpoint.save_steps=2", "training.max_steps=7"]
     assert optrun(*words, *often, "hydra.run.dir=stopped") == 0
     assert optrun("resume=stopped", "training.eval_steps=12", "training.max_steps=12") == 0
@@ -270,9 +317,12 @@ def test_a_run_is_judged_saved_and_published_with_the_averaged_weights(
     told = records(Path("straight"))[-1]
     assert records(Path("stopped"))[-1] == told
     assert state(Path("stopped"), 12)["optimizer"] == state(Path("straight"), 12)["optimizer"]
-    # What is saved as the model is not what was trained, and is what was judged and what others load.
+    # What is saved as the model is not what was trained, and is what was judged and what others
+    # load.
     name = "transformer.h.0.mlp.c_fc.weight"
-    assert ended[f"model.safetensors:{name}"] != ended[f"optimizer.safetensors:{name}/training_weight"]
+    assert (
+        ended[f"model.safetensors:{name}"] != ended[f"optimizer.safetensors:{name}/training_weight"]
+    )
     capsys.readouterr()
     assert optrun("evaluate", "straight", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -302,11 +352,18 @@ def test_a_run_with_what_is_not_offered_ends_before_anything_is_read(
 
 def test_rules_of_the_page_are_in_use() -> None:
     optimizer = build("adamc", rules=RULES["adamc"])
-    assert {name for name, value in by_name(optimizer, "normalized").items() if value} == {"body.weight", "body.bias"}
+    assert {name for name, value in by_name(optimizer, "normalized").items() if value} == {
+        "body.weight",
+        "body.bias",
+    }
 
 
 def test_all_keywords_may_be_given_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["optimizer=pytorch_optimizer", "optimizer.name=galore", "optimizer.kwargs={rank: 4, scale: 0.25}"]
+    words = [
+        "optimizer=pytorch_optimizer",
+        "optimizer.name=galore",
+        "optimizer.kwargs={rank: 4, scale: 0.25}",
+    ]
     assert optrun("--cfg", "job", *words) == 0
     assert "  kwargs:\n    rank: 4\n    scale: 0.25\n" in capsys.readouterr().out
 
@@ -316,6 +373,14 @@ def test_a_sweep_refuses_before_its_first_job(
 ) -> None:
     """One of its jobs would be refused by itself: that is said before the others have trained."""
     monkeypatch.chdir(tmp_path)
-    assert optrun("-m", "optimizer=pytorch_optimizer", "optimizer.name=lion,sophiah", "hydra.sweep.dir=sweep") == 2
+    assert (
+        optrun(
+            "-m",
+            "optimizer=pytorch_optimizer",
+            "optimizer.name=lion,sophiah",
+            "hydra.sweep.dir=sweep",
+        )
+        == 2
+    )
     assert "sophiah" in capfd.readouterr().err
     assert not (tmp_path / "sweep").exists()

@@ -18,7 +18,12 @@ from tests.running import optrun, records
 pytestmark = pytest.mark.gpu
 
 FLASH = "flash_attention_2"
-IMPLEMENTATIONS = ["eager", "sdpa", "flex_attention", *([FLASH] if importlib.util.find_spec("flash_attn") else [])]
+IMPLEMENTATIONS = [
+    "eager",
+    "sdpa",
+    "flex_attention",
+    *([FLASH] if importlib.util.find_spec("flash_attn") else []),
+]
 LENGTHS = [[70, 3, 40, 15], [100, 28]]
 """Of the documents of two blocks."""
 
@@ -27,21 +32,33 @@ def llama(implementation: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    model = LlamaForCausalLM._from_config(LlamaConfig(vocab_size=320, **shape), attn_implementation=implementation)
+    shape = {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    model = LlamaForCausalLM._from_config(
+        LlamaConfig(vocab_size=320, **shape), attn_implementation=implementation
+    )
     return model.cuda()
 
 
 def blocks() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 320, (2, 128), generator=generator)
-    places = torch.stack([torch.cat([torch.arange(length) for length in block]) for block in LENGTHS])
+    places = torch.stack(
+        [torch.cat([torch.arange(length) for length in block]) for block in LENGTHS]
+    )
     return {"input_ids": ids, "labels": ids.where(places > 0, -100), "position_ids": places}
 
 
 def step(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     count = int((batch["labels"][:, 1:] != -100).sum())
-    with lean_forward(model), torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):
+    with (
+        lean_forward(model),
+        torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32),
+    ):
         loss = model(**{name: values.cuda() for name, values in batch.items()}).loss * count
     loss.backward()
     return loss.detach()
@@ -52,8 +69,14 @@ def test_a_block_is_its_documents(implementation: str) -> None:
     dtype = torch.bfloat16 if implementation == FLASH else torch.float32
     near = 3e-2 if implementation == FLASH else 1e-4
     model, reference, whole = llama(implementation), llama("eager"), blocks()
-    expect_apart(model, "task.packing=true", torch.autocast("cuda", dtype=dtype, enabled=implementation == FLASH))
-    given = {name: values.reshape(1, -1) for name, values in whole.items()} if one_row(model) else whole
+    expect_apart(
+        model,
+        "task.packing=true",
+        torch.autocast("cuda", dtype=dtype, enabled=implementation == FLASH),
+    )
+    given = (
+        {name: values.reshape(1, -1) for name, values in whole.items()} if one_row(model) else whole
+    )
     found = step(model, given, dtype)
     expected = torch.zeros((), device="cuda")
     for row, block in enumerate(LENGTHS):
@@ -70,10 +93,21 @@ def test_a_packed_run(implementation: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     words = [word for word in SMALL if not word.startswith("model.")]
     words += [f"data.train={write_chats(tmp_path)}", "model=from_config", "model.model_type=llama"]
-    words += [f"model.config.{key}={value}" for key, value in {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-    }.items()]  # fmt: skip
-    words += ["model.vocab_size=320", "task.packing=true", "training.max_steps=4", "training.device=cuda"]
+    words += [
+        f"model.config.{key}={value}"
+        for key, value in {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        }.items()
+    ]
+    words += [
+        "model.vocab_size=320",
+        "task.packing=true",
+        "training.max_steps=4",
+        "training.device=cuda",
+    ]
     words += ["training.precision=bf16"]
     losses = {}
     for name in ("sdpa", implementation):

@@ -29,19 +29,33 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("task", [causal_lm, classification])
-def test_resume_is_exact(task, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_is_exact(
+    task, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*task(tmp_path), *COMMON, f"training.precision={precision}", "training.device=cuda"]
     assert optrun(*words, "hydra.run.dir=straight") == 0
     assert optrun(*words, "hydra.run.dir=again") == 0
-    assert tensors(Path("straight"), WHOLE) == tensors(Path("again"), WHOLE), "two straight runs are one"
-    codes = [optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped", "resume=auto") for _ in range(WHOLE)]
+    assert tensors(Path("straight"), WHOLE) == tensors(Path("again"), WHOLE), (
+        "two straight runs are one"
+    )
+    codes = [
+        optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped", "resume=auto")
+        for _ in range(WHOLE)
+    ]
     assert codes == [75] * (WHOLE - 1) + [0]
     assert records(Path("straight")) == records(Path("stopped"))
     assert tensors(Path("straight"), WHOLE) == tensors(Path("stopped"), WHOLE)
-    assert state(Path("straight"), WHOLE)["random"]["cuda"] == state(Path("stopped"), WHOLE)["random"]["cuda"]
+    assert (
+        state(Path("straight"), WHOLE)["random"]["cuda"]
+        == state(Path("stopped"), WHOLE)["random"]["cuda"]
+    )
     if precision == "fp16":
-        assert state(Path("straight"), WHOLE)["scaler"] == state(Path("stopped"), WHOLE)["scaler"] != {}
+        assert (
+            state(Path("straight"), WHOLE)["scaler"]
+            == state(Path("stopped"), WHOLE)["scaler"]
+            != {}
+        )
 
 
 STEPPED = [case.name for case in CASES if case.name != "soap"]
@@ -49,10 +63,21 @@ STEPPED = [case.name for case in CASES if case.name != "soap"]
 
 
 @pytest.mark.parametrize("optimizer", STEPPED)
-def test_optimizers_step_as_on_the_cpu(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizers_step_as_on_the_cpu(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*causal_lm(tmp_path), f"optimizer={optimizer}", "training.max_steps=5", "training.logging_steps=1"]
-    words += ["model.config.resid_pdrop=0", "model.config.embd_pdrop=0", "model.config.attn_pdrop=0"]
+    words = [
+        *causal_lm(tmp_path),
+        f"optimizer={optimizer}",
+        "training.max_steps=5",
+        "training.logging_steps=1",
+    ]
+    words += [
+        "model.config.resid_pdrop=0",
+        "model.config.embd_pdrop=0",
+        "model.config.attn_pdrop=0",
+    ]
     words = list({word.split("=")[0]: word for word in words}.values())
     losses = {}
     for device in ("cpu", "cuda"):
@@ -63,7 +88,12 @@ def test_optimizers_step_as_on_the_cpu(optimizer: str, tmp_path: Path, monkeypat
 
 def test_compile_and_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*causal_lm(tmp_path), "training.max_steps=4", "training.logging_steps=1", "training.device=cuda"]
+    words = [
+        *causal_lm(tmp_path),
+        "training.max_steps=4",
+        "training.logging_steps=1",
+        "training.device=cuda",
+    ]
     assert optrun(*words, "hydra.run.dir=plain") == 0
     assert optrun(*words, "hydra.run.dir=compiled", "training.compile=true") == 0
     assert optrun(*words, "hydra.run.dir=recomputed", "training.gradient_checkpointing=true") == 0
@@ -72,15 +102,21 @@ def test_compile_and_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(records(Path("compiled"))) == 4
 
 
-def test_half_of_the_steps_moves_between_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_steps_moves_between_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint of the GPU goes on on the CPU, and back."""
     monkeypatch.chdir(tmp_path)
     words = [*causal_lm(tmp_path), *COMMON[:4], "scheduler=constant", f"training.max_steps={HALF}"]
-    words = [word for word in words if not word.startswith(("scheduler.decay_steps", "scheduler=cosine"))]
+    words = [
+        word for word in words if not word.startswith(("scheduler.decay_steps", "scheduler=cosine"))
+    ]
     assert optrun(*words, "training.device=cuda", "hydra.run.dir=run") == 0
     assert optrun("resume=run", "training.device=cpu", f"training.max_steps={WHOLE}") == 0
     assert summary(Path("run"))["global_step"] == WHOLE
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["hardware"]["device"] == "cpu"
+    assert (
+        json.loads((tmp_path / "run" / "summary.json").read_text())["hardware"]["device"] == "cpu"
+    )
 
 
 @pytest.mark.parametrize(("case", "options"), BY_TRITON, ids=BY_TRITON_IDS)
@@ -94,7 +130,9 @@ def test_triton_kernels_are_foreach_and_repeat_their_bits(
             monkeypatch.setenv("OPTRUN_KERNEL", kernel)
             found.append(ends(case, options, dtype, device="cuda"))
         for name, value in found[1].items():
-            torch.testing.assert_close(value, found[0][name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}")
+            torch.testing.assert_close(
+                value, found[0][name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}"
+            )
             assert torch.equal(value, found[2][name]), name
 
 
@@ -102,7 +140,9 @@ def test_triton_kernels_are_foreach_and_repeat_their_bits(
 def test_a_triton_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTRUN_KERNEL", "triton")
     params = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (10000, 7)]
-    optimizer = next(case for case in CASES if case.name == name).build([(str(i), p) for i, p in enumerate(params)])
+    optimizer = next(case for case in CASES if case.name == name).build(
+        [(str(i), p) for i, p in enumerate(params)]
+    )
     for step in range(3):
         for param in params:
             param.grad = torch.ones_like(param)
@@ -119,5 +159,8 @@ def test_a_triton_step_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     weight.grad = torch.ones_like(weight)
     optimizer = Lamb([weight])
     optimizer.step()
-    with pytest.raises(RuntimeError, match="not capturable"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(RuntimeError, match="not capturable"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         optimizer.step()

@@ -118,8 +118,16 @@ def _places(function: ast.FunctionDef) -> Iterator[ast.AST]:
         yield node
         if isinstance(node, ast.Raise):
             continue
-        skipped = {id(getattr(node, key)) for key in ("annotation", "returns") if getattr(node, key, None) is not None}
-        waiting += [inner for inner in reversed(list(ast.iter_child_nodes(node))) if id(inner) not in skipped]
+        skipped = {
+            id(getattr(node, key))
+            for key in ("annotation", "returns")
+            if getattr(node, key, None) is not None
+        }
+        waiting += [
+            inner
+            for inner in reversed(list(ast.iter_child_nodes(node)))
+            if id(inner) not in skipped
+        ]
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
@@ -132,7 +140,11 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         for index, statement in enumerate(block if isinstance(block, list) else ()):
             if _droppable(statement):
                 text = " ".join(ast.unparse(statement).split())[:60]
-                yield Change(f"dropped: {text}", statement.lineno, partial(block.__setitem__, index, ast.Pass()))
+                yield Change(
+                    f"dropped: {text}",
+                    statement.lineno,
+                    partial(block.__setitem__, index, ast.Pass()),
+                )
 
 
 def _new_values(node: ast.AST) -> Iterator[tuple[str, str, object]]:
@@ -152,7 +164,11 @@ def _new_values(node: ast.AST) -> Iterator[tuple[str, str, object]]:
         yield "not dropped", "operand", ast.UnaryOp(ast.Not(), node.operand)
     elif isinstance(node, ast.Name) and node.id in NAMES:
         yield f"{node.id} -> {NAMES[node.id]}", "id", NAMES[node.id]
-    elif isinstance(node, ast.Call) and len(node.args) == 2 and not any(isinstance(a, ast.Starred) for a in node.args):
+    elif (
+        isinstance(node, ast.Call)
+        and len(node.args) == 2
+        and not any(isinstance(a, ast.Starred) for a in node.args)
+    ):
         yield f"arguments of {ast.unparse(node.func)[:30]} swapped", "args", [*reversed(node.args)]
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield f"{node.value} -> {not node.value}", "value", not node.value

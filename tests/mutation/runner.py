@@ -1,7 +1,8 @@
 """A pytest plugin that runs tests once for each planted bug, in a fork of the process that collected them.
 
-A bug is put in by giving the function the code of its wrong twin, so that nothing is imported twice: a test that finds
-it costs a fork and itself. Tests run in the order of the time they take, and only those that reached the changed line.
+A bug is put in by giving the function the code of its wrong twin, so that nothing is imported
+twice: a test that finds it costs a fork and itself. Tests run in the order of the time they take,
+and only those that reached the changed line.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class MutationPlugin:
         """Find out which test reaches which line, then plant one bug after another."""
         items = {item.nodeid: item for item in session.items}
         files = sorted({mutant.file for mutant in self.mutants})
-        lines, seconds, failing = _forked(lambda: _coverage(self.root, files, list(items.values())), None)
+        lines, seconds, failing = _forked(
+            lambda: _coverage(self.root, files, list(items.values())), None
+        )
         if failing:
             raise pytest.UsageError(f"tests fail without any bug: {failing}")
         print(f"\n{len(items)} tests, {len(self.mutants)} mutants", flush=True)
@@ -48,7 +51,9 @@ class MutationPlugin:
                 began = time.monotonic()
                 outcome, by = (NOT_REACHED, None) if not tests else self._outcome(mutant, tests)
                 took = time.monotonic() - began
-                print(f"{outcome:12} {took:5.1f}s of {len(tests):3} tests  {mutant.title}", flush=True)
+                print(
+                    f"{outcome:12} {took:5.1f}s of {len(tests):3} tests  {mutant.title}", flush=True
+                )
                 out.write(json.dumps({"mutant": mutant.title, "outcome": outcome, "by": by}) + "\n")
                 out.flush()
         return True
@@ -57,7 +62,9 @@ class MutationPlugin:
         def run() -> tuple[str, str | None]:
             plant(self.root, mutant)
             for item, after in zip(tests, [*tests[1:], None], strict=True):
-                if any(report.failed for report in runtestprotocol(item, log=False, nextitem=after)):
+                if any(
+                    report.failed for report in runtestprotocol(item, log=False, nextitem=after)
+                ):
                     return KILLED, item.nodeid
             return SURVIVED, None
 
@@ -68,7 +75,10 @@ class MutationPlugin:
 def plant(root: Path, mutant: Mutant) -> None:
     """Give every function of the changed module the code of its twin."""
     path = str(root / mutant.file)
-    twins = {(code.co_qualname, code.co_firstlineno): code for code in _codes(compile(mutant.tree(root), path, "exec"))}
+    twins = {
+        (code.co_qualname, code.co_firstlineno): code
+        for code in _codes(compile(mutant.tree(root), path, "exec"))
+    }
     planted = 0
     gc.unfreeze()  # the tests set modules aside
     for thing in gc.get_objects():
@@ -96,7 +106,9 @@ def _coverage(root: Path, files: list[str], items: list[pytest.Item]) -> Any:
 
     def line_of(frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "line":
-            lines.setdefault(f"{wanted[frame.f_code.co_filename]}:{frame.f_lineno}", set()).add(current)
+            lines.setdefault(f"{wanted[frame.f_code.co_filename]}:{frame.f_lineno}", set()).add(
+                current
+            )
         return line_of
 
     def call(frame: FrameType, _event: str, _argument: Any) -> Any:

@@ -54,7 +54,9 @@ def problem() -> Problem:
 
     def tensors(flat: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: None if values is None else torch.tensor(values, dtype=torch.float64).view(SHAPES[name])
+            name: None
+            if values is None
+            else torch.tensor(values, dtype=torch.float64).view(SHAPES[name])
             for name, values in flat.items()
         }
 
@@ -72,7 +74,9 @@ def groups(*, by_pattern: bool = False) -> list[dict[str, Any]]:
 
     def params(undecayed: bool) -> list[Any]:
         kept = [name for name in SHAPES if (name in UNDECAYED) == undecayed]
-        return [(name, torch.nn.Parameter(torch.empty(SHAPES[name], device="meta"))) for name in kept]
+        return [
+            (name, torch.nn.Parameter(torch.empty(SHAPES[name], device="meta"))) for name in kept
+        ]
 
     return [
         {"params": params(False), "weight_decay": DECAY},

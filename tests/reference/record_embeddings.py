@@ -1,6 +1,7 @@
 """Record what sentence-transformers computes: PYTHONPATH=IT python -m tests.reference.record_embeddings
 
-Its losses of fixed vectors with their gradients, and its embeddings of texts by folders that optrun writes.
+Its losses of fixed vectors with their gradients, and its embeddings of texts by folders that optrun
+writes.
 """
 
 from __future__ import annotations
@@ -47,23 +48,41 @@ LONGEST = 8
 def vectors() -> torch.Tensor:
     """Fixed ones, whatever torch draws today; shape (rows, texts, width)."""
     count = ROWS * TEXTS * WIDTH
-    return torch.sin(torch.arange(1, count + 1, dtype=torch.float64) ** 2).float().reshape(ROWS, TEXTS, WIDTH)
+    return (
+        torch.sin(torch.arange(1, count + 1, dtype=torch.float64) ** 2)
+        .float()
+        .reshape(ROWS, TEXTS, WIDTH)
+    )
 
 
 def write_folder(folder: Path, mode: str, *, normalize: bool, left: bool = False) -> None:
     """Write a small model with fixed weights, and how it is pooled."""
-    kind = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    kind = Tokenizer(
+        models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     kind.pre_tokenizer = pre_tokenizers.Whitespace()
     ends = [("[CLS]", 2), ("[SEP]", 3)]
-    kind.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    kind.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     side = "left" if left else "right"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=kind, padding_side=side, **names)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     model = BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)).eval()
     with torch.no_grad():
         for number, param in enumerate(model.parameters()):
-            param.copy_(torch.sin(number + torch.arange(param.numel(), dtype=torch.float64)).reshape(param.shape) / 2)
+            param.copy_(
+                torch.sin(number + torch.arange(param.numel(), dtype=torch.float64)).reshape(
+                    param.shape
+                )
+                / 2
+            )
     Pooling(mode, normalize).remember(model.config)
     tokenizer.save_pretrained(str(folder))
     model.save_pretrained(str(folder))
@@ -77,12 +96,21 @@ def losses() -> dict[str, Any]:
     scores = torch.tensor(SCORES)
     made = {
         "multiple_negatives_ranking": (theirs.MultipleNegativesRankingLoss(None, scale=20.0), 3),
-        "multiple_negatives_ranking of pairs": (theirs.MultipleNegativesRankingLoss(None, scale=5.0), 2),
-        "multiple_negatives_symmetric_ranking": (theirs.MultipleNegativesSymmetricRankingLoss(None, scale=20.0), 3),
+        "multiple_negatives_ranking of pairs": (
+            theirs.MultipleNegativesRankingLoss(None, scale=5.0),
+            2,
+        ),
+        "multiple_negatives_symmetric_ranking": (
+            theirs.MultipleNegativesSymmetricRankingLoss(None, scale=20.0),
+            3,
+        ),
         "cosine_similarity": (theirs.CosineSimilarityLoss(None), 2),
         "cosent": (theirs.CoSENTLoss(None, scale=20.0), 2),
         **{
-            f"triplet {name}": (theirs.TripletLoss(None, getattr(triplet.TripletDistanceMetric, name.upper()), 1.0), 3)
+            f"triplet {name}": (
+                theirs.TripletLoss(None, getattr(triplet.TripletDistanceMetric, name.upper()), 1.0),
+                3,
+            )
             for name in ("cosine", "euclidean", "manhattan")
         },
     }

@@ -1,6 +1,7 @@
 """Record what seqeval counts: PYTHONPATH=SEQEVAL python -m tests.reference.record_entities FILE
 
-Sentences of each scheme, as their entities say, and labels drawn without any rule, which no scheme allows.
+Sentences of each scheme, as their entities say, and labels drawn without any rule, which no scheme
+allows.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "entities" / "recorded.json"
-PREFIXES = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
+PREFIXES = {
+    "IOB1": "BI",
+    "IOB2": "BI",
+    "IOE1": "IE",
+    "IOE2": "IE",
+    "IOBES": "BIES",
+    "BILOU": "BILU",
+}
 TYPES = ("PER", "LOC")
 
 
 def drawn_entities(draw: random.Random) -> list[tuple[str | None, int]]:
     """Type and length of each stretch of a sentence; None: no entity."""
-    return [(draw.choice([None, *TYPES]), draw.choice([1, 1, 2, 3])) for _ in range(draw.randint(0, 5))]
+    return [
+        (draw.choice([None, *TYPES]), draw.choice([1, 1, 2, 3])) for _ in range(draw.randint(0, 5))
+    ]
 
 
 def written(stretches: Sequence[tuple[str | None, int]], scheme: str) -> list[str]:
@@ -66,21 +76,36 @@ def main(path: Path) -> None:
                     labels = [draw.choice(every) for _ in labels]
                     other = [draw.choice([label, *every]) for label in labels]
                 else:
-                    moved = [(draw.choice([kind, kind, kind, *TYPES]), length) for kind, length in stretches]
+                    moved = [
+                        (draw.choice([kind, kind, kind, *TYPES]), length)
+                        for kind, length in stretches
+                    ]
                     other = written(moved, scheme)
                 actual.append(labels)
                 predicted.append(other)
             case = {"scheme": scheme, "form": form, "actual": actual, "predicted": predicted}
             options = {"average": "micro", "zero_division": 0}
             if scheme != "BILOU":  # its default mode does not know L and U
-                case["default"] = labeling.precision_recall_fscore_support(actual, predicted, **options)[:3]
-            if form == "of the scheme" and scheme != "IOE1":  # seqeval says that it does not read all of IOE1
+                case["default"] = labeling.precision_recall_fscore_support(
+                    actual, predicted, **options
+                )[:3]
+            if (
+                form == "of the scheme" and scheme != "IOE1"
+            ):  # seqeval says that it does not read all of IOE1
                 reader = getattr(schemes, scheme)
-                case["strict"] = strict.precision_recall_fscore_support(actual, predicted, scheme=reader, **options)[:3]
+                case["strict"] = strict.precision_recall_fscore_support(
+                    actual, predicted, scheme=reader, **options
+                )[:3]
             cases.append(case)
-    document = {"source": "seqeval 1.2.2, python -m tests.reference.record_entities", "cases": cases}
+    document = {
+        "source": "seqeval 1.2.2, python -m tests.reference.record_entities",
+        "cases": cases,
+    }
     path.write_text(
-        json.dumps(document, separators=(",", ":"), default=float).replace('{"scheme"', '\n{"scheme"') + "\n"
+        json.dumps(document, separators=(",", ":"), default=float).replace(
+            '{"scheme"', '\n{"scheme"'
+        )
+        + "\n"
     )
 
 

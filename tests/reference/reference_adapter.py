@@ -1,7 +1,8 @@
 """From a recorded case to optrun's public API: names are translated, nothing is computed.
 
-Formulas live in the package, expected numbers in the JSON files; what stands here and in the files beside is which
-keyword is called what, and what a keyword that is left out means in the package the case was recorded from.
+Formulas live in the package, expected numbers in the JSON files; what stands here and in the files
+beside is which keyword is called what, and what a keyword that is left out means in the package the
+case was recorded from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.reference.reference_tfm import tfm_lamb
 from tests.reference.reference_torch import PACKAGES, of_torch
 
 
-def player(system: str, case: dict[str, Any], *, dtype: torch.dtype, foreach: bool, driver: str = FUNCTION) -> Player:
+def player(
+    system: str, case: dict[str, Any], *, dtype: torch.dtype, foreach: bool, driver: str = FUNCTION
+) -> Player:
     """Build the optimizer of a case through the public API.
 
     Raises:
@@ -36,7 +39,9 @@ def drivers(case: dict[str, Any]) -> list[str]:
         config.get("learning_rate"),
         *(group.get("lr") for group in case.get("groups") or ()),
     ]
-    moves = any(isinstance(rate, dict) for rate in rates) or bool(config.get("decay") not in ("twice", "once", None, 0))
+    moves = any(isinstance(rate, dict) for rate in rates) or bool(
+        config.get("decay") not in ("twice", "once", None, 0)
+    )
     return [FUNCTION, SCHEDULER] if moves else [FUNCTION]
 
 

@@ -38,11 +38,14 @@ STATE_ATOL = {"exp_avg": 1e-7, "exp_avg_sq": 1e-12, "exp_inf": 1e-9}
 """Of final moments, besides a millionth of the tensor's largest entry: first moments are sums that cancel."""
 
 
-def check_case(system: str, raw: dict[str, Any], *, dtype: torch.dtype, foreach: bool, driver: str = FUNCTION) -> int:
+def check_case(
+    system: str, raw: dict[str, Any], *, dtype: torch.dtype, foreach: bool, driver: str = FUNCTION
+) -> int:
     """Play a case and assert that every recorded value is reached.
 
     Returns:
-        Rows that were left out, for one of the two deviations of LazyAdam that the README describes.
+        Rows that were left out, for one of the two deviations of LazyAdam that the README
+        describes.
 
     Raises:
         FormatError: The case says something that the format does not know.
@@ -68,7 +71,9 @@ def check_case(system: str, raw: dict[str, Any], *, dtype: torch.dtype, foreach:
     return sum(map(len, left_out.values()))
 
 
-def _check_moment(what: str, key: str, state: dict[str, Any], want: Any, left_out: set[int] | None = None) -> None:
+def _check_moment(
+    what: str, key: str, state: dict[str, Any], want: Any, left_out: set[int] | None = None
+) -> None:
     atol = STATE_ATOL[key] + 1e-6 * float(state[key].abs().max())
     _check_tensor(what, state[key], want, atol, STATE_RTOL, left_out)
 
@@ -106,7 +111,13 @@ def _check_lr(system: str, play: Player, step: int) -> None:
     wanted = want if isinstance(want, list) else [want] * len(rates)
     for name, got, expected in zip(play.params, rates, wanted, strict=True):
         # A fixed rate beside a dynamic one has gone through float32 `lr + 1 - 1`.
-        check_number(f"{what} of {name}", got, expected, rtol=rtol, atol=6e-8 if isinstance(want, list) else 0.0)
+        check_number(
+            f"{what} of {name}",
+            got,
+            expected,
+            rtol=rtol,
+            atol=6e-8 if isinstance(want, list) else 0.0,
+        )
 
 
 def _group_of(play: Player, param: Tensor) -> dict[str, Any]:
@@ -117,7 +128,10 @@ def _group_of(play: Player, param: Tensor) -> dict[str, Any]:
 
 
 def _paddle_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> None:
-    """By parameter and slot; empty for one that never had a gradient. Powers are those of the next step."""
+    """By parameter and slot; empty for one that never had a gradient.
+
+    Powers are those of the next step.
+    """
     slots, powers = PADDLE_SLOTS[system], POWERS.get(system, ("beta1_pow_acc", "beta2_pow_acc"))
     for name in play.case.state:
         if name not in play.params:
@@ -138,21 +152,31 @@ def _paddle_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> 
 
 def _tfm_state(_system: str, play: Player, _left_out: dict[str, set[int]]) -> None:
     """The count, then m's and v's of the variables in the order in which they first had a gradient."""
-    saved = fields(f"{play.case.id} state", play.case.state, "iterations", "weight_names", "weights")
+    saved = fields(
+        f"{play.case.id} state", play.case.state, "iterations", "weight_names", "weights"
+    )
     made = play.optimizer.param_groups[0]["step"]
     names: list[str] = []
     values: list[tuple[str, dict[str, Any]]] = []
     met: set[str] = set()
     for grads in play.case.grads:
-        new = [name for name, grad in zip(play.params, grads, strict=True) if grad is not None and name not in met]
+        new = [
+            name
+            for name, grad in zip(play.params, grads, strict=True)
+            if grad is not None and name not in met
+        ]
         met.update(new)
         for slot, key in (("m", "exp_avg"), ("v", "exp_avg_sq")):
             names += [f"{play.case.config.name}/{tfm_name(name)}/{slot}:0" for name in new]
             values += [(key, play.optimizer.state[play.params[name]]) for name in new]
     check_same(f"{play.case.id}: iterations", made, saved.iterations)
-    counter = saved.weight_names[0]  # made outside of the optimizer's name scope where a schedule asks for it first
+    counter = saved.weight_names[
+        0
+    ]  # made outside of the optimizer's name scope where a schedule asks for it first
     if counter not in ("iter:0", f"{play.case.config.name}/iter:0"):
-        raise FormatError(f"{play.case.id} state: the first weight is {counter!r}, expected the step count.")
+        raise FormatError(
+            f"{play.case.id} state: the first weight is {counter!r}, expected the step count."
+        )
     check_same(f"{play.case.id}: weight_names", names, saved.weight_names[1:])
     check_same(f"{play.case.id}: weights[0]", made, saved.weights[0])
     for name, (key, own), want in zip(names, values, saved.weights[1:], strict=True):
@@ -166,13 +190,17 @@ def _mindspore_state(_system: str, play: Player, left_out: dict[str, set[int]]) 
     made = play.optimizer.param_groups[0]["step"]
     check_same(f"{what}, global_step", made, saved.global_step)
     check_same(f"{what}, optimizer_order", play.order, saved.optimizer_order)
-    for name, beta in zip(("beta1_power", "beta2_power"), play.optimizer.param_groups[0]["betas"], strict=True):
+    for name, beta in zip(
+        ("beta1_power", "beta2_power"), play.optimizer.param_groups[0]["betas"], strict=True
+    ):
         check_number(f"{what}, {name}", beta**made, getattr(saved, name), rtol=STATE_RTOL)
     for slot, key in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
         recorded = getattr(saved, slot)
         check_same(f"{what}, {slot}", sorted(recorded), sorted(play.order))
         for name in play.order:
-            own = play.optimizer.state.get(play.params[name]) or {key: torch.zeros_like(play.params[name])}
+            own = play.optimizer.state.get(play.params[name]) or {
+                key: torch.zeros_like(play.params[name])
+            }
             _check_moment(f"{what}, {slot} of {name}", key, own, recorded[name], left_out.get(name))
 
 
@@ -181,14 +209,20 @@ def _torch_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> N
     check_same(f"{play.case.id}: state", sorted(play.case.state), sorted(play.params))
     for name, param in play.params.items():
         own, slots = play.optimizer.state.get(param), PACKAGES[system].slots
-        saved = vars(fields(f"{play.case.id}: state of {name}", play.case.state[name], *(slots if own else ())))
+        saved = vars(
+            fields(
+                f"{play.case.id}: state of {name}", play.case.state[name], *(slots if own else ())
+            )
+        )
         for slot, want in saved.items():
             atol, rtol = ATOL[system, play.case.dtype], RTOL[system]
             _check_tensor(f"{play.case.id}: state of {name}, {slot}", own[slot], want, atol, rtol)
     if averages(play.optimizer):
         with evaluation_weights(play.optimizer):
             for (name, param), want in zip(play.params.items(), play.case.evaluated, strict=True):
-                _check_tensor(f"{play.case.id}: {name} for evaluation", param.detach(), want, 1e-12, 1e-12)
+                _check_tensor(
+                    f"{play.case.id}: {name} for evaluation", param.detach(), want, 1e-12, 1e-12
+                )
 
 
 STATES = {

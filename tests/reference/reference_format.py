@@ -18,7 +18,13 @@ from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-TORCH = ("lion_pytorch", "schedulefree_adamw", "pytorch_optimizer_ademamix", "timm_mars", "pytorch_optimizer_soap")
+TORCH = (
+    "lion_pytorch",
+    "schedulefree_adamw",
+    "pytorch_optimizer_ademamix",
+    "timm_mars",
+    "pytorch_optimizer_soap",
+)
 """Systems that are written for torch: the same arithmetic, so that only the order of operations differs."""
 
 ATOL = {
@@ -73,7 +79,9 @@ def fields(where: str, source: Any, /, *needed: str, **defaults: Any) -> SimpleN
     known = {*needed, *defaults}
     for key in source:
         if key not in known:
-            raise FormatError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}.")
+            raise FormatError(
+                f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}."
+            )
     for key in needed:
         if key not in source:
             raise FormatError(f"{where}: has no {key!r}.")
@@ -93,7 +101,8 @@ def documents() -> list[tuple[str, dict[str, Any]]]:
         FormatError: There is none.
     """
     found = [
-        (path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(reference_dir().glob("*.json"))
+        (path.name, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(reference_dir().glob("*.json"))
     ]
     if not found:
         raise FormatError(f"{reference_dir()} holds no reference file (*.json).")
@@ -107,7 +116,9 @@ def check_document(where: str, document: dict[str, Any]) -> None:
     if file.schema != "golden-1":
         raise FormatError(f"{where}: schema {file.schema!r}, this reader knows golden-1.")
     if file.system not in TABLES:
-        raise FormatError(f"{where}: unknown system {file.system!r}; known are {', '.join(TABLES)}.")
+        raise FormatError(
+            f"{where}: unknown system {file.system!r}; known are {', '.join(TABLES)}."
+        )
     ids = [case.get("id") for case in file.cases]
     if len(set(ids)) < len(ids):
         raise FormatError(f"{where}: two cases have one id.")
@@ -134,7 +145,9 @@ def check_number(what: str, got: float, want: Any, *, rtol: float, atol: float =
     if isinstance(want, bool) or not isinstance(want, int | float):
         raise FormatError(f"{what}: expected a number, got {want!r}.")
     pair = torch.tensor([got, want], dtype=torch.float64)
-    assert not outside(pair[0], pair[1], atol=atol, rtol=rtol), f"{what}: {got!r}, recorded {want!r}"
+    assert not outside(pair[0], pair[1], atol=atol, rtol=rtol), (
+        f"{what}: {got!r}, recorded {want!r}"
+    )
 
 
 def check_same(what: str, got: Any, want: Any) -> None:

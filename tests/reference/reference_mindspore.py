@@ -24,8 +24,12 @@ from tests.reference.reference_player import (
 from tests.reference.reference_schedules import Schedule, constant
 
 
-def lazy_adam(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str) -> Player:
-    case = fields(where, raw, *CASE, covers=[], groups=None, schedule=None, events=[], sparse_mode="rows")
+def lazy_adam(
+    where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str
+) -> Player:
+    case = fields(
+        where, raw, *CASE, covers=[], groups=None, schedule=None, events=[], sparse_mode="rows"
+    )
     if case.sparse_mode not in ("rows", "dedup"):
         raise FormatError(f"{where}: unknown sparse_mode {case.sparse_mode!r}.")
     config = fields(
@@ -54,7 +58,9 @@ def lazy_adam(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool
         if group.lr is not None:
             options["lr"] = lr_of(own, driver)
             if driver == SCHEDULER:
-                options["schedule"] = (own if isinstance(own, Schedule) else constant(own)).named(base)
+                options["schedule"] = (own if isinstance(own, Schedule) else constant(own)).named(
+                    base
+                )
         if group.weight_decay is not None:
             options["weight_decay"] = rate_of(where, group.weight_decay)
         centred = [n for n in group.params if group.grad_centralization and _centres(shapes[n])]
@@ -73,7 +79,9 @@ def lazy_adam(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool
         eps_form="mindspore",
         foreach=foreach,
     )
-    made = Player(case, optimizer, params, rate, set_lrs=events_of(where, case), order=order or list(params))
+    made = Player(
+        case, optimizer, params, rate, set_lrs=events_of(where, case), order=order or list(params)
+    )
     made.decays = _lazy_decays(where, config, groups, list(params))
     if driver == SCHEDULER:
         run = rate if isinstance(rate, Schedule) else constant(rate)
@@ -118,7 +126,10 @@ def _lazy_decays(
         return rate if isinstance(rate, Schedule) else constant(rate)
 
     if not groups:
-        ruled = {name: 0.0 if "beta" in name or "gamma" in name else config.weight_decay for name in names}
+        ruled = {
+            name: 0.0 if "beta" in name or "gamma" in name else config.weight_decay
+            for name in names
+        }
         return {name: of_step(decay) for name, decay in ruled.items()}
     return {
         name: of_step(config.weight_decay if group.weight_decay is None else group.weight_decay)

@@ -29,15 +29,29 @@ PADDLE = {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "grad_clip": Non
 
 
 def _paddle_case(where: str, case: dict[str, Any], **optional: Any) -> SimpleNamespace:
-    return fields(where, case, *CASE, covers=[], schedule=None, events=[], clear_grad_set_to_zero=True, **optional)
+    return fields(
+        where,
+        case,
+        *CASE,
+        covers=[],
+        schedule=None,
+        events=[],
+        clear_grad_set_to_zero=True,
+        **optional,
+    )
 
 
 def _paddle_groups(
-    where: str, case: SimpleNamespace, specs: dict[str, SimpleNamespace], config: SimpleNamespace, **options: Any
+    where: str,
+    case: SimpleNamespace,
+    specs: dict[str, SimpleNamespace],
+    config: SimpleNamespace,
+    **options: Any,
 ) -> list[SimpleNamespace]:
     """Groups of a Paddle case: those it has, or one for each parameter, which may carry a scale or regularizer.
 
-    A group wipes the scale and the regularizer that its parameters carry; `weight_decay: null` falls back.
+    A group wipes the scale and the regularizer that its parameters carry; `weight_decay: null`
+    falls back.
     """
     base = {"learning_rate": 1.0, "weight_decay": None, "grad_clip": config.grad_clip, **options}
     if case.groups is not None:
@@ -45,12 +59,21 @@ def _paddle_groups(
     else:
         groups = [
             SimpleNamespace(
-                **{**base, "params": [name], "learning_rate": spec.lr_scale, "weight_decay": spec.regularizer}
+                **{
+                    **base,
+                    "params": [name],
+                    "learning_rate": spec.lr_scale,
+                    "weight_decay": spec.regularizer,
+                }
             )
             for name, spec in specs.items()
         ]
     for group in groups:
-        decay = getattr(config, "weight_decay", None) if group.weight_decay is None else group.weight_decay
+        decay = (
+            getattr(config, "weight_decay", None)
+            if group.weight_decay is None
+            else group.weight_decay
+        )
         group.l1, group.l2 = _coupled(where, decay)
     return groups
 
@@ -66,10 +89,15 @@ def _coupled(where: str, regularizer: Any) -> tuple[float, float]:
 
 
 def _paddle_clips(
-    where: str, specs: dict[str, SimpleNamespace], config: SimpleNamespace, groups: list[SimpleNamespace] | None
+    where: str,
+    specs: dict[str, SimpleNamespace],
+    config: SimpleNamespace,
+    groups: list[SimpleNamespace] | None,
 ) -> list[tuple[Clip, list[str]]]:
     """Paddle clips each parameter group by itself; `need_clip: false` takes a parameter out."""
-    parts = [(group.grad_clip, group.params) for group in groups or ()] or [(config.grad_clip, list(specs))]
+    parts = [(group.grad_clip, group.params) for group in groups or ()] or [
+        (config.grad_clip, list(specs))
+    ]
     clips = []
     for spec, names in parts:
         taking_part = [name for name in names if specs[name].trainable and specs[name].need_clip]
@@ -106,13 +134,23 @@ def _paddle_player(
     return made
 
 
-def paddle_lamb(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str) -> Player:
+def paddle_lamb(
+    where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str
+) -> Player:
     case = _paddle_case(where, raw, groups=None)
-    defaults = {**PADDLE, "epsilon": 1e-6, "lamb_weight_decay": 0.01, "always_adapt": False, "multi_precision": False}
+    defaults = {
+        **PADDLE,
+        "epsilon": 1e-6,
+        "lamb_weight_decay": 0.01,
+        "always_adapt": False,
+        "multi_precision": False,
+    }
     config = fields(f"{where} config", case.config, **defaults, exclude_names=[])
     specs = parameters(where, case.params, dtype, **PADDLE_PARAM)
     own = ("beta1", "beta2", "epsilon", "lamb_weight_decay", "exclude_names")
-    groups = _paddle_groups(where, case, specs, config, **{key: getattr(config, key) for key in own})
+    groups = _paddle_groups(
+        where, case, specs, config, **{key: getattr(config, key) for key in own}
+    )
 
     def build(lr: Any) -> Lamb:
         return Lamb(
@@ -139,12 +177,16 @@ def paddle_lamb(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bo
     return _paddle_player(where, case, specs, config, groups, driver, build)
 
 
-def paddle_adamax(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str) -> Player:
+def paddle_adamax(
+    where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str
+) -> Player:
     case = _paddle_case(where, raw, groups=None)
     config = fields(f"{where} config", case.config, **PADDLE, epsilon=1e-8, weight_decay=None)
     specs = parameters(where, case.params, dtype, **PADDLE_PARAM)
     own = ("beta1", "beta2", "epsilon")
-    groups = _paddle_groups(where, case, specs, config, **{key: getattr(config, key) for key in own})
+    groups = _paddle_groups(
+        where, case, specs, config, **{key: getattr(config, key) for key in own}
+    )
 
     def build(lr: Any) -> Adamax:
         return Adamax(
@@ -166,7 +208,9 @@ def paddle_adamax(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: 
     return _paddle_player(where, case, specs, config, groups, driver, build)
 
 
-def adamwdl(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str) -> Player:
+def adamwdl(
+    where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str
+) -> Player:
     """Parameters go under the framework's own names, which `name_dict` maps to the structured ones."""
     case = _paddle_case(where, raw)
     case.groups = None
@@ -188,18 +232,26 @@ def adamwdl(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, 
     if config.decay not in forms:
         raise FormatError(f"{where}: unknown decay {config.decay!r}.")
     specs = parameters(
-        where, case.params, dtype, **{key: PADDLE_PARAM[key] for key in ("need_clip", "lr_scale", "key")}
+        where,
+        case.params,
+        dtype,
+        **{key: PADDLE_PARAM[key] for key in ("need_clip", "lr_scale", "key")},
     )
     keys = {name: spec.key or name for name, spec in specs.items()}
     options: dict[str, Any] = {}
     if config.apply_decay_keys is not None:
         options["apply_decay_param_fun"] = lambda key: key in config.apply_decay_keys
     if config.ratios is not None:
-        options["set_param_lr_fun"] = lambda rate, names, depth, param: config.ratios[names[param.name]]
+        options["set_param_lr_fun"] = lambda rate, names, depth, param: config.ratios[
+            names[param.name]
+        ]
 
     def build(lr: Any) -> AdamWDL:
         return AdamWDL(
-            [{"params": [(keys[name], spec.tensor)], "lr_scale": spec.lr_scale} for name, spec in specs.items()],
+            [
+                {"params": [(keys[name], spec.tensor)], "lr_scale": spec.lr_scale}
+                for name, spec in specs.items()
+            ],
             lr=lr,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
@@ -224,5 +276,7 @@ def clip_of(where: str, spec: Any) -> Clip:
         clip = fields(where, spec, "kind", "max", min=None)
         return build_clip("value", max_value=clip.max, min_value=clip.min)
     if kind in ("global_norm", "norm"):
-        return build_clip(kind, max_norm=fields(where, spec, "kind", "clip_norm").clip_norm, eps=0.0)
+        return build_clip(
+            kind, max_norm=fields(where, spec, "kind", "clip_norm").clip_norm, eps=0.0
+        )
     raise FormatError(f"{where}: unknown clip {spec!r}; known kinds are global_norm, norm, value.")

@@ -67,7 +67,9 @@ class Player:
             self.scheduler.step()
 
 
-def parameters(where: str, specs: list[Any], dtype: torch.dtype, **optional: Any) -> dict[str, SimpleNamespace]:
+def parameters(
+    where: str, specs: list[Any], dtype: torch.dtype, **optional: Any
+) -> dict[str, SimpleNamespace]:
     """The entries of `params` by name, each with its parameter under `tensor`."""
     found = {}
     for spec in specs:
@@ -84,7 +86,9 @@ def tensors(specs: dict[str, SimpleNamespace]) -> dict[str, torch.nn.Parameter]:
     return {name: spec.tensor for name, spec in specs.items()}
 
 
-def named(params: dict[str, torch.nn.Parameter], names: list[str]) -> list[tuple[str, torch.nn.Parameter]]:
+def named(
+    params: dict[str, torch.nn.Parameter], names: list[str]
+) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, params[name]) for name in names]
 
 
@@ -95,8 +99,12 @@ def patterns(names: list[str]) -> list[str] | None:
 def _gradient(grad: Any, param: Tensor) -> Tensor:
     if isinstance(grad, dict):
         sparse = fields("grads", grad, "rows", "values")
-        values = torch.tensor(sparse.values, dtype=param.dtype).reshape(len(sparse.rows), *param.shape[1:])
-        return torch.sparse_coo_tensor(torch.tensor([sparse.rows]), values, param.shape, check_invariants=True)
+        values = torch.tensor(sparse.values, dtype=param.dtype).reshape(
+            len(sparse.rows), *param.shape[1:]
+        )
+        return torch.sparse_coo_tensor(
+            torch.tensor([sparse.rows]), values, param.shape, check_invariants=True
+        )
     return torch.tensor(grad, dtype=param.dtype).reshape(param.shape)
 
 

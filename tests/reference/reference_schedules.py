@@ -23,7 +23,8 @@ class Schedule:
     Attributes:
         peak: What the curve is a multiple of.
         curve: Multiplier of the peak by the step.
-        choice: Name in `build_scheduler`; None where no choice has these values: then the curve itself is given.
+        choice: Name in `build_scheduler`; None where no choice has these values: then the curve
+            itself is given.
         options: Its keys.
         final: Multiplier at the end, for choices with `min_lr`.
         start: Step that counts as the first.
@@ -54,7 +55,9 @@ class Schedule:
             scheduler = build_scheduler(optimizer, self.curve, num_training_steps=total)
         else:
             options = self.named(self.peak)
-            scheduler = build_scheduler(optimizer, options.pop("name"), num_training_steps=total, **options)
+            scheduler = build_scheduler(
+                optimizer, options.pop("name"), num_training_steps=total, **options
+            )
         for _ in range(self.start):
             optimizer.step()
             scheduler.step()
@@ -78,7 +81,9 @@ def schedule(where: str, spec: Any) -> Schedule:
         FormatError: An unknown kind or argument, or one that has no default and is not there.
     """
     if not isinstance(spec, dict) or spec.get("kind") not in KINDS:
-        raise FormatError(f"{where}: unknown schedule {spec!r}; known kinds are {', '.join(sorted(KINDS))}.")
+        raise FormatError(
+            f"{where}: unknown schedule {spec!r}; known kinds are {', '.join(sorted(KINDS))}."
+        )
     args = {key: value for key, value in spec.items() if key != "kind"}
     return KINDS[spec["kind"]](f"{where}.{spec['kind']}", args)
 
@@ -113,28 +118,47 @@ def _piecewise(where: str, args: dict[str, Any], *, boundary: str) -> Schedule:
     a = fields(where, args, "boundaries", "values")
     if len(a.values) != len(a.boundaries) + 1:
         raise FormatError(f"{where}: {len(a.values)} values for {len(a.boundaries)} boundaries.")
-    options = {"values": [float(value) for value in a.values], "boundaries": a.boundaries, "boundary": boundary}
+    options = {
+        "values": [float(value) for value in a.values],
+        "boundaries": a.boundaries,
+        "boundary": boundary,
+    }
     return Schedule(1.0, partial(curves.piecewise, **options), "piecewise", options)
 
 
 def _list(where: str, args: dict[str, Any]) -> Schedule:
     a = fields(where, args, "values")
     options = {"values": [float(value) for value in a.values], "boundaries": None}
-    return Schedule(1.0, partial(curves.piecewise, **options), "piecewise", options, length=len(a.values))
+    return Schedule(
+        1.0, partial(curves.piecewise, **options), "piecewise", options, length=len(a.values)
+    )
 
 
-def _over_steps(curve: Callable[..., float], choice: str, peak: str, stairs: str) -> Callable[..., Schedule]:
+def _over_steps(
+    curve: Callable[..., float], choice: str, peak: str, stairs: str
+) -> Callable[..., Schedule]:
     """Keras and MindSpore name the peak and the stairs differently."""
 
     def read(where: str, args: dict[str, Any]) -> Schedule:
         a = vars(fields(where, args, peak, "decay_steps", "decay_rate", **{stairs: False}))
-        options = {"decay_rate": a["decay_rate"], "decay_steps": a["decay_steps"], "staircase": a[stairs]}
-        return Schedule(a[peak], partial(curve, **options), choice if _steps(a["decay_steps"]) else None, options)
+        options = {
+            "decay_rate": a["decay_rate"],
+            "decay_steps": a["decay_steps"],
+            "staircase": a[stairs],
+        }
+        return Schedule(
+            a[peak],
+            partial(curve, **options),
+            choice if _steps(a["decay_steps"]) else None,
+            options,
+        )
 
     return read
 
 
-def _descent(curve: Callable[..., float], choice: str, peak: float, end: float, options: dict[str, Any]) -> Schedule:
+def _descent(
+    curve: Callable[..., float], choice: str, peak: float, end: float, options: dict[str, Any]
+) -> Schedule:
     """From the peak to an end, which a choice takes as `min_lr`, where it lies between 0 and the peak."""
     if 0 <= end <= peak and peak > 0 and _steps(options["decay_steps"]):
         final = end / peak
@@ -143,9 +167,19 @@ def _descent(curve: Callable[..., float], choice: str, peak: float, end: float, 
 
 
 def _polynomial(where: str, args: dict[str, Any]) -> Schedule:
-    a = fields(where, args, "initial_learning_rate", "decay_steps", end_learning_rate=1e-4, power=1.0, cycle=False)
+    a = fields(
+        where,
+        args,
+        "initial_learning_rate",
+        "decay_steps",
+        end_learning_rate=1e-4,
+        power=1.0,
+        cycle=False,
+    )
     options = {"decay_steps": a.decay_steps, "power": a.power, "cycle": a.cycle}
-    return _descent(curves.polynomial, "polynomial", a.initial_learning_rate, a.end_learning_rate, options)
+    return _descent(
+        curves.polynomial, "polynomial", a.initial_learning_rate, a.end_learning_rate, options
+    )
 
 
 def _polynomial_lr(where: str, args: dict[str, Any]) -> Schedule:
@@ -178,11 +212,17 @@ KINDS: dict[str, Callable[[str, dict[str, Any]], Schedule]] = {
     "InverseSquareRootSchedule": _inverse_sqrt,
     "PiecewiseDecay": partial(_piecewise, boundary="paddle"),
     "PiecewiseConstantDecay": partial(_piecewise, boundary="keras"),
-    "ExponentialDecay": _over_steps(curves.exponential, "exponential", "initial_learning_rate", "staircase"),
-    "InverseTimeDecay": _over_steps(curves.inverse_time, "inverse_time", "initial_learning_rate", "staircase"),
+    "ExponentialDecay": _over_steps(
+        curves.exponential, "exponential", "initial_learning_rate", "staircase"
+    ),
+    "InverseTimeDecay": _over_steps(
+        curves.inverse_time, "inverse_time", "initial_learning_rate", "staircase"
+    ),
     "PolynomialDecay": _polynomial,
     "CosineDecay": _cosine,
-    "ExponentialDecayLR": _over_steps(curves.exponential, "exponential", "learning_rate", "is_stair"),
+    "ExponentialDecayLR": _over_steps(
+        curves.exponential, "exponential", "learning_rate", "is_stair"
+    ),
     "PolynomialDecayLR": _polynomial_lr,
     "CosineDecayLR": _cosine_lr,
     "WarmUpLR": _warmup,

@@ -33,7 +33,12 @@ def _check_schedule(what: str, made: Schedule, values: list[float], rtol: float)
     scheduler = made.attach(optimizer, len(values))
     for step, want in enumerate(values):
         check_number(f"{what}, step {step}", made(step), want, rtol=rtol)
-        check_number(f"{what}, step {step} of build_scheduler", optimizer.param_groups[0]["lr"], want, rtol=rtol)
+        check_number(
+            f"{what}, step {step} of build_scheduler",
+            optimizer.param_groups[0]["lr"],
+            want,
+            rtol=rtol,
+        )
         optimizer.step()
         scheduler.step()
 
@@ -44,7 +49,10 @@ def _schedules(package: str) -> Callable[[str, Any], None]:
         if "kind" in table.args:
             raise FormatError(f"{where}: unknown argument 'kind'.")
         _check_schedule(
-            where, schedule(where, {"kind": table.kind, **table.args}), table.values, RTOL_SCHEDULE[package]
+            where,
+            schedule(where, {"kind": table.kind, **table.args}),
+            table.values,
+            RTOL_SCHEDULE[package],
         )
 
     return check
@@ -52,7 +60,12 @@ def _schedules(package: str) -> Callable[[str, Any], None]:
 
 def _inverse_square_root(where: str, entry: Any) -> None:
     table = fields(where, entry, "args", "values")
-    _check_schedule(where, KINDS["InverseSquareRootSchedule"](where, table.args), table.values, RTOL_SCHEDULE["paddle"])
+    _check_schedule(
+        where,
+        KINDS["InverseSquareRootSchedule"](where, table.args),
+        table.values,
+        RTOL_SCHEDULE["paddle"],
+    )
 
 
 def _inverse_square_root_warmup_0(where: str, entry: Any) -> None:
@@ -65,11 +78,15 @@ def _layerwise_ratio(where: str, entry: Any) -> None:
     table = fields(where, entry, "decay_rate", "n_layers", "name", ratio=None, raises=None)
     if (table.ratio is None) == (table.raises is None) or table.raises not in (None, *RAISED):
         known = ", ".join(RAISED)
-        raise FormatError(f"{where}: expected a ratio or `raises`, one of {known}; got {table.ratio}, {table.raises}.")
+        raise FormatError(
+            f"{where}: expected a ratio or `raises`, one of {known}; got {table.ratio}, {table.raises}."
+        )
     for param in ("p", NamedParam("p", torch.zeros(1))):
         arguments = (table.decay_rate, {"p": table.name}, table.n_layers, param)
         if table.raises is None:
-            check_number(f"{where} {table.name}", layerwise_lr_decay(*arguments), table.ratio, rtol=1e-12)
+            check_number(
+                f"{where} {table.name}", layerwise_lr_decay(*arguments), table.ratio, rtol=1e-12
+            )
         else:
             with pytest.raises(RAISED[table.raises]):
                 layerwise_lr_decay(*arguments)
@@ -98,7 +115,11 @@ def _get_config(where: str, entry: Any) -> None:
     config = tfm_config(f"{where} kwargs", table.kwargs)
     params = [("a/b", torch.nn.Parameter(torch.ones(1)))]
     optimizer = tfm_optimizer(params, config, config.learning_rate, unmatched_patterns="ignore")
-    clips = {"clipnorm": config.clipnorm, "clipvalue": config.clipvalue, "global_clipnorm": config.global_clipnorm}
+    clips = {
+        "clipnorm": config.clipnorm,
+        "clipvalue": config.clipvalue,
+        "global_clipnorm": config.global_clipnorm,
+    }
     ours = optimizer.get_config()
     again = {
         "name": config.name,
@@ -119,9 +140,15 @@ def _get_config(where: str, entry: Any) -> None:
             check_number(f"{where} {key}", value, want, rtol=RTOL_SCHEDULE["float32"])
     rebuilt = type(optimizer).from_config(params, ours)
     check_same(f"{where} from_config(get_config())", rebuilt.get_config(), ours)
-    check_same(f"{where} clips", len(tfm_clips(where, config)), sum(value is not None for value in clips.values()))
+    check_same(
+        f"{where} clips",
+        len(tfm_clips(where, config)),
+        sum(value is not None for value in clips.values()),
+    )
     rate = tfm_rate(config.learning_rate, config.decay, {})
-    check_number(f"{where} first rate", rate(0) if isinstance(rate, Schedule) else rate, ours["lr"], rtol=0.0)
+    check_number(
+        f"{where} first rate", rate(0) if isinstance(rate, Schedule) else rate, ours["lr"], rtol=0.0
+    )
 
 
 def _normalised_name(where: str, entry: Any) -> None:
@@ -130,10 +157,16 @@ def _normalised_name(where: str, entry: Any) -> None:
     for suffix, decays in (("$", False), (".", True)):
         param = torch.nn.Parameter(torch.ones(1))
         pattern = f"^{re.escape(table.pattern_is_searched_in)}{suffix}"
-        config = tfm_config(where, {"weight_decay_rate": 0.1, "exclude_from_weight_decay": [pattern]})
+        config = tfm_config(
+            where, {"weight_decay_rate": 0.1, "exclude_from_weight_decay": [pattern]}
+        )
         named = [(tfm_name(table.variable_name), param)]
         optimizer = tfm_optimizer(named, config, 0.1, unmatched_patterns="ignore")
-        check_same(f"{where}: {table.variable_name} decays under {pattern}", optimizer.decays(param), decays)
+        check_same(
+            f"{where}: {table.variable_name} decays under {pattern}",
+            optimizer.decays(param),
+            decays,
+        )
 
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {

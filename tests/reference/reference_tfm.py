@@ -12,7 +12,16 @@ from optrun.optimizer import Lamb
 from optrun.optimizer.clip import Clip, build_clip
 from optrun.scheduler import curves
 from tests.reference.reference_format import FormatError, fields
-from tests.reference.reference_player import CASE, SCHEDULER, Player, events_of, lr_of, parameters, rate_of, tensors
+from tests.reference.reference_player import (
+    CASE,
+    SCHEDULER,
+    Player,
+    events_of,
+    lr_of,
+    parameters,
+    rate_of,
+    tensors,
+)
 from tests.reference.reference_schedules import Schedule, of_function
 
 
@@ -77,7 +86,9 @@ def tfm_clips(where: str, config: SimpleNamespace) -> list[Clip]:
     return clips
 
 
-def tfm_rate(base: float | Schedule, decay: float, set_lrs: dict[int, list[float]]) -> float | Schedule:
+def tfm_rate(
+    base: float | Schedule, decay: float, set_lrs: dict[int, list[float]]
+) -> float | Schedule:
     """`decay` damps a rate, a schedule and a rate set by hand alike; the last replaces a schedule."""
     if isinstance(base, Schedule) and not decay and not set_lrs:
         return base
@@ -96,15 +107,25 @@ def tfm_rate(base: float | Schedule, decay: float, set_lrs: dict[int, list[float
     return of_function(curves.product(rate, lambda step: curves.inverse_time(step, **damp)))
 
 
-def tfm_lamb(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str) -> Player:
+def tfm_lamb(
+    where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str
+) -> Player:
     case = fields(where, raw, *CASE, covers=[], schedule=None, events=[])
     config = tfm_config(f"{where} config", case.config)
     specs = parameters(where, case.params, dtype)
     set_lrs = events_of(where, case)
     rate = tfm_rate(rate_of(where, case.schedule or config.learning_rate), config.decay, set_lrs)
     named = [(tfm_name(name), spec.tensor) for name, spec in specs.items()]
-    optimizer = tfm_optimizer(named, config, lr_of(rate, driver), unmatched_patterns="ignore", foreach=foreach)
-    made = Player(case, optimizer, tensors(specs), rate, [(clip, list(specs)) for clip in tfm_clips(where, config)])
+    optimizer = tfm_optimizer(
+        named, config, lr_of(rate, driver), unmatched_patterns="ignore", foreach=foreach
+    )
+    made = Player(
+        case,
+        optimizer,
+        tensors(specs),
+        rate,
+        [(clip, list(specs)) for clip in tfm_clips(where, config)],
+    )
     made.set_lrs = {} if isinstance(rate, Schedule) else set_lrs
     if driver == SCHEDULER and isinstance(rate, Schedule):
         made.scheduler = rate.attach(optimizer, len(case.grads))

@@ -34,11 +34,15 @@ class Package:
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Our keywords for keywords of the package."""
-        return {name: value for key, value in given.items() for name in self.renamed.get(key, (key,))}
+        return {
+            name: value for key, value in given.items() for name in self.renamed.get(key, (key,))
+        }
 
 
 PACKAGES = {
-    "lion_pytorch": Package(Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, ("exp_avg",)),
+    "lion_pytorch": Package(
+        Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, ("exp_avg",)
+    ),
     "pytorch_optimizer_ademamix": Package(
         AdEMAMix,
         {
@@ -95,11 +99,15 @@ PACKAGES = {
 }
 
 
-def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, _driver: str) -> Player:
+def of_torch(
+    where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, _driver: str
+) -> Player:
     """A case of one of `PACKAGES`; an lr that changes is a function of the step."""
     package = PACKAGES[where.split()[0]]
     averaging = hasattr(package.cls, "eval")
-    case = fields(where, raw, *CASE, covers=[], groups=None, **({"evaluated": None} if averaging else {}))
+    case = fields(
+        where, raw, *CASE, covers=[], groups=None, **({"evaluated": None} if averaging else {})
+    )
     config = vars(fields(f"{where} config", case.config, *package.fixed, **package.keywords))
     for key, value in package.fixed.items():
         if config.pop(key) != value:
@@ -114,7 +122,11 @@ def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool,
                 raise FormatError(f"{where} groups: unknown key {key!r}.")
         groups.append({"params": named(params, names), **package.options(given)})
     rates = case.lr
-    config["lr"] = config["lr"] if set(rates) == {config["lr"]} else lambda step: rates[min(step, len(rates) - 1)]
+    config["lr"] = (
+        config["lr"]
+        if set(rates) == {config["lr"]}
+        else lambda step: rates[min(step, len(rates) - 1)]
+    )
     way = {"foreach": foreach} if "foreach" in package.cls.CHECKS else {}
     optimizer = package.cls(groups, **way, **package.options(config))  # type: ignore[call-arg]
     return Player(case, optimizer, params, config["lr"])

@@ -1,7 +1,7 @@
 """What is learnt of chats with the templates of models that people have, beside what TRL learns of them.
 
-TRL brings each template of a model, and beside most of them one of its own with generation marks, by which it labels.
-Here the model's own is used: by prefix, or each answer as when it is asked for.
+TRL brings each template of a model, and beside most of them one of its own with generation marks,
+by which it labels. Here the model's own is used: by prefix, or each answer as when it is asked for.
 """
 
 from __future__ import annotations
@@ -35,13 +35,20 @@ CHATS: dict[str, tuple[list[Turn], Any]] = {
     "two": (said("Q1", "A1", "Q2", "A2"), None),
     "system": ([{"role": "system", "content": "S"}, *said("Q1", "A1", "Q2", "A2")], None),
     "thinking": (said("Q1", "A1", "Q2", "A2", reasoning_content="R", thinking="R"), None),
-    "thinking in the text": (said("Q1", "<think>\nR1\n</think>\n\nA1", "Q2", "<think>\nR2\n</think>\n\nA2"), None),
+    "thinking in the text": (
+        said("Q1", "<think>\nR1\n</think>\n\nA1", "Q2", "<think>\nR2\n</think>\n\nA2"),
+        None,
+    ),
     "tools": (
-        [*said("Q1"), {"role": "assistant", "content": "", "tool_calls": [CALL]},
-         {"role": "tool", "content": "T1", "name": "add"}, {"role": "assistant", "content": "A1"}],
+        [
+            *said("Q1"),
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "T1", "name": "add"},
+            {"role": "assistant", "content": "A1"},
+        ],
         [TOOL],
     ),
-}  # fmt: skip
+}
 SAME, OPENING, OTHER, REFUSED = "=", "o", "x", "-"
 """As TRL; TRL learns the opening of an answer, too, which no model is asked for; otherwise (docs/sft.md says how); the
 template refuses plain texts, or such a chat."""
@@ -98,7 +105,9 @@ def learnt(template: ChatTemplate, turns: list[Turn], tools: Any) -> list[str]:
 def beside(ours: list[str], theirs: list[str]) -> str:
     if ours == theirs:
         return SAME
-    ends = len(ours) == len(theirs) and all(other.endswith(one) for one, other in zip(ours, theirs, strict=True))
+    ends = len(ours) == len(theirs) and all(
+        other.endswith(one) for one, other in zip(ours, theirs, strict=True)
+    )
     return OPENING if ends else OTHER
 
 
@@ -120,12 +129,16 @@ def test_what_is_learnt_beside_trl(tokenizer: Any) -> None:
     found = {}
     for path in sorted(folder().glob("*_training.jinja")):
         name = path.stem.removesuffix("_training")
-        own = ChatTemplate(tokenizer, name, (path.parent / f"{name}.jinja").read_text(encoding="utf-8"))
+        own = ChatTemplate(
+            tokenizer, name, (path.parent / f"{name}.jinja").read_text(encoding="utf-8")
+        )
         marked = ChatTemplate(tokenizer, f"{name} of TRL", path.read_text(encoding="utf-8"))
         kinds = []
         for turns, tools in CHATS.values():
             try:
-                known = all(own.knows(turns, tools, role) for role in {turn["role"] for turn in turns})
+                known = all(
+                    own.knows(turns, tools, role) for role in {turn["role"] for turn in turns}
+                )
                 ours = learnt(own, turns, tools) if known else []
             except TemplateFailed:
                 known = False
@@ -134,7 +147,9 @@ def test_what_is_learnt_beside_trl(tokenizer: Any) -> None:
                 continue
             answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
             assert len(ours) == len(answers), name
-            assert all(text.rpartition("\n")[2] in one for text, one in zip(answers, ours, strict=True)), name
+            assert all(
+                text.rpartition("\n")[2] in one for text, one in zip(answers, ours, strict=True)
+            ), name
             kinds.append(beside(ours, learnt(marked, turns, tools)))
         found[name] = "".join(kinds)
     assert found == EXPECTED

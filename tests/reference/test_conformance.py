@@ -52,11 +52,38 @@ def test_only_two_cases_leave_rows_out() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "documented"),
     [
-        (Lamb, {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01, "always_adapt": False}),
+        (
+            Lamb,
+            {
+                "lr": 1e-3,
+                "betas": [0.9, 0.999],
+                "eps": 1e-6,
+                "weight_decay": 0.01,
+                "always_adapt": False,
+            },
+        ),
         (Adamax, {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}),
-        (AdamWDL, {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "layerwise_decay": 1.0}),
+        (
+            AdamWDL,
+            {
+                "lr": 1e-3,
+                "betas": [0.9, 0.999],
+                "eps": 1e-8,
+                "weight_decay": 0.01,
+                "layerwise_decay": 1.0,
+            },
+        ),
         (AdamWDL, {"n_layers": 12}),
-        (LazyAdam, {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "loss_scale": 1.0}),
+        (
+            LazyAdam,
+            {
+                "lr": 1e-3,
+                "betas": [0.9, 0.999],
+                "eps": 1e-8,
+                "weight_decay": 0.0,
+                "loss_scale": 1.0,
+            },
+        ),
         (LazyAdam, {"nesterov": False, "exclude_from_weight_decay": ["beta", "gamma"]}),
     ],
 )

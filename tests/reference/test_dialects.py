@@ -32,14 +32,24 @@ from tests.reference.dialect_problem import (
 
 CASES = {f"{case['choice']}-{case['dialect']}": case for case in recorded()["cases"]}
 EVERY = [(choice, dialect) for choice, presets in DIALECTS.items() for dialect in presets]
-NOT_INSTALLABLE = {"lamb-apex", "lamb-deepspeed", "lamb-paddle", "lamb-tensorflow", "adamax-paddle", "adamw-paper"}
+NOT_INSTALLABLE = {
+    "lamb-apex",
+    "lamb-deepspeed",
+    "lamb-paddle",
+    "lamb-tensorflow",
+    "adamax-paddle",
+    "adamw-paper",
+}
 """Held to their formulas alone; Paddle's and TensorFlow's are played in `test_conformance.py`, one is a paper's."""
 
 
 def steps_of(side: Any, numbers: Any = numbers_at, **changes: Any) -> dict[int, dict[str, Tensor]]:
     after = {}
     for step, grads in enumerate(problem().grads, start=1):
-        side.step(grads, {name: replace(of, **changes.get(name, {})) for name, of in numbers(step).items()})
+        side.step(
+            grads,
+            {name: replace(of, **changes.get(name, {})) for name, of in numbers(step).items()},
+        )
         if step in KEPT:
             after[step] = {name: weight.detach().clone() for name, weight in side.weights.items()}
     return after
@@ -54,7 +64,9 @@ def same(made: dict[int, dict[str, Tensor]], wanted: dict[int, dict[str, Tensor]
     for step, weights in wanted.items():
         for name, weight in weights.items():
             scale = max(float(weight.abs().max()), 1e-6)
-            assert float((made[step][name] - weight).abs().max()) <= 1e-10 * scale, f"step {step}, {name}"
+            assert float((made[step][name] - weight).abs().max()) <= 1e-10 * scale, (
+                f"step {step}, {name}"
+            )
 
 
 def test_what_is_recorded_and_what_is_not() -> None:
@@ -88,7 +100,13 @@ def test_each_formula_is_its_package(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", recorded()["corrected"], ids=lambda case: case["choice"])
 def test_corrected_decay_is_that_of_timm(case: dict[str, Any], key: str, foreach: bool) -> None:
     """Groups have 0.1, 1 and 3 times the base rate, and the rate falls: all groups divide by the base rate."""
-    given = {"weight_decay_mode": "corrected", "weight_decay": DECAY, "betas": BETAS, "eps": EPS, "foreach": foreach}
+    given = {
+        "weight_decay_mode": "corrected",
+        "weight_decay": DECAY,
+        "betas": BETAS,
+        "eps": EPS,
+        "foreach": foreach,
+    }
     given |= {"fused": None} if case["choice"] == "adamw" else {"dialect": "timm"}
     ours = Ours(case["choice"], scaled_groups(key), problem(), LR, **given)
     same(steps_of(ours, scaled_numbers_at), weights_after(case))
@@ -97,7 +115,9 @@ def test_corrected_decay_is_that_of_timm(case: dict[str, Any], key: str, foreach
 @pytest.mark.parametrize("by_pattern", [False, True], ids=["groups", "patterns"])
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
 @pytest.mark.parametrize(("choice", "dialect"), EVERY)
-def test_each_dialect_is_its_formula(choice: str, dialect: str, foreach: bool, by_pattern: bool) -> None:
+def test_each_dialect_is_its_formula(
+    choice: str, dialect: str, foreach: bool, by_pattern: bool
+) -> None:
     if by_pattern and choice != "lamb":
         return
     patterns: dict[str, Any] = {"exclude_from_weight_decay": PATTERNS} if by_pattern else {}
@@ -105,5 +125,13 @@ def test_each_dialect_is_its_formula(choice: str, dialect: str, foreach: bool, b
     given = {"betas": BETAS, "eps": EPS, "foreach": foreach, **patterns}
     if choice == "adamw":
         given["fused"] = None
-    ours = Ours(choice, groups(by_pattern=by_pattern), problem(), LR, dialect=dialect, weight_decay=DECAY, **given)
+    ours = Ours(
+        choice,
+        groups(by_pattern=by_pattern),
+        problem(),
+        LR,
+        dialect=dialect,
+        weight_decay=DECAY,
+        **given,
+    )
     same(steps_of(ours), formula(choice, dialect, **excluded))

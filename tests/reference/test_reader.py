@@ -53,18 +53,37 @@ def test_another_folder_is_read(tmp_path: Path) -> None:
     write_variants(tmp_path)
     for file in tmp_path.glob("*adamax.json"):
         file.write_text(file.read_text().replace('"lr": [0.02, 0.3,', '"lr": [0.02, 0.31,'))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/reference/test_conformance.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/reference/test_conformance.py",
+    ]
     environment = {**os.environ, "OPTRUN_REFERENCE_DIR": str(tmp_path)}
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1, done.stdout
-    failed = {line.split("[")[1].split("]")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")}
-    ways = {f"unseen_paddle_adamax-piecewise-0-{driver}-{way}" for driver in DRIVERS for way in ("loop", "foreach")}
+    failed = {
+        line.split("[")[1].split("]")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith("FAILED")
+    }
+    ways = {
+        f"unseen_paddle_adamax-piecewise-0-{driver}-{way}"
+        for driver in DRIVERS
+        for way in ("loop", "foreach")
+    }
     assert failed == ways
     assert "lr of step 1: 0.3, recorded 0.31" in done.stdout
 
 
-# -- wrong values -----------------------------------------------------------------------------------------------------
+# -- wrong values
+# -----------------------------------------------------------------------------------------------------
 
 
 def nodes(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
@@ -77,7 +96,9 @@ def nodes(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 def kind_of(path: Place) -> Place:
     """The way to a value without its numbers, so that one of each kind is enough; a case of its own is a kind."""
-    return tuple(key if not isinstance(key, int) or index == 1 else "*" for index, key in enumerate(path))
+    return tuple(
+        key if not isinstance(key, int) or index == 1 else "*" for index, key in enumerate(path)
+    )
 
 
 def changed(value: Any) -> Any:
@@ -92,7 +113,9 @@ def changed(value: Any) -> Any:
 def says_nothing(path: Place, file: dict[str, Any]) -> bool:
     """Whether another value would mean the same: a name, a rate under a schedule, where a function fails anyway."""
     if path[0] == "layerwise_ratios":
-        return path[-1] == "name" or (path[-1] != "raises" and "raises" in file["layerwise_ratios"][0])
+        return path[-1] == "name" or (
+            path[-1] != "raises" and "raises" in file["layerwise_ratios"][0]
+        )
     return path[-1] in SAYS_NOTHING or path[-2:] == ("config", "lr")
 
 
@@ -127,7 +150,9 @@ def alone(file: dict[str, Any], path: Place) -> dict[str, Any]:
     return out
 
 
-def first_of_each_kind(file: dict[str, Any], wanted: Any) -> Iterator[tuple[Place, Any, dict[str, Any]]]:
+def first_of_each_kind(
+    file: dict[str, Any], wanted: Any
+) -> Iterator[tuple[Place, Any, dict[str, Any]]]:
     """The first value of each kind, with a file that holds the entry it belongs to."""
     seen = set()
     for path, value in nodes(file):
@@ -172,7 +197,11 @@ def test_an_unknown_key_is_an_error_anywhere(system: str) -> None:
     ("system", "path", "value"),
     [
         ("paddle_lamb", ("cases", 1, "schedule", "kind"), "CyclicLR"),
-        ("paddle_lamb", ("cases", 1, "groups", 0, "grad_clip"), {"kind": "adaptive", "clip_norm": 1.0}),
+        (
+            "paddle_lamb",
+            ("cases", 1, "groups", 0, "grad_clip"),
+            {"kind": "adaptive", "clip_norm": 1.0},
+        ),
         ("paddle_lamb", ("cases", 1, "groups", 1, "weight_decay", "kind"), "L3"),
         ("paddle_adamax", ("cases", 1, "events", 0, "op"), "set_betas"),
         ("paddle_adamax", ("cases", 1, "events", 0, "before_step"), 99),

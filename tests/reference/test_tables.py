@@ -9,7 +9,11 @@ import pytest
 from tests.reference.reference_format import TABLES, entries
 from tests.reference.reference_tables import CHECKS
 
-ENTRIES = [pytest.param(table, entry, id=f"{table}-{title}") for table in CHECKS for title, _, entry in entries(table)]
+ENTRIES = [
+    pytest.param(table, entry, id=f"{table}-{title}")
+    for table in CHECKS
+    for title, _, entry in entries(table)
+]
 
 
 def test_every_known_table_is_checked() -> None:

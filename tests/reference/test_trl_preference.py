@@ -24,25 +24,42 @@ from optrun.task.preference import MEASURES, Preference
 from tests.reference.test_trl import TOOL, chat_tokenizer, model_of, turn
 from tests.running import sentence
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of TRL and of what it imports
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # of TRL and of what it imports
 
 Row = dict[str, Any]
 TEXTS: list[Row] = [
-    {"prompt": sentence(row) + " =", "chosen": f" {sentence(row + 9)}", "rejected": f" {sentence(row + 4)}"}
+    {
+        "prompt": sentence(row) + " =",
+        "chosen": f" {sentence(row + 9)}",
+        "rejected": f" {sentence(row + 4)}",
+    }
     for row in range(5)
 ]
 TURNS: list[Row] = [
     {
-        "prompt": [turn("user", row), turn("assistant", row + 1), turn("user", row + 2)][-1 - 2 * (row % 2) :],
+        "prompt": [turn("user", row), turn("assistant", row + 1), turn("user", row + 2)][
+            -1 - 2 * (row % 2) :
+        ],
         "chosen": [turn("assistant", row + 9)],
         "rejected": [turn("assistant", row + 4)],
     }
     for row in range(5)
 ]
 IMPLICIT = [{key: row["prompt"] + row[key] for key in ("chosen", "rejected")} for row in TURNS]
-IMPLICIT_TEXTS = [{key: row["prompt"] + row[key] for key in ("chosen", "rejected")} for row in TEXTS]
+IMPLICIT_TEXTS = [
+    {key: row["prompt"] + row[key] for key in ("chosen", "rejected")} for row in TEXTS
+]
 TOOLS = [row | {"tools": [TOOL]} for row in TURNS]
-LAYOUTS = {"texts": TEXTS, "turns": TURNS, "implicit": IMPLICIT, "implicit texts": IMPLICIT_TEXTS, "tools": TOOLS}
+LAYOUTS = {
+    "texts": TEXTS,
+    "turns": TURNS,
+    "implicit": IMPLICIT,
+    "implicit texts": IMPLICIT_TEXTS,
+    "tools": TOOLS,
+}
 
 
 def ours(rows: list[Row], tokenizer: Any, max_length: int = 1024, **options: Any) -> Preference:
@@ -54,7 +71,9 @@ def ours(rows: list[Row], tokenizer: Any, max_length: int = 1024, **options: Any
     return task
 
 
-def theirs(model: Any, rows: list[Row], tokenizer: Any, folder: Path, max_length: int = 1024) -> tuple[Any, Any]:
+def theirs(
+    model: Any, rows: list[Row], tokenizer: Any, folder: Path, max_length: int = 1024
+) -> tuple[Any, Any]:
     """TRL's trainer with a model of its own and its reference, and the batch of all rows that it makes."""
     from trl import DPOConfig, DPOTrainer
 
@@ -74,7 +93,9 @@ def theirs(model: Any, rows: list[Row], tokenizer: Any, folder: Path, max_length
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     )
-    return trainer, trainer.data_collator([trainer.train_dataset[index] for index in range(len(trainer.train_dataset))])
+    return trainer, trainer.data_collator(
+        [trainer.train_dataset[index] for index in range(len(trainer.train_dataset))]
+    )
 
 
 def moved(model: Any) -> Any:
@@ -107,7 +128,9 @@ def test_tokens_and_what_is_learnt_of_them(layout: str, tmp_path: Path) -> None:
         assert (batch["labels"] != IGNORED).long().tolist() == prepared["completion_mask"].tolist()
 
 
-def test_losses_gradients_and_metrics_are_those_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_gradients_and_metrics_are_those_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, also where TRL adds up in float32: what is left is the formulas."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch, "float32", torch.float64)
@@ -121,7 +144,14 @@ def test_losses_gradients_and_metrics_are_those_of_trl(tmp_path: Path, monkeypat
         if not loss.has_reference:
             continue
         smoothing = 0.1 if loss is PreferenceLoss.robust else 0.0
-        task = ours(TURNS, tokenizer, chat_template="chatml", loss_type=loss.value, beta=0.3, label_smoothing=smoothing)
+        task = ours(
+            TURNS,
+            tokenizer,
+            chat_template="chatml",
+            loss_type=loss.value,
+            beta=0.3,
+            label_smoothing=smoothing,
+        )
         trainer.loss_types, trainer.loss_weights = [loss.value], [1.0]
         trainer.beta, trainer.label_smoothing = 0.3, smoothing
         trainer.model.zero_grad()
@@ -136,7 +166,8 @@ def test_losses_gradients_and_metrics_are_those_of_trl(tmp_path: Path, monkeypat
         own.backward()
         assert float(own) == pytest.approx(float(wanted), rel=1e-9), loss
         gradient, other = (
-            torch.cat([param.grad.flatten() for param in model.parameters()]) for model in (mine, trainer.model)
+            torch.cat([param.grad.flatten() for param in model.parameters()])
+            for model in (mine, trainer.model)
         )
         assert float((gradient - other).norm() / other.norm()) < 1e-9, loss
         for name, value in zip(MEASURES, task.measure(outputs, batch).tolist(), strict=True):
@@ -154,17 +185,35 @@ def test_orpo_and_simpo_are_those_of_trl() -> None:
     place = SimpleNamespace(device=torch.device("cpu"))
     for row in TURNS[:2]:
         orpo = ours([row], tokenizer, chat_template="chatml", loss_type="orpo", beta=0.3)
-        simpo = ours([row], tokenizer, chat_template="chatml", loss_type="simpo", beta=2.0, label_smoothing=0.1)
+        simpo = ours(
+            [row],
+            tokenizer,
+            chat_template="chatml",
+            loss_type="simpo",
+            beta=2.0,
+            label_smoothing=0.1,
+        )
         batch = orpo.collate([orpo.train[0]])
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        chosen, rejected = ORPOTrainer.get_batch_logps(logits, batch["labels"].clone(), average_log_prob=True).chunk(2)
+        chosen, rejected = ORPOTrainer.get_batch_logps(
+            logits, batch["labels"].clone(), average_log_prob=True
+        ).chunk(2)
         told: Any = SimpleNamespace(beta=0.3, accelerator=place)
         ratio = ORPOTrainer.odds_ratio_loss(told, chosen, rejected)[0]
         ids = batch["input_ids"][0][batch["attention_mask"][0].bool()]
         nll = torch.nn.functional.cross_entropy(logits[0, : len(ids) - 1], ids[1:])
-        assert float(orpo.loss(orpo.forward(model, batch), batch)) == pytest.approx(float(nll - ratio.mean()), rel=1e-6)
+        assert float(orpo.loss(orpo.forward(model, batch), batch)) == pytest.approx(
+            float(nll - ratio.mean()), rel=1e-6
+        )
         told = SimpleNamespace(
-            beta=2.0, label_smoothing=0.1, simpo_gamma=0.5, alpha=0.0, loss_type="simpo", accelerator=place
+            beta=2.0,
+            label_smoothing=0.1,
+            simpo_gamma=0.5,
+            alpha=0.0,
+            loss_type="simpo",
+            accelerator=place,
         )
         losses = CPOTrainer.cpo_loss(told, chosen, rejected)[0]
-        assert float(simpo.loss(simpo.forward(model, batch), batch)) == pytest.approx(float(losses.mean()), rel=1e-6)
+        assert float(simpo.loss(simpo.forward(model, batch), batch)) == pytest.approx(
+            float(losses.mean()), rel=1e-6
+        )

@@ -37,7 +37,9 @@ def rate(kind: str, **a: Any) -> Callable[[int], float]:
         return e * first / w if e < w else first * math.sqrt(w) / math.sqrt(e)
 
     def noam(i: int) -> float:
-        return first * a["d_model"] ** -0.5 * min(i**-0.5, i * a["warmup_steps"] ** -1.5) if i else 0.0
+        return (
+            first * a["d_model"] ** -0.5 * min(i**-0.5, i * a["warmup_steps"] ** -1.5) if i else 0.0
+        )
 
     def between(i: int, low: float, high: float) -> float:
         return low + 0.5 * (high - low) * (1 + math.cos(math.pi * min(i, n) / n))
@@ -75,14 +77,26 @@ class Case:
         """Draw parameters and gradients by the name of the case."""
         draw = np.random.default_rng(sum(map(ord, name)))
         self.w = {
-            n: np.zeros(s) if n == "zero" else np.asarray(draw.normal(0, 0.5, s).round(3)) for n, s in shapes.items()
+            n: np.zeros(s) if n == "zero" else np.asarray(draw.normal(0, 0.5, s).round(3))
+            for n, s in shapes.items()
         }
-        self.grads = [{n: np.asarray(draw.normal(0, 0.3, s)).round(3) for n, s in shapes.items()} for _ in range(STEPS)]
+        self.grads = [
+            {n: np.asarray(draw.normal(0, 0.3, s)).round(3) for n, s in shapes.items()}
+            for _ in range(STEPS)
+        ]
         self.first = {n: np.zeros_like(w) for n, w in self.w.items()}
         self.second = {n: np.zeros_like(w) for n, w in self.w.items()}
         self.t = dict.fromkeys(shapes, 0)
-        params = [{"name": n, "shape": s, "init": self.w[n].ravel().tolist()} for n, s in shapes.items()]
-        self.entry: dict[str, Any] = {"id": name, "dtype": dtype, "config": {}, "params": params, **entries}
+        params = [
+            {"name": n, "shape": s, "init": self.w[n].ravel().tolist()} for n, s in shapes.items()
+        ]
+        self.entry: dict[str, Any] = {
+            "id": name,
+            "dtype": dtype,
+            "config": {},
+            "params": params,
+            **entries,
+        }
         self.entry |= {"grads": [], "lr": [], "params_after": [], "state": {}}
 
     def moments(self, name: str, g: Any, b1: float = 0.9, b2: float = 0.999) -> tuple[Any, Any]:
@@ -90,19 +104,31 @@ class Case:
         self.t[name] += 1
         self.first[name] = b1 * self.first[name] + (1 - b1) * g
         self.second[name] = b2 * self.second[name] + (1 - b2) * g * g
-        return self.first[name] / (1 - b1 ** self.t[name]), self.second[name] / (1 - b2 ** self.t[name])
+        return self.first[name] / (1 - b1 ** self.t[name]), self.second[name] / (
+            1 - b2 ** self.t[name]
+        )
 
     def record(self, lr: Any, grads: list[Any] | None = None) -> None:
         """Write down what a step was given and what it left."""
         step = len(self.entry["lr"])
-        given = grads if grads is not None else [self.grads[step][name].ravel().tolist() for name in self.w]
+        given = (
+            grads
+            if grads is not None
+            else [self.grads[step][name].ravel().tolist() for name in self.w]
+        )
         self.entry["grads"].append(given)
         self.entry["lr"].append(lr)
         self.entry["params_after"].append([w.ravel().tolist() for w in self.w.values()])
 
 
 def file_of(system: str, *cases: Case, **tables: Any) -> dict[str, Any]:
-    return {"schema": "golden-1", "system": system, "source": "formulas", "cases": [c.entry for c in cases], **tables}
+    return {
+        "schema": "golden-1",
+        "system": system,
+        "source": "formulas",
+        "cases": [c.entry for c in cases],
+        **tables,
+    }
 
 
 def table_of(kind: str, **args: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Files that nobody recorded: other kinds, other orders, arguments left out, expected values from float64 formulas.
 
-The formulas are written out of the description of the packages with numpy alone, a few lines a package; no line of
-optrun computes them. `write_variants` makes a folder for `OPTRUN_REFERENCE_DIR`.
+The formulas are written out of the description of the packages with numpy alone, a few lines a
+package; no line of optrun computes them. `write_variants` makes a folder for
+`OPTRUN_REFERENCE_DIR`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import numpy as np
 
 from tests.reference.variant_cases import LAYERS, SHAPES, STEPS, Case, file_of, rate_of, table_of
 
-# -- Paddle Lamb ------------------------------------------------------------------------------------------------------
+# -- Paddle Lamb
+# ------------------------------------------------------------------------------------------------------
 
 
-def lamb_case(name: str, lr: Any = None, *, wd: float = 0.01, skip: tuple[str, ...] = (), **entries: Any) -> Case:
+def lamb_case(
+    name: str, lr: Any = None, *, wd: float = 0.01, skip: tuple[str, ...] = (), **entries: Any
+) -> Case:
     """Paddle's Lamb; the parameters in `skip` miss their first gradient, for which their count waits."""
     case = Case(name, SHAPES, "float64", **entries)
     group_of = {p: group for group in entries.get("groups", ()) for p in group["params"]}
@@ -81,28 +85,38 @@ def paddle_lamb() -> dict[str, Any]:
     return file_of(
         "paddle_lamb",
         lamb_case("all_left_out", skip=("scale",), clear_grad_set_to_zero=False),
-        lamb_case("noam", schedule={"kind": "NoamDecay", "d_model": 16, "warmup_steps": 2}, groups=groups),
+        lamb_case(
+            "noam", schedule={"kind": "NoamDecay", "d_model": 16, "warmup_steps": 2}, groups=groups
+        ),
         lamb_case("step", schedule={"kind": "StepDecay", "learning_rate": 0.05, "step_size": 3}),
         lamb_case("inverse_sqrt", schedule=inverse_sqrt),
         clip_values=clips,
     )
 
 
-# -- Paddle Adamax ----------------------------------------------------------------------------------------------------
+# -- Paddle Adamax
+# ----------------------------------------------------------------------------------------------------
 
 
 def paddle_adamax() -> dict[str, Any]:
     """L1 for all, a parameter with a scale and a regularizer of its own, clips, a piecewise rate, a rate by hand."""
     file = file_of("paddle_adamax")
     piecewise = {"kind": "PiecewiseDecay", "boundaries": [1, 4], "values": [0.02, 0.3, 0.001]}
-    by_hand = [{"before_step": 5, "op": "set_lr", "value": 0.3}, {"before_step": 2, "op": "set_lr", "value": 0.02}]
+    by_hand = [
+        {"before_step": 5, "op": "set_lr", "value": 0.3},
+        {"before_step": 2, "op": "set_lr", "value": 0.02},
+    ]
     for name, entries in (("piecewise", {"schedule": piecewise}), ("by_hand", {"events": by_hand})):
         case = Case(name, SHAPES, "float64", **entries)
         case.entry["config"] = {
             "weight_decay": {"kind": "L1", "coeff": 0.05},
             "grad_clip": {"kind": "norm", "clip_norm": 0.4},
         }
-        case.entry["params"][1] |= {"regularizer": {"kind": "L2", "coeff": 0.2}, "lr_scale": 0.5, "need_clip": False}
+        case.entry["params"][1] |= {
+            "regularizer": {"kind": "L2", "coeff": 0.2},
+            "lr_scale": 0.5,
+            "need_clip": False,
+        }
         lr = 0.001
         for step in range(STEPS):
             lr = next((event["value"] for event in by_hand if event["before_step"] == step), lr)
@@ -115,7 +129,14 @@ def paddle_adamax() -> dict[str, Any]:
                 case.t[n] += 1
                 case.first[n] = 0.9 * case.first[n] + 0.1 * g
                 case.second[n] = np.maximum(0.999 * case.second[n] + 1e-8, np.abs(g))
-                case.w[n] = w - now * (0.5 if own else 1.0) / (1 - 0.9 ** case.t[n]) * case.first[n] / case.second[n]
+                case.w[n] = (
+                    w
+                    - now
+                    * (0.5 if own else 1.0)
+                    / (1 - 0.9 ** case.t[n])
+                    * case.first[n]
+                    / case.second[n]
+                )
             case.record(now)
         case.entry["state"] = {
             n: {
@@ -129,7 +150,8 @@ def paddle_adamax() -> dict[str, Any]:
     return file
 
 
-# -- PaddleNLP AdamWDL ------------------------------------------------------------------------------------------------
+# -- PaddleNLP AdamWDL
+# ------------------------------------------------------------------------------------------------
 
 
 def adamwdl() -> dict[str, Any]:
@@ -182,12 +204,18 @@ def adamwdl() -> dict[str, Any]:
     return file
 
 
-# -- TF Model Garden LAMB ---------------------------------------------------------------------------------------------
+# -- TF Model Garden LAMB
+# ---------------------------------------------------------------------------------------------
 
 
 def tfm_lamb() -> dict[str, Any]:
     """Every kind of Keras with its defaults left out, the count of the optimizer, names with a number at the end."""
-    cycle = {"kind": "PolynomialDecay", "initial_learning_rate": 0.1, "decay_steps": 3, "cycle": True}
+    cycle = {
+        "kind": "PolynomialDecay",
+        "initial_learning_rate": 0.1,
+        "decay_steps": 3,
+        "cycle": True,
+    }
     stairs = {
         "kind": "InverseTimeDecay",
         "initial_learning_rate": 0.1,
@@ -199,11 +227,23 @@ def tfm_lamb() -> dict[str, Any]:
     tables = {
         "keras_schedules": [
             table_of("PolynomialDecay", initial_learning_rate=0.1, decay_steps=4),
-            table_of("PolynomialDecay", initial_learning_rate=0.1, decay_steps=3, power=2.0, cycle=True),
-            table_of("PolynomialDecay", initial_learning_rate=0.001, decay_steps=4, end_learning_rate=0.1),
-            table_of("InverseTimeDecay", initial_learning_rate=0.1, decay_steps=3, decay_rate=0.5, staircase=True),
+            table_of(
+                "PolynomialDecay", initial_learning_rate=0.1, decay_steps=3, power=2.0, cycle=True
+            ),
+            table_of(
+                "PolynomialDecay", initial_learning_rate=0.001, decay_steps=4, end_learning_rate=0.1
+            ),
+            table_of(
+                "InverseTimeDecay",
+                initial_learning_rate=0.1,
+                decay_steps=3,
+                decay_rate=0.5,
+                staircase=True,
+            ),
             table_of("CosineDecay", initial_learning_rate=0.1, decay_steps=6),
-            table_of("ExponentialDecay", initial_learning_rate=0.1, decay_steps=2.5, decay_rate=0.5),
+            table_of(
+                "ExponentialDecay", initial_learning_rate=0.1, decay_steps=2.5, decay_rate=0.5
+            ),
             table_of("PiecewiseConstantDecay", boundaries=[2, 3], values=[0.1, 0.3, 0.2]),
         ],
         "normalised_names": [{"variable_name": "b/k:0:12", "pattern_is_searched_in": "b/k:0"}],
@@ -226,14 +266,21 @@ def tfm_lamb() -> dict[str, Any]:
     file = file_of("tfm_lamb", **tables)
     for name, config, schedule, by_hand in (
         ("left_out", {}, None, {}),
-        ("cycle", {"weight_decay_rate": 0.1, "exclude_from_weight_decay": "z", "name": "X"}, cycle, {}),
+        (
+            "cycle",
+            {"weight_decay_rate": 0.1, "exclude_from_weight_decay": "z", "name": "X"},
+            cycle,
+            {},
+        ),
         ("stairs", {"decay": 0.2, "lr": 7.0}, stairs, {}),
         ("upwards", {}, upwards, {3: 0.05}),
     ):
         shapes = {f"{n}:0": s for n, s in SHAPES.items()}
         case = Case(name, shapes, "float64", **({"schedule": schedule} if schedule else {}))
         case.entry |= {"config": config}
-        case.entry["events"] = [{"before_step": at, "op": "set_lr", "value": value} for at, value in by_hand.items()]
+        case.entry["events"] = [
+            {"before_step": at, "op": "set_lr", "value": value} for at, value in by_hand.items()
+        ]
         late, wd = "scale:0", config.get("weight_decay_rate", 0.0)
         for step in range(STEPS):
             base = by_hand[3] if by_hand and step >= 3 else rate_of(schedule)(step)
@@ -248,7 +295,9 @@ def tfm_lamb() -> dict[str, Any]:
                 m, v = case.moments(n, case.grads[step][n])
                 r = m / (np.sqrt(v) + 1e-6) + (0.0 if excluded else wd) * w
                 norms = np.linalg.norm(w), np.linalg.norm(r)
-                case.w[n] = w - lr * (norms[0] / norms[1] if min(norms) > 0 and not excluded else 1.0) * r
+                case.w[n] = (
+                    w - lr * (norms[0] / norms[1] if min(norms) > 0 and not excluded else 1.0) * r
+                )
             case.record(lr, given)
         scope, early = config.get("name", "LAMB"), [n for n in case.w if n != late]
         slots = [(n, s) for s in "mv" for n in early] + [(late, s) for s in "mv"]
@@ -265,7 +314,8 @@ def tfm_lamb() -> dict[str, Any]:
     return file
 
 
-# -- MindSpore LazyAdam -----------------------------------------------------------------------------------------------
+# -- MindSpore LazyAdam
+# -----------------------------------------------------------------------------------------------
 
 
 def lazy_adam() -> dict[str, Any]:
@@ -308,7 +358,11 @@ def lazy_adam() -> dict[str, Any]:
         for step in range(STEPS):
             lrs, given = {}, []
             for n, w in case.w.items():
-                own = next((group for group in groups if n in group.get("params", ())), {}) if name == "groups" else {}
+                own = (
+                    next((group for group in groups if n in group.get("params", ())), {})
+                    if name == "groups"
+                    else {}
+                )
                 lrs[n] = rate_of(own.get("lr", schedule))(step)
                 wd = rate_of(own.get("weight_decay"), 0.0)(step)
                 g, rows = case.grads[step][n], slice(None)

@@ -40,7 +40,11 @@ def found_in(made: Report) -> dict[str, Any]:
         "headline": made.verdict.text,
         "next": made.verdict.next,
         "warnings": [each.kind for each in made.warnings],
-        "words": len(next(path for path in made.files if path.suffix == ".md").read_text(encoding="utf-8").split()),
+        "words": len(
+            next(path for path in made.files if path.suffix == ".md")
+            .read_text(encoding="utf-8")
+            .split()
+        ),
     }
     if comparison.several:
         facts["overall"] = [
@@ -53,7 +57,9 @@ def found_in(made: Report) -> dict[str, Any]:
             }
             for name, each in (judged.comparisons.items() if judged is not None else ())
         ]
-        facts["left_out"] = {each.name: each.left_out for each in comparison.workloads if each.left_out}
+        facts["left_out"] = {
+            each.name: each.left_out for each in comparison.workloads if each.left_out
+        }
         facts["workloads"] = {each.name: _contenders(each) for each in comparison.workloads}
     else:
         facts["contenders"] = _contenders(made.findings)
@@ -72,7 +78,9 @@ def _contenders(findings: Findings) -> list[dict[str, Any]]:
             "mean": _plain(row.arm.mean),
             "sd": _plain(row.arm.sd),
             "difference": _plain(row.versus.difference if row.versus else math.nan),
-            "interval": [_plain(row.versus.low), _plain(row.versus.high)] if row.versus else [None, None],
+            "interval": [_plain(row.versus.low), _plain(row.versus.high)]
+            if row.versus
+            else [None, None],
             "verdict": row.versus.verdict if row.versus else None,
             "diverged": len(row.arm.diverged),
         }

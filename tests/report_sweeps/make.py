@@ -1,6 +1,7 @@
 """Make the stored sweeps: `python -m tests.report_sweeps.make [NAME ...]`, and `--snapshot` for what is found in them.
 
-Each is a real sweep of tiny models. What depends on the machine is replaced: times, speeds, memory, paths, hardware.
+Each is a real sweep of tiny models. What depends on the machine is replaced: times, speeds, memory,
+paths, hardware.
 `--snapshot` trains nothing; it writes anew what a report of today finds in what is stored.
 """
 
@@ -90,7 +91,9 @@ def write_data() -> None:
         Path(f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
 
 
-def sweep(*words: str, before: tuple[str, ...] = (), expected: int = 0, folder: str = "sweep") -> None:
+def sweep(
+    *words: str, before: tuple[str, ...] = (), expected: int = 0, folder: str = "sweep"
+) -> None:
     """Run `optrun -m`; what is said last of a key counts."""
     last = {word.partition("=")[0]: word for word in words}
     run(*before, "-m", *last.values(), f"hydra.sweep.dir={folder}", expected=expected)
@@ -104,7 +107,11 @@ def run(*words: str, expected: int = 0) -> None:
 
 def grid() -> None:
     """Three optimizers, three learning rates, three seeds; of SGD the largest lr is best."""
-    search = ("search.adamw.lr=3e-3,1e-2,3e-2", "search.lamb.lr=3e-2,1e-1,3e-1", "search.sgd.lr=3e-2,1e-1,3e-1")
+    search = (
+        "search.adamw.lr=3e-3,1e-2,3e-2",
+        "search.lamb.lr=3e-2,1e-1,3e-1",
+        "search.sgd.lr=3e-2,1e-1,3e-1",
+    )
     sweep(*TEXT, ALONE, *search, "seed=0,1,2")
 
 
@@ -129,7 +136,10 @@ def search() -> None:
 
 def halving() -> None:
     """A search whose weaker trials stop at step 15."""
-    spaces = ("search.adamw.lr=tag(log,interval(1e-3,1e-1))", "search.sgd.lr=tag(log,interval(1e-2,1))")
+    spaces = (
+        "search.adamw.lr=tag(log,interval(1e-3,1e-1))",
+        "search.sgd.lr=tag(log,interval(1e-2,1))",
+    )
     rungs = ("hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=4", "hydra.sweeper.rungs=[15]")
     sweep(*TEXT, "checkpoint.save_steps=15", *SEARCH, *spaces, *rungs, "seed=0,1,2")
 
@@ -146,7 +156,9 @@ def workloads() -> None:
 
     def grid_of(words: list[str], *more: str) -> str:
         pairs = [word.lstrip("+").split("=", 1) for word in [*words, *more]]
-        return "{" + ",".join(f"{key}: '{value}'" for key, value in pairs if key not in shared) + "}"
+        return (
+            "{" + ",".join(f"{key}: '{value}'" for key, value in pairs if key not in shared) + "}"
+        )
 
     shared = {word.partition("=")[0] for word in RUN}
     grids = [
@@ -175,8 +187,22 @@ def unfinished() -> None:
     sweep(*common, adamw, sgd)
     sweep(*common, adamw, sgd, "search.lamb.lr=-1", expected=1)
     sweep(*common, adamw, sgd, "search.lamb.lr=-1,1e-1", "training.max_seconds=1e-9", expected=75)
-    sweep(*common, adamw, sgd, "search.lamb.lr=-1,1e-1,3e-1", "hydra.sweeper.timeout=1e-9", expected=75)
-    run(*TEXT, "checkpoint.save_steps=60", "optimizer=sgd", "lr=1e-1", "seed=0", "hydra.run.dir=sweep/again")
+    sweep(
+        *common,
+        adamw,
+        sgd,
+        "search.lamb.lr=-1,1e-1,3e-1",
+        "hydra.sweeper.timeout=1e-9",
+        expected=75,
+    )
+    run(
+        *TEXT,
+        "checkpoint.save_steps=60",
+        "optimizer=sgd",
+        "lr=1e-1",
+        "seed=0",
+        "hydra.run.dir=sweep/again",
+    )
 
 
 def branches() -> None:
@@ -191,12 +217,27 @@ def branches() -> None:
         folder="trunks",
     )
     trunks = ",".join(str(job) for job in jobs("trunks"))
-    sweep("checkpoint.save_steps=60", "training.max_steps=60", f"branch_from={trunks}", "optimizer=adamw,lamb")
+    sweep(
+        "checkpoint.save_steps=60",
+        "training.max_steps=60",
+        f"branch_from={trunks}",
+        "optimizer=adamw,lamb",
+    )
 
 
 KINDS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (grid, one_key, search, halving, diverged, workloads, confirmed, unfinished, branches)
+    for each in (
+        grid,
+        one_key,
+        search,
+        halving,
+        diverged,
+        workloads,
+        confirmed,
+        unfinished,
+        branches,
+    )
 }
 
 
@@ -217,7 +258,10 @@ def neutral(path: Path, place: Path) -> bytes:
 def _summary(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     speed = _speed(folder)
     values |= {"wall_seconds": values["global_step"] / speed + 1, "git": {}}
-    values |= {"hardware": {"device": "cpu", "name": "2 cores", "ranks": 1}, "run_id": _digest(folder.name)}
+    values |= {
+        "hardware": {"device": "cpu", "name": "2 cores", "ranks": 1},
+        "run_id": _digest(folder.name),
+    }
     for section in (values.get("perf", {}), values.get("metrics", {}).get("last", {})):
         _record(section, speed)
     values.pop("manifest", None)
@@ -225,7 +269,11 @@ def _summary(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _record(values: dict[str, Any], speed: float) -> dict[str, Any]:
-    steady = {"tokens_per_second": 128 * speed, "samples_per_second": 8 * speed, "peak_memory_bytes": 500_000_000}
+    steady = {
+        "tokens_per_second": 128 * speed,
+        "samples_per_second": 8 * speed,
+        "peak_memory_bytes": 500_000_000,
+    }
     steady |= {f"checkpoint_{what}_seconds": 0.01 for what in ("stall", "write")}
     for name, value in steady.items():
         values |= {key: value for key in (name, f"perf/{name}") if key in values}
@@ -236,14 +284,20 @@ def _record(values: dict[str, Any], speed: float) -> dict[str, Any]:
 
 def _clockless(values: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: NOON[:-1] + ".000000" if key.startswith("datetime") else "worker" if key == "worker_id" else value
+        key: NOON[:-1] + ".000000"
+        if key.startswith("datetime")
+        else "worker"
+        if key == "worker_id"
+        else value
         for key, value in values.items()
     }
 
 
 def _speed(folder: Path) -> float:
     text = (folder / "config.yaml").read_text() if (folder / "config.yaml").exists() else ""
-    return next((speed for name, speed in SPEED.items() if f"\noptimizer:\n  name: {name}\n" in text), 100.0)
+    return next(
+        (speed for name, speed in SPEED.items() if f"\noptimizer:\n  name: {name}\n" in text), 100.0
+    )
 
 
 def _digest(text: str) -> str:
@@ -266,11 +320,21 @@ def pack(name: str, place: Path) -> None:
     """
     folder = place / "sweep"
     names = [
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
     ]
-    here = (socket.gethostname(), str(Path.home()), str(Path.cwd()), str(FOLDER.parents[1]), tempfile.gettempdir())
+    here = (
+        socket.gethostname(),
+        str(Path.home()),
+        str(Path.cwd()),
+        str(FOLDER.parents[1]),
+        tempfile.gettempdir(),
+    )
     with tarfile.open(archive(name), "w:xz", preset=9) as packed:
-        for each in sorted(each for each in names if any(fnmatchcase(each, pattern) for pattern in KEPT)):
+        for each in sorted(
+            each for each in names if any(fnmatchcase(each, pattern) for pattern in KEPT)
+        ):
             content = neutral(folder / each, place)
             if found := [word for word in here if word.encode() in content]:
                 raise SystemExit(f"{name}: {each} names {found}")
@@ -299,18 +363,24 @@ def main(arguments: list[str]) -> None:
         for name in names or NAMES:
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
                 stored(name, Path())
-                snapshot(name).write_text(json.dumps(found_in(build.report([Path(name)])), indent=2) + "\n")
+                snapshot(name).write_text(
+                    json.dumps(found_in(build.report([Path(name)])), indent=2) + "\n"
+                )
         return
     torch.set_num_threads(1)
     launch.Server = ForkServer  # type: ignore[misc, assignment]
     driver._POLL_SECONDS = 0.05
     train.draw_curves = lambda path: None
     build.report = lambda folders, **options: None  # type: ignore[assignment]
-    for name in names or KINDS:  # each in a process of its own: a plugin stays loaded, and threads survive no fork
+    for name in (
+        names or KINDS
+    ):  # each in a process of its own: a plugin stays loaded, and threads survive no fork
         child = fork(partial(make, name), Path(os.devnull))
         if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise SystemExit(f"{name}: exit code {code}")
-    sys.stdout.write("".join(f"{name}: {archive(name).stat().st_size:,} bytes\n" for name in names or KINDS))
+    sys.stdout.write(
+        "".join(f"{name}: {archive(name).stat().st_size:,} bytes\n" for name in names or KINDS)
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ class Unsteady(NamedOptimizer):
 
     STATE = ("steps",)
 
-    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0, seed: int = 0
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self.seed = seed
 

@@ -27,7 +27,10 @@ def test_a_stop_between_evaluation_and_training_changes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*RUN, f"data.train={write_text(tmp_path, 120)}"]
-    assert optrun(*words, "training.eval_steps=8", "training.max_steps=8", "hydra.run.dir=straight") == 0
+    assert (
+        optrun(*words, "training.eval_steps=8", "training.max_steps=8", "hydra.run.dir=straight")
+        == 0
+    )
     often = ["training.eval_steps=2", "checkpoint.save_steps=2", "training.max_steps=4"]
     assert optrun(*words, *often, "hydra.run.dir=stopped") == 0
     assert optrun("resume=stopped", "training.eval_steps=8", "training.max_steps=8") == 0
@@ -36,9 +39,12 @@ def test_a_stop_between_evaluation_and_training_changes_nothing(
     told = records(Path("straight"))[-1]
     assert records(Path("stopped"))[-1] == told
     assert state(Path("stopped"), 8)["optimizer"] == state(Path("straight"), 8)["optimizer"]
-    # The average is what is judged, kept as the best, published and predicted with; it is not what was trained.
+    # The average is what is judged, kept as the best, published and predicted with; it is not what
+    # was trained.
     name = "transformer.h.0.mlp.c_fc.weight"
-    assert ended[f"model.safetensors:{name}"] != ended[f"optimizer.safetensors:{name}/training_weight"]
+    assert (
+        ended[f"model.safetensors:{name}"] != ended[f"optimizer.safetensors:{name}/training_weight"]
+    )
     capsys.readouterr()
     assert optrun("evaluate", "straight/checkpoints/best", "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -19,7 +19,12 @@ from optrun.training.step import TrainStep
 from tests.resume.test_exact import TASKS, causal_lm
 from tests.running import optrun, records, state, summary, tensors
 
-EVERY = ["training.max_steps=4", "training.logging_steps=2", "training.eval_steps=2", "checkpoint.keep_last=9"]
+EVERY = [
+    "training.max_steps=4",
+    "training.logging_steps=2",
+    "training.eval_steps=2",
+    "checkpoint.keep_last=9",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +99,14 @@ def test_it_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_step_0_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where training makes it worse: it has no checkpoint."""
-    words = [*causal_lm(tmp_path), *EVERY, "lr=100", "clip=none", "optimizer=sgd", "training.early_stopping_patience=9"]
+    words = [
+        *causal_lm(tmp_path),
+        *EVERY,
+        "lr=100",
+        "clip=none",
+        "optimizer=sgd",
+        "training.early_stopping_patience=9",
+    ]
     assert optrun(*words, "hydra.run.dir=run") == 0
     lines = records(Path("run"), before=True)
     assert lines[0]["eval/loss"] < min(line["eval/loss"] for line in lines[1:])
@@ -107,7 +119,12 @@ def test_step_0_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_signal_in_it_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is there to save; the same line again is a whole run."""
-    words = [*causal_lm(tmp_path), *EVERY, "training.per_device_eval_batch_size=2", "hydra.run.dir=run"]
+    words = [
+        *causal_lm(tmp_path),
+        *EVERY,
+        "training.per_device_eval_batch_size=2",
+        "hydra.run.dir=run",
+    ]
     original = BatchLoader.evaluation
 
     def batches(self: BatchLoader, *args: Any) -> Iterator[Any]:
@@ -127,7 +144,9 @@ def test_a_signal_in_it_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [record["step"] for record in records(Path("run"), before=True)] == [0, 2, 4]
 
 
-def test_a_run_that_begins_again_has_the_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_begins_again_has_the_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ended by an error in its first step, with the line written and nothing saved."""
     words = [*causal_lm(tmp_path), *EVERY, "hydra.run.dir=run"]
     with monkeypatch.context() as patch:
@@ -138,7 +157,9 @@ def test_a_run_that_begins_again_has_the_line_once(tmp_path: Path, monkeypatch: 
     assert [record["step"] for record in records(Path("run"), before=True)] == [0, 2, 4]
 
 
-def test_going_on_from_step_0_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_from_step_0_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint of step 0 (`on_nonfinite=rollback`) knows what was found before it."""
     words = [*causal_lm(tmp_path), *EVERY, "training.on_nonfinite=rollback", "hydra.run.dir=run"]
     with monkeypatch.context() as patch:

@@ -49,7 +49,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("optrun.runner.train.draw_curves", lambda path: None)
-        assert optrun(*words(folder), "optimizer.weight_decay=0.1", "run_name=oak", "hydra.run.dir=trunk") == 0
+        assert (
+            optrun(
+                *words(folder), "optimizer.weight_decay=0.1", "run_name=oak", "hydra.run.dir=trunk"
+            )
+            == 0
+        )
         yield folder
 
 
@@ -79,7 +84,9 @@ def test_a_branch_of_nothing_else_is_its_trunk(place: Path) -> None:
     assert (said["step"], said["changes"]) == (AT, {})
     assert "AdamW" in said["optimizer_state"]
     assert summary(Path("same"))["run_name"] == "same"
-    assert summary(Path("same"))["metrics"]["best"]["eval/loss"]["step"] > AT, "the trunk's best stays the trunk's"
+    assert summary(Path("same"))["metrics"]["best"]["eval/loss"]["step"] > AT, (
+        "the trunk's best stays the trunk's"
+    )
     assert optrun("verify", "same") == 0
     assert optrun("evaluate", "same") == 0
 
@@ -87,9 +94,20 @@ def test_a_branch_of_nothing_else_is_its_trunk(place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
-    ["lamb", "sgd optimizer.momentum=0.9", "muon", "schedule_free", "soap", "adafactor", "lazy_adam", "ademamix"],
+    [
+        "lamb",
+        "sgd optimizer.momentum=0.9",
+        "muon",
+        "schedule_free",
+        "soap",
+        "adafactor",
+        "lazy_adam",
+        "ademamix",
+    ],
 )
-def test_every_kind_of_state_is_carried(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_state_is_carried(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     choice = f"optimizer={optimizer}".split()
     assert optrun(*words(tmp_path), *choice, "param_groups=layerwise", "hydra.run.dir=trunk") == 0
@@ -97,15 +115,32 @@ def test_every_kind_of_state_is_carried(optimizer: str, tmp_path: Path, monkeypa
     same_from_there(tmp_path / "trunk", tmp_path / "branch")
 
 
-def test_another_optimizer_begins_anew_and_a_resume_goes_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_optimizer_begins_anew_and_a_resume_goes_on(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Half of a branch, then the other half without its trunk: as one that was never interrupted."""
-    changed = ["optimizer=lamb", "branch_schedule=restart", "scheduler.num_warmup_steps=2", "training.logging_steps=1"]
+    changed = [
+        "optimizer=lamb",
+        "branch_schedule=restart",
+        "scheduler.num_warmup_steps=2",
+        "training.logging_steps=1",
+    ]
     assert optrun(at(), *changed, "hydra.run.dir=lamb") == 0
     shown = capsys.readouterr().out
-    for fact in ("anew", "AdamW", "Lamb", "starts anew at the branch, over 3 steps", "adamw -> lamb"):
+    for fact in (
+        "anew",
+        "AdamW",
+        "Lamb",
+        "starts anew at the branch, over 3 steps",
+        "adamw -> lamb",
+    ):
         assert fact in shown
-    assert [record["train/lr"] for record in records(Path("lamb"))][:2] == [0.0, 1e-2], "lamb's own peak is 2e-2"
-    assert not any(name.startswith("optimizer.") for name in tensors(place / "lamb", AT)), "no state came along"
+    assert [record["train/lr"] for record in records(Path("lamb"))][:2] == [0.0, 1e-2], (
+        "lamb's own peak is 2e-2"
+    )
+    assert not any(name.startswith("optimizer.") for name in tensors(place / "lamb", AT)), (
+        "no state came along"
+    )
     shutil.copytree("trunk", "copy")
     stopped = ["hydra.run.dir=stopped", "training.max_seconds=1e-9"]
     assert optrun(at(run="copy"), *changed, *stopped) == 75
@@ -115,7 +150,9 @@ def test_another_optimizer_begins_anew_and_a_resume_goes_on(place: Path, capsys:
     assert tensors(Path("stopped"), STEPS) == tensors(Path("lamb"), STEPS)
 
 
-def test_killed_before_its_first_save_it_begins_from_the_trunk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_before_its_first_save_it_begins_from_the_trunk(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("optrun.training.checkpointing.CheckpointManager.save", _dies)
         assert optrun(at(), "hydra.run.dir=dead") == 74
@@ -132,13 +169,19 @@ def _dies(*_: object) -> None:
 REFUSED = {
     "seed": (["seed=3"], ["seed=3", "the trunk: 0"]),
     "length": (["training.max_steps=5"], ["training.max_steps=5", "step 5"]),
-    "schedule": (["scheduler.decay_steps=2"], ["scheduler.decay_steps", "cosine", "num_decay_steps"]),
+    "schedule": (
+        ["scheduler.decay_steps=2"],
+        ["scheduler.decay_steps", "cosine", "num_decay_steps"],
+    ),
     "recipe": (["-cn", "stdlib_gpt"], ["-cn stdlib_gpt", "trunk"]),
     "resume": (["resume=trunk"], ["resume=trunk", "branch_from", "one of them"]),
     "model": (["model.vocab_size=400"], ["model.vocab_size=400", "320"]),
     "task": (["task=masked_lm"], ["task.name=masked_lm", "causal_lm"]),
     "batch": (["training.per_device_train_batch_size=8"], ["per_device_train_batch_size=8", "4"]),
-    "accumulation": (["training.gradient_accumulation_steps=1"], ["gradient_accumulation_steps=1", "2"]),
+    "accumulation": (
+        ["training.gradient_accumulation_steps=1"],
+        ["gradient_accumulation_steps=1", "2"],
+    ),
     "rows": (["data.max_train_examples=9"], ["data.max_train_examples=9", "null"]),
     "key": (["optimizr=lamb"], ["optimizr", "optimizer"]),
     "values": (["optimizer=lamb,adamw"], ["-m"]),
@@ -163,7 +206,9 @@ def test_what_would_be_another_place_is_refused(
     assert not Path("refused").exists()
 
 
-def test_other_rows_are_refused_by_what_is_in_them(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_rows_are_refused_by_what_is_in_them(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = Path("corpus.txt").read_text().splitlines()
     Path("other.txt").write_text("\n".join([*lines[:-1], "vow"]) + "\n")
     assert optrun(at(), "data.train=other.txt", "hydra.run.dir=refused") == 2
@@ -195,7 +240,9 @@ def test_what_is_no_trunk_is_refused(place: Path, capsys: pytest.CaptureFixture[
         assert fact in capsys.readouterr().err
     assert not Path("refused").exists()
     with pytest.raises(ConfigError, match="on the command line"):
-        store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", ["branch_from=trunk"])))
+        store.typed(
+            store.without_hydra(store.compose(store.open_hydra(), "config", ["branch_from=trunk"]))
+        )
 
 
 def test_a_trunk_that_is_being_read_is_not_deleted(place: Path) -> None:
@@ -204,7 +251,11 @@ def test_a_trunk_that_is_being_read_is_not_deleted(place: Path) -> None:
     retention = Retention(run, keep_last=1)
     with reading(run.checkpoint(AT)):
         retention({2})
-        assert [step for step in range(STEPS + 1) if run.checkpoint(step).is_dir()] == [2, AT, STEPS]
+        assert [step for step in range(STEPS + 1) if run.checkpoint(step).is_dir()] == [
+            2,
+            AT,
+            STEPS,
+        ]
     retention(set())
     assert [step for step in range(STEPS + 1) if run.checkpoint(step).is_dir()] == [STEPS]
     with pytest.raises(CheckpointError), reading(run.checkpoint(AT)):
@@ -219,7 +270,9 @@ def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
         tokens = [f"{trunk}", "optimizer=adamw,lamb"]
         line = CommandLine(overrides=tokens)
         branching = Branching(hydra, line)
-        points = [[*branching.pinned(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")]
+        points = [
+            [*branching.pinned(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")
+        ]
         compose = Composer(hydra, "config", whole=branching, require=branching.require_place)
         return {job.name: dict(job.values) for job in build_jobs(compose, points)}
 
@@ -248,7 +301,9 @@ def test_explained_before_a_step(place: Path, capsys: pytest.CaptureFixture[str]
     facts = json.loads(capsys.readouterr().out)["branch"]
     assert facts["step"] == 6
     assert "AdamW" in facts["optimizer_state"]
-    assert facts["first_lr"] == pytest.approx(2e-3 * (1 - 0.5**0.5), rel=1e-6), "two of four steps down, 1 - sqrt"
+    assert facts["first_lr"] == pytest.approx(2e-3 * (1 - 0.5**0.5), rel=1e-6), (
+        "two of four steps down, 1 - sqrt"
+    )
     assert optrun("explain", at(6), "optimizer.amsgrad=true", "branch_schedule=restart") == 0
     shown = " ".join(capsys.readouterr().out.split())
     for fact in ("step 6", "anew", "max_exp_avg_sq", "over 2 steps"):

@@ -13,11 +13,18 @@ from tests.resume.test_features import run_in_parts, same
 from tests.running import TINY_GPT, optrun, records, summary, write_text
 
 RUN = [
-    *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT), "data=files", "data.train=corpus.txt",
-    "training.per_device_train_batch_size=4", "training.max_steps=4", "training.gradient_accumulation_steps=2",
-    "training.logging_steps=1", "training.eval_steps=2", "checkpoint.save_steps=2", "checkpoint.keep_last=9",
+    *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
+    "data=files",
+    "data.train=corpus.txt",
+    "training.per_device_train_batch_size=4",
+    "training.max_steps=4",
+    "training.gradient_accumulation_steps=2",
+    "training.logging_steps=1",
+    "training.eval_steps=2",
+    "checkpoint.save_steps=2",
+    "checkpoint.keep_last=9",
     "data.max_eval_examples=8",
-]  # fmt: skip
+]
 ON = "training.chunked_loss=true"
 
 
@@ -34,7 +41,9 @@ def test_stopped_at_every_step_it_is_the_same_run() -> None:
     same(summary(Path("whole"))["global_step"])
 
 
-def test_it_trains_as_with_all_logits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_as_with_all_logits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert optrun(*RUN, "training.chunked_loss=false", "hydra.run.dir=plain") == 0
     assert "chunked_loss" not in capsys.readouterr().out
     monkeypatch.setattr(chunked, "LEAST", 0)

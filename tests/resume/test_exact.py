@@ -37,7 +37,12 @@ BERT = [word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in T
 
 def causal_lm(folder: Path) -> list[str]:
     """Text of about 50 blocks, 7 steps an epoch with accumulation: step 4 lies inside the first."""
-    return [*GPT, "data=files", f"data.train={write_text(folder, 80)}", "training.per_device_train_batch_size=4"]
+    return [
+        *GPT,
+        "data=files",
+        f"data.train={write_text(folder, 80)}",
+        "training.per_device_train_batch_size=4",
+    ]
 
 
 def classification(folder: Path) -> list[str]:
@@ -75,9 +80,15 @@ COMMON = [
 ]
 
 
-FEW = ["scheduler=cosine", "scheduler.decay_steps=20", "training.eval_steps=2", "training.logging_steps=1"]
+FEW = [
+    "scheduler=cosine",
+    "scheduler.decay_steps=20",
+    "training.eval_steps=2",
+    "training.logging_steps=1",
+]
 FEW += ["training.max_steps=4", "checkpoint.keep_last=9"]
-"""Where what is kept of an older run is the point, and stopping in the middle of everything is not."""
+"""Where what is kept of an older run is the point, and stopping in the middle of everything is not.
+"""
 
 
 def same(one: Path, other: Path, step: int = WHOLE) -> None:
@@ -120,7 +131,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
 
 
 # The other three pairs: `faults/test_stops.py`.
-@pytest.mark.parametrize(("task", "workers"), [("causal_lm", 2), ("classification", 0), ("masked_lm", 2)])
+@pytest.mark.parametrize(
+    ("task", "workers"), [("causal_lm", 2), ("classification", 0), ("masked_lm", 2)]
+)
 def test_stop_by_signal(
     task: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Straight
 ) -> None:
@@ -138,7 +151,9 @@ def test_stop_by_signal(
     same(undisturbed, Path("stopped"))
 
 
-def test_stop_by_step_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Straight) -> None:
+def test_stop_by_step_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Straight
+) -> None:
     """The end of the shorter run, with its evaluation and its last log line, leaves no trace in the longer one."""
     monkeypatch.chdir(tmp_path)
     words, undisturbed = straight("causal_lm")
@@ -147,10 +162,14 @@ def test_stop_by_step_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, str
     assert optrun("resume=stopped", f"training.max_steps={WHOLE}") == 0
     assert records(undisturbed) == records(Path("stopped"))
     assert tensors(undisturbed, WHOLE) == tensors(Path("stopped"), WHOLE)
-    assert summary(Path("stopped"))["resumes"][0]["changes"] == {"training.max_steps": [HALF, WHOLE]}
+    assert summary(Path("stopped"))["resumes"][0]["changes"] == {
+        "training.max_steps": [HALF, WHOLE]
+    }
 
 
-def test_other_intervals_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Straight) -> None:
+def test_other_intervals_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Straight
+) -> None:
     """Logging, evaluating and saving at other steps leaves the weights as they were."""
     monkeypatch.chdir(tmp_path)
     words, undisturbed = straight("causal_lm")
@@ -161,7 +180,12 @@ def test_other_intervals_change_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_new_lr_is_the_lr_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*causal_lm(tmp_path), "scheduler=constant", "training.max_steps=2", "training.logging_steps=1"]
+    words = [
+        *causal_lm(tmp_path),
+        "scheduler=constant",
+        "training.max_steps=2",
+        "training.logging_steps=1",
+    ]
     assert optrun(*words, "hydra.run.dir=run", "lr=1e-3") == 0
     assert optrun("resume=run", "lr=5e-4", "training.max_steps=4") == 0
     assert [record["train/lr"] for record in records(Path("run"))] == [1e-3, 1e-3, 5e-4, 5e-4]
@@ -175,7 +199,12 @@ def test_a_run_keeps_the_layers_it_was_started_with(
     monkeypatch.chdir(tmp_path)
     norm = "transformer.ln_f.weight"
     older = {norm: (1, 1), "transformer.h.0.ln_1.weight": (2, 2)}
-    words = [*causal_lm(tmp_path), "param_groups=layerwise", "training.max_steps=4", "training.logging_steps=1"]
+    words = [
+        *causal_lm(tmp_path),
+        "param_groups=layerwise",
+        "training.max_steps=4",
+        "training.logging_steps=1",
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(build, "look_at_uses", lambda *_: (older, "an older version"))
         assert optrun(*words, "hydra.run.dir=straight") == 0
@@ -183,7 +212,11 @@ def test_a_run_keeps_the_layers_it_was_started_with(
     capsys.readouterr()
     assert optrun("resume=stopped", "training.max_seconds=null") == 0
     said = " ".join("".join(capsys.readouterr()).split())
-    for fact in (f"{norm} (embeddings)", "this run was started with", "a forward pass of GPT2LMHeadModel"):
+    for fact in (
+        f"{norm} (embeddings)",
+        "this run was started with",
+        "a forward pass of GPT2LMHeadModel",
+    ):
         assert fact in said
     assert tensors(Path("straight"), 4) == tensors(Path("stopped"), 4)
     assert records(Path("straight")) == records(Path("stopped"))
@@ -191,7 +224,9 @@ def test_a_run_keeps_the_layers_it_was_started_with(
     assert tensors(Path("straight"), 4) != tensors(Path("new"), 4)
 
 
-def test_a_run_and_its_branches_keep_their_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_its_branches_keep_their_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An older optrun made tokens of what stands in the text once: from the same rows another tokenizer is trained."""
     monkeypatch.chdir(tmp_path)
     rows = [f"visit {n}: {sentence(n)},{'no' if n % 3 else 'yes'}" for n in range(100)]
@@ -226,7 +261,9 @@ def test_a_tokenizer_is_kept_with_other_rows_and_not_used_when_damaged(
     for fact in ("RUN_DIR/tokenizer", "the tokenizer is another one", "Restore"):
         assert fact in said.err
     saved.write_text(whole)
-    Path("other.txt").write_text("zebras yawn " * 400)  # of which another vocabulary would be learnt
+    Path("other.txt").write_text(
+        "zebras yawn " * 400
+    )  # of which another vocabulary would be learnt
     assert optrun("resume=run", "training.max_steps=4", "data.train=other.txt") == 0
     assert json.loads(saved.read_text())["model"]["vocab"] == json.loads(whole)["model"]["vocab"]
 

@@ -17,27 +17,47 @@ from tests.running import TINY_BERT, optrun, records, state, summary, tensors, w
 STEPS = 4
 RUN = [
     *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
-    "task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=16",
-    "training.per_device_train_batch_size=4", "training.gradient_accumulation_steps=2", f"training.max_steps={STEPS}",
-    "training.logging_steps=1", "training.eval_steps=2", "checkpoint.save_steps=3", "checkpoint.keep_last=9",
-]  # fmt: skip
+    "task=sequence_classification",
+    "data=files",
+    "data.train=train.csv",
+    "data.max_length=16",
+    "training.per_device_train_batch_size=4",
+    "training.gradient_accumulation_steps=2",
+    f"training.max_steps={STEPS}",
+    "training.logging_steps=1",
+    "training.eval_steps=2",
+    "checkpoint.save_steps=3",
+    "checkpoint.keep_last=9",
+]
 STALL = ["lr=1e-12", "training.early_stopping_threshold=10"]  # which no evaluation gets better by
 FEATURES = {
     "class weights": ["task.class_weights={even: 3.0}", "training.label_smoothing_factor=0.1"],
-    "evaluation sets": ["data.eval={dev: dev.csv, hard: hard.csv}", "checkpoint.metric=eval/hard/loss"],
+    "evaluation sets": [
+        "data.eval={dev: dev.csv, hard: hard.csv}",
+        "checkpoint.metric=eval/hard/loss",
+    ],
     "plateau of one": [
-        "data.eval={dev: dev.csv, hard: hard.csv}", "scheduler=plateau", "scheduler.metric=eval/hard/loss",
-        "scheduler.patience=0", "checkpoint.metric=eval/dev/accuracy",
+        "data.eval={dev: dev.csv, hard: hard.csv}",
+        "scheduler=plateau",
+        "scheduler.metric=eval/hard/loss",
+        "scheduler.patience=0",
+        "checkpoint.metric=eval/dev/accuracy",
     ],
     "callback": ["callbacks.watch={}", "--plugin", "watch.py"],
     "early stopping": [*STALL, "training.early_stopping_patience=2", "training.eval_steps=1"],
     "all of them": [
-        "data.eval={dev: dev.csv, hard: hard.csv}", "task.class_weights=balanced", "callbacks.watch={}", "--plugin",
-        "watch.py", "training.early_stopping_patience=9", "training.label_smoothing_factor=0.2",
+        "data.eval={dev: dev.csv, hard: hard.csv}",
+        "task.class_weights=balanced",
+        "callbacks.watch={}",
+        "--plugin",
+        "watch.py",
+        "training.early_stopping_patience=9",
+        "training.label_smoothing_factor=0.2",
         "training.noise_scale=true",
-        "scheduler=plateau", "scheduler.metric=eval/dev/loss",
+        "scheduler=plateau",
+        "scheduler.metric=eval/dev/loss",
     ],
-}  # fmt: skip
+}
 FEW = ("early stopping", "all of them")
 """Which hold the others' parts; those are tried alone in the slow suite."""
 
@@ -74,7 +94,8 @@ def same(step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "feature", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FEATURES]
+    "feature",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FEATURES],
 )
 def test_stopped_at_every_step_it_is_the_same_run(feature: str) -> None:
     args = words_with(RUN, *FEATURES[feature])
@@ -89,7 +110,9 @@ def test_stopped_at_every_step_it_is_the_same_run(feature: str) -> None:
 def test_early_stopping_after_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad at step 5: back to 3, where one evaluation less was counted, and on from there, stopped or not."""
     args = [*RUN, *STALL, "training.early_stopping_patience=3", "training.on_nonfinite=rollback"]
-    args = [arg for arg in args if not arg.startswith("training.max_steps")] + ["training.max_steps=12"]
+    args = [arg for arg in args if not arg.startswith("training.max_steps")] + [
+        "training.max_steps=12"
+    ]
     with poisoned(monkeypatch, set()) as marks:
         assert optrun(*args, "hydra.run.dir=probe") == 0
     assert summary(Path("probe"))["stopped"]["step"] == 8

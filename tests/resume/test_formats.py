@@ -1,7 +1,8 @@
 """A stored run of the current format resumes to the bits that its own version trained.
 
-`formats.tar.xz` holds, in a folder named by the format's number, a tiny run that an earlier optrun stopped at step 2,
-and what that version had after step 4. Once a version is released, a new format gets a folder beside the older ones.
+`formats.tar.xz` holds, in a folder named by the format's number, a tiny run that an earlier optrun
+stopped at step 2, and what that version had after step 4. Once a version is released, a new format
+gets a folder beside the older ones.
 """
 
 from __future__ import annotations
@@ -54,12 +55,18 @@ def test_resumes_exactly(
     assert "renamed" not in said
     for file in ("model.safetensors", "optimizer.safetensors"):
         found, expected = (
-            load_file(path / file) for path in (checkpoint.with_name("step-00000004"), run.parent / "expected")
+            load_file(path / file)
+            for path in (checkpoint.with_name("step-00000004"), run.parent / "expected")
         )
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            np.testing.assert_allclose(found[key], value, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
-    theirs = [json.loads(line) for line in (run.parent / "expected" / "metrics.jsonl").read_text().splitlines()]
+            np.testing.assert_allclose(
+                found[key], value, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6
+            )
+    theirs = [
+        json.loads(line)
+        for line in (run.parent / "expected" / "metrics.jsonl").read_text().splitlines()
+    ]
     ours = records(run)
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     assert [line["train/loss"] for line in ours] == pytest.approx(

@@ -83,7 +83,9 @@ def of_the_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(of_the_library: Path, here: Path) -> None:
+def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(
+    of_the_library: Path, here: Path
+) -> None:
     trained("straight", *RADAM)
     shutil.copytree(of_the_library, "run")
     assert read_config(Path("run/config.yaml"))["optimizer"]["kind"] == "pytorch_optimizer"
@@ -107,7 +109,9 @@ def test_choices_of_the_users_own(here: Path, capsys: pytest.CaptureFixture[str]
     start("straight", 4)
     start("run", 2)
     saved = read_config(Path("run/config.yaml"))
-    assert {group: saved[group]["kind"] for group in OWN} == {group: kind for group, (kind, _) in OWN.items()}
+    assert {group: saved[group]["kind"] for group in OWN} == {
+        group: kind for group, (kind, _) in OWN.items()
+    }
     assert [saved[group]["name"] for group in OWN] == ["mine"] * len(OWN)
     capsys.readouterr()
     assert optrun("evaluate", "run", "--json") == 0
@@ -121,10 +125,19 @@ def test_choices_of_the_users_own(here: Path, capsys: pytest.CaptureFixture[str]
     assert "mine (adam)" in Path("both/report.md").read_text()
 
 
-def test_a_task_of_the_users_own_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_of_the_users_own_is_explained(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_own("task", "sequence_classification", "")
     write_labelled(here)
-    words = ["--config-dir", "conf", "task=mine", "model=bert_tiny", "data=files", "data.train=train.csv"]
+    words = [
+        "--config-dir",
+        "conf",
+        "task=mine",
+        "model=bert_tiny",
+        "data=files",
+        "data.train=train.csv",
+    ]
     assert optrun("explain", *words) == 0
     said = capsys.readouterr().out
     assert "BertForSequenceClassification" in said
@@ -134,12 +147,24 @@ def test_a_task_of_the_users_own_is_explained(here: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("group", "text", "facts"),
     [
-        ("optimizer", "name: mine\ndefault_lr: 0.1\nweight_decay: 0\n", ("optimizer=mine", "defaults: [", "adamw")),
+        (
+            "optimizer",
+            "name: mine\ndefault_lr: 0.1\nweight_decay: 0\n",
+            ("optimizer=mine", "defaults: [", "adamw"),
+        ),
         ("clip", "name: mine\n", ("clip=mine", "global_norm")),
         ("tracking", "name: mine\n", ("tracking=mine", "tensorboard")),
         ("task", "name: mine\n", ("task=mine", "causal_lm")),
-        ("optimizer", "defaults: [lamb, _self_]\nname: adamw\n", ("optimizer.name=adamw", "this one is lamb")),
-        ("tracking", "defaults: [wandb, _self_]\nname: trackio\n", ("tracking.name=trackio", "this one is wandb")),
+        (
+            "optimizer",
+            "defaults: [lamb, _self_]\nname: adamw\n",
+            ("optimizer.name=adamw", "this one is lamb"),
+        ),
+        (
+            "tracking",
+            "defaults: [wandb, _self_]\nname: trackio\n",
+            ("tracking.name=trackio", "this one is wandb"),
+        ),
     ],
 )
 def test_a_choice_that_is_none_or_another_is_refused(
@@ -148,7 +173,9 @@ def test_a_choice_that_is_none_or_another_is_refused(
     """Without a choice of ours beneath it, a file would be taken for one that does nothing."""
     write_own(group, "", "")
     Path("conf", group, "mine.yaml").write_text(text)
-    code = optrun("--config-dir", "conf", *RUN, "data.train=corpus.txt", f"{group}=mine", "hydra.run.dir=run")
+    code = optrun(
+        "--config-dir", "conf", *RUN, "data.train=corpus.txt", f"{group}=mine", "hydra.run.dir=run"
+    )
     said = capsys.readouterr().err
     assert code == 2
     assert [fact for fact in facts if fact not in said] == []

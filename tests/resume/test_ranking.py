@@ -64,7 +64,12 @@ def of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(folder: Path, steps: int, *more: str) -> list[str]:
     """Evaluated and saved at every step; the newest and the best are kept."""
-    each = ["training.eval_steps=1", "training.logging_steps=1", "checkpoint.save_steps=1", "checkpoint.keep_last=1"]
+    each = [
+        "training.eval_steps=1",
+        "training.logging_steps=1",
+        "checkpoint.save_steps=1",
+        "checkpoint.keep_last=1",
+    ]
     return [*causal_lm(folder), *each, f"training.max_steps={steps}", "hydra.run.dir=run", *more]
 
 
@@ -76,7 +81,9 @@ def there(*, deleted: bool = False) -> tuple[list[int], str]:
     return sorted(int(path.name.split("-")[1]) for path in run.checkpoints.glob("step-*")), best
 
 
-def test_another_metric_ranks_anew(find: Evaluations, of_three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_metric_ranks_anew(
+    find: Evaluations, of_three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Losses are not compared with accuracies: 3.0 would be the best accuracy for good."""
     shutil.copytree(of_three, "run")
     assert there() == ([1, 3], "step-00000001")
@@ -85,8 +92,18 @@ def test_another_metric_ranks_anew(find: Evaluations, of_three: Path, capsys: py
     assert optrun("resume=run", "checkpoint.metric=eval/accuracy", "training.max_steps=6") == 0
     assert "ranked by eval/accuracy (max) from here on" in capsys.readouterr().out
     assert there() == ([4, 6], "step-00000004")
-    assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {"value": 0.4, "step": 4, "loss": 0.9, "tied": 1}
-    assert summary(Path("run"))["metrics"]["best"]["eval/loss"] == {"value": 0.5, "step": 1, "loss": 0.5, "tied": 1}
+    assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {
+        "value": 0.4,
+        "step": 4,
+        "loss": 0.9,
+        "tied": 1,
+    }
+    assert summary(Path("run"))["metrics"]["best"]["eval/loss"] == {
+        "value": 0.5,
+        "step": 1,
+        "loss": 0.5,
+        "tied": 1,
+    }
 
 
 def test_another_direction_ranks_anew(find: Evaluations, of_three: Path) -> None:
@@ -104,15 +121,29 @@ def test_the_same_metric_by_its_name_is_no_other(
 ) -> None:
     shutil.copytree(of_three, "run")
     find([0.9, 0.8], [0.4, 0.3])
-    assert optrun("resume=run", "checkpoint.metric=loss", "checkpoint.mode=min", "training.max_steps=5") == 0
-    assert "from here on" not in capsys.readouterr().out.replace("what is computed from here on", "")
+    assert (
+        optrun(
+            "resume=run", "checkpoint.metric=loss", "checkpoint.mode=min", "training.max_steps=5"
+        )
+        == 0
+    )
+    assert "from here on" not in capsys.readouterr().out.replace(
+        "what is computed from here on", ""
+    )
     assert there() == ([1, 5], "step-00000001")
 
 
-def test_nothing_is_best_before_the_first_evaluation_by_another_metric(find: Evaluations, of_three: Path) -> None:
+def test_nothing_is_best_before_the_first_evaluation_by_another_metric(
+    find: Evaluations, of_three: Path
+) -> None:
     """The old best goes with the newest; what named it goes too."""
     shutil.copytree(of_three, "run")
-    more = ["checkpoint.metric=accuracy", "training.eval_steps=9", "training.max_seconds=1e-9", "training.max_steps=9"]
+    more = [
+        "checkpoint.metric=accuracy",
+        "training.eval_steps=9",
+        "training.max_seconds=1e-9",
+        "training.max_steps=9",
+    ]
     assert optrun("resume=run", *more) == 75
     assert there() == ([4], "")
 
@@ -125,8 +156,11 @@ def test_a_tie_goes_to_the_lower_loss_and_then_to_the_later_step(
     assert optrun(*words(tmp_path, 5, "checkpoint.metric=accuracy")) == 0
     assert there() == ([4, 5], "step-00000004")
     assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {
-        "value": 0.9, "step": 4, "loss": 0.01, "tied": 4
-    }  # fmt: skip
+        "value": 0.9,
+        "step": 4,
+        "loss": 0.01,
+        "tied": 4,
+    }
     said = capsys.readouterr().out
     assert optrun("export", "run/checkpoints/best", "out") == 0
     for text in (said, capsys.readouterr().out):

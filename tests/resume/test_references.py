@@ -16,7 +16,11 @@ SECRET = "hunter2-not-for-files"
 
 
 def leaks(folder: Path) -> list[str]:
-    return [str(path) for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    return [
+        str(path)
+        for path in folder.rglob("*")
+        if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
 
 
 @pytest.fixture
@@ -32,11 +36,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WORDS = [
-    *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT), "data=files",
-    "data.train=${oc.env:DATA}/corpus.txt", "run_name=exp-${oc.env:SECRET}",
-    "hydra.run.dir=run", "tracking=tensorboard", "training.max_steps=2", "checkpoint.save_steps=1",
-    "seed=${oc.env:SEED}", "task.prompt=${run_name}",
-]  # fmt: skip
+    *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
+    "data=files",
+    "data.train=${oc.env:DATA}/corpus.txt",
+    "run_name=exp-${oc.env:SECRET}",
+    "hydra.run.dir=run",
+    "tracking=tensorboard",
+    "training.max_steps=2",
+    "checkpoint.save_steps=1",
+    "seed=${oc.env:SEED}",
+    "task.prompt=${run_name}",
+]
 
 
 def test_files_hold_the_reference_and_a_resume_asks_again(
@@ -76,11 +86,15 @@ def test_a_file_has_no_variable_sent(place: Path, capsys: pytest.CaptureFixture[
     run = RunDir(place / "run")
     server = "http://127.0.0.1:9/${oc.env:SECRET}"
     forged = run.config.read_text()
-    forged = forged.replace("  name: tensorboard\n", f"  name: mlflow\n  tracking_uri: {server}\n  experiment: x\n")
+    forged = forged.replace(
+        "  name: tensorboard\n", f"  name: mlflow\n  tracking_uri: {server}\n  experiment: x\n"
+    )
     forged = forged.replace("environment:\n", "environment:\n- tracking.tracking_uri\n")
     run.config.write_text(forged)
     run.summary.write_text(
-        json.dumps({**summary(run.path), "config_sha256": hashlib.sha256(forged.encode()).hexdigest()})
+        json.dumps(
+            {**summary(run.path), "config_sha256": hashlib.sha256(forged.encode()).hexdigest()}
+        )
     )
     capsys.readouterr()
     assert optrun("resume=run", "training.max_steps=3", "run_name=mine") == 2
@@ -99,9 +113,15 @@ def test_a_file_has_no_variable_sent(place: Path, capsys: pytest.CaptureFixture[
     assert leaks(place) == []
 
 
-def test_a_note_of_how_a_run_began_has_no_variable_sent(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_of_how_a_run_began_has_no_variable_sent(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a run that is said to have been killed before it wrote its configuration."""
-    words = [*WORDS[:-1], "tracking=mlflow", "tracking.tracking_uri=http://127.0.0.1:9/${oc.env:SECRET}"]
+    words = [
+        *WORDS[:-1],
+        "tracking=mlflow",
+        "tracking.tracking_uri=http://127.0.0.1:9/${oc.env:SECRET}",
+    ]
     task = [word for word in words if not word.startswith(("hydra.", "tracking=tensorboard"))]
     (place / "run" / ".hydra").mkdir(parents=True)
     (place / "run" / ".hydra" / "overrides.yaml").write_text("[]\n")
@@ -135,6 +155,8 @@ def test_a_message_of_a_failed_run_repeats_no_value(place: Path, forked_jobs: No
     assert leaks(place) == []
 
 
-def test_what_could_not_be_read_again_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_be_read_again_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert optrun(*WORDS[:-1], "task.prompt='${oc.decode:${oc.env:SECRET}}'") == 2
     assert "task.prompt holds" in capsys.readouterr().err

@@ -71,7 +71,9 @@ def config_of(optimizer: str, scheduler: str) -> RunConfig:
     words = [*WORDS.get(optimizer, []), *WORDS.get(scheduler, [])]
     if optimizer == "adamwdl":
         words.append("optimizer.weight_decay=0.1")
-    cfg = store.compose(store.open_hydra(), "config", [f"optimizer={optimizer}", f"scheduler={scheduler}", *words])
+    cfg = store.compose(
+        store.open_hydra(), "config", [f"optimizer={optimizer}", f"scheduler={scheduler}", *words]
+    )
     return store.typed(store.without_hydra(cfg))
 
 
@@ -82,7 +84,9 @@ class Half:
         torch.manual_seed(1)
         self.model = kind()
         decay = getattr(config.optimizer, "weight_decay", None)
-        groups = build_param_groups(self.model, config.param_groups, lr=config.lr, weight_decay=decay)
+        groups = build_param_groups(
+            self.model, config.param_groups, lr=config.lr, weight_decay=decay
+        )
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
         clip = build_clip(config.clip)
@@ -97,7 +101,10 @@ class Half:
         )
         self.state = TrainState()
         setup: Any = SimpleNamespace(
-            model=self.model, train_step=self.train_step, state=self.state, plan=EpochPlan(total, 1, 1, 0)
+            model=self.model,
+            train_step=self.train_step,
+            state=self.state,
+            plan=EpochPlan(total, 1, 1, 0),
         )
         constants = CheckpointMetadata(global_step=0, model_class=kind.__name__, config_digest="")
         self.take = Snapshots(setup, constants, allow_nonfinite=False)
@@ -116,11 +123,15 @@ class Half:
     def digests(self) -> dict[str, str]:
         """Of all tensors, by name."""
         tensors, _ = named_state(self.train_step.optimizer)
-        return {name: tensor_digest(value) for name, value in (*model_tensors(self.model).items(), *tensors.items())}
+        return {
+            name: tensor_digest(value)
+            for name, value in (*model_tensors(self.model).items(), *tensors.items())
+        }
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "scheduler"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)]
+    ("optimizer", "scheduler"),
+    [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)],
 )
 def test_goes_on_as_if_nothing_had_been(optimizer: str, scheduler: str, memory_path: Path) -> None:
     config = config_of(optimizer, scheduler)
@@ -142,7 +153,10 @@ def test_goes_on_as_if_nothing_had_been(optimizer: str, scheduler: str, memory_p
     assert again.digests() == straight.digests() == first.digests()
     assert [group["lr"] for group in again.train_step.optimizer.param_groups] == rates
     assert again.train_step.scheduler.state_dict() == straight.train_step.scheduler.state_dict()
-    assert again.take(RandomStates(CPU).packed()).metadata == straight.take(RandomStates(CPU).packed()).metadata
+    assert (
+        again.take(RandomStates(CPU).packed()).metadata
+        == straight.take(RandomStates(CPU).packed()).metadata
+    )
 
 
 def test_all_that_can_be_chosen_are_here() -> None:

@@ -47,11 +47,14 @@ for _word in ("model.config.n_embd=32", "model.config.n_layer=2"):
 def fork(work: Callable[[], int], log: Path) -> int:
     """Run a function in a forked process; returns its id.
 
-    What is there is nothing to the child's collector: it would look through all that is imported, and copy the memory.
+    What is there is nothing to the child's collector: it would look through all that is imported,
+    and copy the memory.
     """
     gc.freeze()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's idle threads; they are not used in the child
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # torch's idle threads; they are not used in the child
         pid = os.fork()
     if pid:
         gc.unfreeze()
@@ -59,7 +62,9 @@ def fork(work: Callable[[], int], log: Path) -> int:
     code = 99
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(sink, 1)
         os.dup2(sink, 2)
@@ -133,7 +138,9 @@ def fork_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 def _compose_beforehand() -> None:
     """Compose once what each launch composes for its launcher: what is remembered of it, forked processes have."""
     for words in ([], ["hydra/sweeper=optuna"]):
-        store.compose(store.open_hydra(), "config", [*words, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+        store.compose(
+            store.open_hydra(), "config", [*words, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN
+        )
 
 
 def sweep(*words: str, folder: str | Path = "sweep") -> int:
@@ -157,7 +164,11 @@ def result(folder: str | Path = "sweep") -> dict[str, dict[str, Any]]:
 
 def same(job: Path, undisturbed: Path) -> bool:
     """Whether a finished job has the metrics and the last weights and states of another, bit for bit."""
-    return whole(job) and records(job) == records(undisturbed) and tensors(job, STEPS) == tensors(undisturbed, STEPS)
+    return (
+        whole(job)
+        and records(job) == records(undisturbed)
+        and tensors(job, STEPS) == tensors(undisturbed, STEPS)
+    )
 
 
 def steps(job: Path) -> list[int]:

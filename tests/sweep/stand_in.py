@@ -98,7 +98,10 @@ class StandIn:
                 self.sweep.write_record(job.name, record)
 
     def is_short_of(self, goal: Goal) -> bool:
-        at_rung = goal.stop_at is not None and str(goal.stop_at) in self.sweep.read_record(goal.job.name).rungs
+        at_rung = (
+            goal.stop_at is not None
+            and str(goal.stop_at) in self.sweep.read_record(goal.job.name).rungs
+        )
         return not (self.board.row(goal.job).state.ended or at_rung)
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
@@ -113,7 +116,9 @@ class StandIn:
         run = self.sweep.run(job.name)
         run.path.mkdir(exist_ok=True)
         untrained = f'{{"step": 0, "eval/loss": {UNTRAINED}}}\n'
-        run.metrics.write_text(untrained + "".join(f'{{"step": {at}}}\n' for at in range(1, step + 1)))
+        run.metrics.write_text(
+            untrained + "".join(f'{{"step": {at}}}\n' for at in range(1, step + 1))
+        )
         diverged = job.values["lr"] > self.diverges_above
         summary = {
             "format": 1,
@@ -129,19 +134,35 @@ class StandIn:
 
 def loss(values: Mapping[str, Any]) -> float:
     """Of a job."""
-    return abs(math.log10(values["lr"]) - SUITS[values["optimizer"]["name"]]) + 0.01 * int(values["seed"])
+    return abs(math.log10(values["lr"]) - SUITS[values["optimizer"]["name"]]) + 0.01 * int(
+        values["seed"]
+    )
 
 
 def options(**changed: Any) -> OptunaConfig:
     """Of the sweeper."""
     given: dict[str, Any] = {
-        "name": "optuna", "params": {}, "search": {}, "timeout": None, "stall_seconds": None,
-        "retry_failed": False, "max_batch_size": None,
+        "name": "optuna",
+        "params": {},
+        "search": {},
+        "timeout": None,
+        "stall_seconds": None,
+        "retry_failed": False,
+        "max_batch_size": None,
         "devices": None,
-        "rungs": [], "reduction_factor": 2, "n_trials": 6, "n_steps": None, "n_jobs": 1, "sampler": Sampler.random,
-        "seed": 0, "storage": None, "pruner": Pruner.none, "min_resource": None,
-        "confirm": ConfirmConfig(seeds=None, power=None, difference=None, baseline=None), "objectives": [],
-    }  # fmt: skip
+        "rungs": [],
+        "reduction_factor": 2,
+        "n_trials": 6,
+        "n_steps": None,
+        "n_jobs": 1,
+        "sampler": Sampler.random,
+        "seed": 0,
+        "storage": None,
+        "pruner": Pruner.none,
+        "min_resource": None,
+        "confirm": ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
+        "objectives": [],
+    }
     return OptunaConfig(**{**given, **changed})
 
 
@@ -162,10 +183,14 @@ def _composer() -> Composer:
 
 
 @functools.cache
-def search_of(own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]) -> Search:
+def search_of(
+    own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]
+) -> Search:
     """A search, of which every start is the first: what it has open is opened anew."""
     check = functools.partial(overrides.checked, _composer().hydra, "config", sweep=True)
-    contenders = contenders_of(_composer().hydra, check, merged(["training.max_steps=4"], common), own)
+    contenders = contenders_of(
+        _composer().hydra, check, merged(["training.max_steps=4"], common), own
+    )
     return Search(_composer().hydra, _composer(), options(**dict(changed)), contenders)
 
 

@@ -45,7 +45,9 @@ def test_a_sweep_is_confirmed_and_goes_on(
     line = ["optimizer=lamb,adamw", "lr=1e-3", "seed=0", "clip.max_norm=0.5"]
     assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}") == 0
     pilot, folder = Path("sweep"), Path("sweep", "confirm")
-    assert shown == [(pilot, True), (pilot, False)], "what was chosen in a line, then one report of all"
+    assert shown == [(pilot, True), (pilot, False)], (
+        "what was chosen in a line, then one report of all"
+    )
     runs = load_runs([folder])
     assert {(each.optimizer, each.seed, each.global_step) for each in runs} == {
         (optimizer, seed, STEPS) for optimizer in ("lamb", "adamw") for seed in (5, 6, 7)
@@ -66,7 +68,9 @@ def test_a_sweep_is_confirmed_and_goes_on(
     assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}", "hydra.sweeper.timeout=1000") == 0
     assert ForkServer.launches == []
     monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
-    assert run(["confirm", str(pilot)]) == 2  # such as a plugin that is not named this time; its record stays
+    assert (
+        run(["confirm", str(pilot)]) == 2
+    )  # such as a plugin that is not named this time; its record stays
     assert run(["confirm", str(pilot), "seeds=5-8"]) == 2
     assert "planned with seeds 5-7" in capsys.readouterr().err
     assert json.loads((folder / "confirmation.json").read_text())["seeds"] == [5, 6, 7]
@@ -77,7 +81,10 @@ def _refuse(*arguments: object, **options: object) -> int:
 
 
 def test_a_refusal_leaves_nothing(
-    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pilot = shutil.copytree(undisturbed, place / "pilot")
     for given, message in [
@@ -85,10 +92,19 @@ def test_a_refusal_leaves_nothing(
         ("seeds=5-6", "hydra.sweeper.confirm.seeds: expected at least 3, got 2"),
         ("power=80", "hydra.sweeper.confirm.power=80.0"),
         ("difference=0", "hydra.sweeper.confirm.difference=0.0: expected a number above 0"),
-        ("seeds=5-9 hydra.sweeper.confirm.difference=1", "hydra.sweeper.confirm.difference=1.0: plans how many seeds"),
+        (
+            "seeds=5-9 hydra.sweeper.confirm.difference=1",
+            "hydra.sweeper.confirm.difference=1.0: plans how many seeds",
+        ),
     ]:
         assert (
-            sweep("optimizer=lamb,adamw", "lr=2e-3", "seed=0", *f"hydra.sweeper.confirm.{given}".split(), folder="new")
+            sweep(
+                "optimizer=lamb,adamw",
+                "lr=2e-3",
+                "seed=0",
+                *f"hydra.sweeper.confirm.{given}".split(),
+                folder="new",
+            )
             == 2
         )
         assert message in capsys.readouterr().err
@@ -103,7 +119,10 @@ def test_a_refusal_leaves_nothing(
         (["confirm", str(pilot), "seed=5-7"], "seeds"),
         (["confirm", str(pilot), "diference=1"], "difference"),
         (["confirm", str(pilot), "difference=none"], "difference=none: expected a number above 0"),
-        (["confirm", str(pilot), "seeds=5-7", "difference=1"], "difference=1: plans how many seeds are run"),
+        (
+            ["confirm", str(pilot), "seeds=5-7", "difference=1"],
+            "difference=1: plans how many seeds are run",
+        ),
         (["confirm", str(pilot), "seeds=5-7", "seeds=8-9"], "given twice"),
         (["confirm", str(pilot), "baseline=sgd"], "baseline=sgd"),
         (["confirm", str(pilot), "hydra.sweep.dir=elsewhere"], "out=DIR"),
@@ -122,10 +141,14 @@ def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyP
     """The line that a stopped confirmation names has all that was typed, and the whole limit of time."""
     for seed in range(3):
         for optimizer in ("adamw", "lamb"):
-            write_run(Path("a sweep", f"{optimizer}{seed}"), optimizer=optimizer, seed=seed, max_steps=25)
+            write_run(
+                Path("a sweep", f"{optimizer}{seed}"), optimizer=optimizer, seed=seed, max_steps=25
+            )
     seen: list[tuple[str, list[str]]] = []
 
-    def stopped(hydra: object, line: CommandLine, *arguments: object, again: str, **options: object) -> SweepOutcome:
+    def stopped(
+        hydra: object, line: CommandLine, *arguments: object, again: str, **options: object
+    ) -> SweepOutcome:
         seen.append((again, [token for token in line.overrides if "timeout" in token]))
         return SweepOutcome(Path("a sweep", "confirm"), 75, ())
 
@@ -138,7 +161,9 @@ def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyP
     assert seen[1] == seen[0]
     of_sweep = ["optimizer=lamb", "hydra.sweeper.confirm.seeds=5-7", "hydra.sweeper.devices=auto"]
     asked, limit = Asked(baseline="adamw"), "hydra.sweeper.timeout=9"
-    then = confirm_sweep.confirm(Path("a sweep"), asked, Caller(Console()), [*of_sweep, limit], seconds=0.5)
+    then = confirm_sweep.confirm(
+        Path("a sweep"), asked, Caller(Console()), [*of_sweep, limit], seconds=0.5
+    )
     assert then.exit_code == 75
     told = ["optrun", "confirm", "a sweep", "baseline=adamw", of_sweep[2], limit]
     assert seen[2] == (shlex.join(told), ["hydra.sweeper.timeout=0.5"])
@@ -159,8 +184,14 @@ def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyP
                 "min_resource": 4,
                 "params": {"seed": "0,1"},
                 "search": {
-                    "adamw": {"lr": "tag(log, interval(1e-4, 1e-2))", "scheduler": {"warmup_ratio": "0.1,0.2"}},
-                    "lamb": {"lr": "tag(log, interval(1e-3, 1e-1))", "optimizer.betas": "[0.9,0.99],[0.8,0.9]"},
+                    "adamw": {
+                        "lr": "tag(log, interval(1e-4, 1e-2))",
+                        "scheduler": {"warmup_ratio": "0.1,0.2"},
+                    },
+                    "lamb": {
+                        "lr": "tag(log, interval(1e-3, 1e-1))",
+                        "optimizer.betas": "[0.9,0.99],[0.8,0.9]",
+                    },
                 },
                 "confirm": {"seeds": "5-7"},
             },

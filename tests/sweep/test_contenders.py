@@ -17,14 +17,20 @@ from optrun.sweeper.contenders import contenders_of, search_overrides
 from optrun.sweeper.storage import open_storage
 from tests.sweep.stand_in import UNTRAINED, search_of, searched
 
-ADAMW, SGD = "search.adamw.lr=tag(log,interval(1e-4,1e-2))", "search.sgd.lr=tag(log,interval(1e-2,1))"
+ADAMW, SGD = (
+    "search.adamw.lr=tag(log,interval(1e-4,1e-2))",
+    "search.sgd.lr=tag(log,interval(1e-2,1))",
+)
 
 
 def studies(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
     """Trials by optimizer."""
     storage = open_storage(f"journal:{folder}/study.log", folder)
     names = sorted(optuna.get_all_study_names(storage))
-    return {name.removeprefix("optrun:"): optuna.load_study(study_name=name, storage=storage).trials for name in names}
+    return {
+        name.removeprefix("optrun:"): optuna.load_study(study_name=name, storage=storage).trials
+        for name in names
+    }
 
 
 def check(tokens: Sequence[str]) -> list[str]:
@@ -37,7 +43,12 @@ def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:
     found = contenders_of(open_hydra(), check, ["lr=2e-3,4e-3", "seed=0"], own)
     assert {each.name: list(each.overrides) for each in found} == {
         "adamw": ["optimizer=adamw", "seed=0", "lr=1e-3"],
-        "lamb": ["optimizer=lamb", "lr=2e-3,4e-3", "seed=0", "optimizer.betas=[0.9,0.99],[0.8,0.9]"],
+        "lamb": [
+            "optimizer=lamb",
+            "lr=2e-3,4e-3",
+            "seed=0",
+            "optimizer.betas=[0.9,0.99],[0.8,0.9]",
+        ],
     }
     assert [each.own for each in found] == [{"lr"}, {"optimizer.betas"}]
 
@@ -47,21 +58,29 @@ def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:
     [
         ([], ["search.adamm.lr=1,2"], ("search.adamm.lr", "adamm", "adamw")),
         (["optimizer=adamw,sgd"], ["search.lamb.lr=1,2"], ("search.lamb", "optimizer=adamw,sgd")),
-        ([], ["search.sgd.optimizer.betas=[0.9,0.99]"], ("search.sgd.optimizer.betas", "optimizer=adamw", "momentum")),
+        (
+            [],
+            ["search.sgd.optimizer.betas=[0.9,0.99]"],
+            ("search.sgd.optimizer.betas", "optimizer=adamw", "momentum"),
+        ),
         ([], ["search.sgd.lr=fast"], ("search.sgd.lr=fast", "number")),
         ([], ["search.adamw=1,2"], ("search.adamw=1,2", "search.OPTIMIZER.KEY=VALUES")),
         ([], ["search.adamw.seed=1,2"], ("search.adamw.seed", "one for all")),
         ([], ["search.adamw.optimizer=sgd"], ("search.adamw.optimizer", "one for all")),
     ],
 )
-def test_a_space_that_cannot_be_is_refused_by_name(common: list[str], own: list[str], facts: tuple[str, ...]) -> None:
+def test_a_space_that_cannot_be_is_refused_by_name(
+    common: list[str], own: list[str], facts: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         contenders_of(open_hydra(), check, common, own)
     for fact in facts:
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("space", [{"adamw": "1e-3,2e-3"}, {"adamw": {}}, {"adamw": {"lr": [1e-3, 2e-3]}}])
+@pytest.mark.parametrize(
+    "space", [{"adamw": "1e-3,2e-3"}, {"adamw": {}}, {"adamw": {"lr": [1e-3, 2e-3]}}]
+)
 def test_a_file_that_is_no_space_is_refused(space: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"hydra.sweeper.search.adamw"):
         search_overrides(space)
@@ -104,7 +123,9 @@ def test_budgets_are_equal_whatever_kills_the_search(tmp_path: Path) -> None:
     assert "2 for each of adamw, sgd (1 of 5 not run" in whole.notes[0]
     killed, straight = studies(tmp_path / "killed"), studies(tmp_path / "whole")
     for name in ("adamw", "sgd"):
-        assert [trial.params for trial in killed[name]] == [trial.params for trial in straight[name]]
+        assert [trial.params for trial in killed[name]] == [
+            trial.params for trial in straight[name]
+        ]
         assert [trial.state.name for trial in killed[name]] == ["COMPLETE"] * 2
         assert [trial.number for trial in killed[name]] == [0, 1]
 
@@ -112,11 +133,19 @@ def test_budgets_are_equal_whatever_kills_the_search(tmp_path: Path) -> None:
 def test_one_more_optimizer_catches_up(tmp_path: Path) -> None:
     searched(tmp_path, [ADAMW, SGD], n_trials=4)
     more = [ADAMW, SGD, "search.lamb.lr=1e-3,1e-2"]
-    with pytest.raises(ConfigError, match=re.escape("1 for each of 3 optimizers, and adamw has had 2. n_trials=6")):
+    with pytest.raises(
+        ConfigError, match=re.escape("1 for each of 3 optimizers, and adamw has had 2. n_trials=6")
+    ):
         searched(tmp_path, more, n_trials=3)
     searched(tmp_path, more, n_trials=6)
-    assert {name: len(trials) for name, trials in studies(tmp_path).items()} == {"adamw": 2, "lamb": 2, "sgd": 2}
-    with pytest.raises(ConfigError, match=r"search.adamw, search.sgd, search.lamb, and now one space for all"):
+    assert {name: len(trials) for name, trials in studies(tmp_path).items()} == {
+        "adamw": 2,
+        "lamb": 2,
+        "sgd": 2,
+    }
+    with pytest.raises(
+        ConfigError, match=r"search.adamw, search.sgd, search.lamb, and now one space for all"
+    ):
         searched(tmp_path, [], "lr=1e-3,1e-2", "optimizer=adamw,sgd")
 
 
@@ -148,9 +177,13 @@ def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
     assert {trial.state for trial in trials} == {optuna.trial.TrialState.COMPLETE}
     diverged = [trial for trial in trials if trial.params["lr"] > 1e-2]
     assert diverged
-    assert {trial.value for trial in diverged} == {UNTRAINED}, "its untrained model is worse than all that finished"
+    assert {trial.value for trial in diverged} == {UNTRAINED}, (
+        "its untrained model is worse than all that finished"
+    )
     informed = trials[5:]  # after Sobol's five
-    assert sum(trial.params["lr"] > 1e-2 for trial in informed) < len(informed) / 2, "half of the range diverges"
+    assert sum(trial.params["lr"] > 1e-2 for trial in informed) < len(informed) / 2, (
+        "half of the range diverges"
+    )
     assert sum(row.state.diverged for row in found.board.rows.values()) == len(diverged)
 
 

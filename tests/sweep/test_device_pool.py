@@ -155,7 +155,9 @@ def test_ranks_keep_their_devices_when_their_worker_is_gone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["link", "file"])
-def test_locks_that_cannot_be_taken(what: str, locks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locks_that_cannot_be_taken(
+    what: str, locks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if what == "link":
         locks.mkdir(parents=True)
         (locks / "GPU-a.lock").symlink_to("elsewhere")

@@ -1,7 +1,7 @@
 """Sweeps over devices: one job a device side by side, each pinned, whoever else is on the machine.
 
-There need not be a device: what torch would answer to "which are there?" and "how many do you see?" is simulated, and
-jobs train on the CPU of a process that is pinned all the same.
+There need not be a device: what torch would answer to "which are there?" and "how many do you see?"
+is simulated, and jobs train on the CPU of a process that is pinned all the same.
 """
 
 from __future__ import annotations
@@ -48,10 +48,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     uuids = list(UUIDS)
 
     def ask(visible: str | None) -> list[str]:
-        names = [str(index) for index in range(len(uuids))] if visible is None else visible.split(",")
+        names = (
+            [str(index) for index in range(len(uuids))] if visible is None else visible.split(",")
+        )
         seen = []
         for name in names:
-            found = [uuid for index, uuid in enumerate(uuids) if name in (str(index), f"GPU-{uuid}", f"MIG-{uuid}")]
+            found = [
+                uuid
+                for index, uuid in enumerate(uuids)
+                if name in (str(index), f"GPU-{uuid}", f"MIG-{uuid}")
+            ]
             if not found:
                 break
             seen += found
@@ -65,7 +71,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def two(place: Path, machine: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to sweep in on that machine; `spans.jsonl` tells which job was on which device, and when."""
     monkeypatch.setattr(launch, "refuse_unseen", lambda visible: None)
-    monkeypatch.setattr(forked, "JOB", [word for word in forked.JOB if not word.startswith("training.device=")])
+    monkeypatch.setattr(
+        forked, "JOB", [word for word in forked.JOB if not word.startswith("training.device=")]
+    )
     original = SweepTask._train
 
     def train(self: SweepTask, run: Any, *args: Any) -> None:
@@ -85,7 +93,13 @@ def span(path: Path, job: str) -> Iterator[None]:
     """Record when a job began and ended, one line each; one that is killed has no end."""
 
     def tell(what: str) -> None:
-        line = {"what": what, "job": job, "devices": os.environ[VISIBLE], "pid": os.getpid(), "at": time.monotonic()}
+        line = {
+            "what": what,
+            "job": job,
+            "devices": os.environ[VISIBLE],
+            "pid": os.getpid(),
+            "at": time.monotonic(),
+        }
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -99,7 +113,9 @@ def span(path: Path, job: str) -> Iterator[None]:
 
 def spans(path: Path = Path("spans.jsonl")) -> list[dict[str, Any]]:
     """Lines of the record, in order of time."""
-    return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["at"])
+    return sorted(
+        (json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["at"]
+    )
 
 
 def assert_never_two_on_one(found: Sequence[dict[str, Any]], killed: Sequence[float] = ()) -> None:
@@ -109,14 +125,20 @@ def assert_never_two_on_one(found: Sequence[dict[str, Any]], killed: Sequence[fl
         own = [line for line in found if name in line["devices"].split(",")]
         for line, following in pairwise(own):
             dead = any(line["at"] < moment < following["at"] for moment in killed)
-            assert dead or (line["what"], following["what"]) in (("begin", "end"), ("end", "begin")), own
+            assert dead or (line["what"], following["what"]) in (
+                ("begin", "end"),
+                ("end", "begin"),
+            ), own
             assert line["what"] == "end" or dead or line["pid"] == following["pid"], own
 
 
 def two_terminals(*words: str, folders: Sequence[str] = ("sweep", "sweep")) -> None:
     """The same command in two terminals at once, both with success."""
     logs = [Path(f"log{number}") for number in range(len(folders))]
-    pids = [forked.fork(partial(sweep, *words, folder=folder), log) for folder, log in zip(folders, logs, strict=True)]
+    pids = [
+        forked.fork(partial(sweep, *words, folder=folder), log)
+        for folder, log in zip(folders, logs, strict=True)
+    ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert codes == [0] * len(folders), [log.read_text()[-3000:] for log in logs]
 
@@ -124,20 +146,29 @@ def two_terminals(*words: str, folders: Sequence[str] = ("sweep", "sweep")) -> N
 @pytest.mark.slow
 def test_two_terminals_share_two_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight jobs: each once, pinned, never two on one device at one time, on both devices."""
-    monkeypatch.setattr("tests.sweep.test_devices.LINGER", 1.5)  # or they pass by each other between two starts
+    monkeypatch.setattr(
+        "tests.sweep.test_devices.LINGER", 1.5
+    )  # or they pass by each other between two starts
     two_terminals(*GRID, TWO, "training.max_steps=4")
     assert len(jobs()) == 8
     assert all(whole(job, 4) for job in jobs())
     found = spans()
     begun = [line for line in found if line["what"] == "begin"]
     assert_never_two_on_one(found)
-    assert sorted(line["job"] for line in begun) == sorted(job.name for job in jobs()), "each job once"
+    assert sorted(line["job"] for line in begun) == sorted(job.name for job in jobs()), (
+        "each job once"
+    )
     assert {line["devices"] for line in begun} == {"0", "1"}, "both devices, one for each job"
-    overlapping = [one for one, other in pairwise(found) if (one["what"], other["what"]) == ("begin", "begin")]
+    overlapping = [
+        one for one, other in pairwise(found) if (one["what"], other["what"]) == ("begin", "begin")
+    ]
     assert overlapping, "jobs ran side by side"
     for line in begun:
         assert result()[_label(line["job"])]["devices"] == [line["devices"]]
-        assert summary(Path("sweep") / line["job"])["device"]["cuda_visible_devices"] == line["devices"]
+        assert (
+            summary(Path("sweep") / line["job"])["device"]["cuda_visible_devices"]
+            == line["devices"]
+        )
 
 
 def _label(name: str) -> str:
@@ -163,13 +194,17 @@ def test_a_killed_tree_is_repeated(two: Path, undisturbed: Path) -> None:
         def train(self: SweepTask, run: Any, *args: Any) -> None:
             original(self, run, *args)
             if len([line for line in spans() if line["what"] == "begin"]) >= 3:
-                os.killpg(0, signal.SIGKILL)  # one more than devices: something is done, and both are held
+                os.killpg(
+                    0, signal.SIGKILL
+                )  # one more than devices: something is done, and both are held
 
         SweepTask._train = train  # type: ignore[method-assign]
         return sweep("lr=1e-3,2e-3", "seed=0,1", TWO)
 
     pid = forked.fork(run, two / "log")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (two / "log").read_text()[-3000:]
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (
+        two / "log"
+    ).read_text()[-3000:]
     moment = time.monotonic()
     assert sweep("lr=1e-3,2e-3", "seed=0,1", TWO) == 0
     assert len(jobs()) == 4
@@ -177,7 +212,9 @@ def test_a_killed_tree_is_repeated(two: Path, undisturbed: Path) -> None:
     assert_never_two_on_one(spans(), [moment])
 
 
-def test_a_killed_worker_frees_its_device(two: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_frees_its_device(
+    two: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job goes on, on a device, and is the run it would have been."""
     original = SweepTask._train
 
@@ -195,7 +232,9 @@ def test_a_killed_worker_frees_its_device(two: Path, undisturbed: Path, monkeypa
 
 def train_alone(request: Any, run: Any, console: Any, resume: Any, stop_at: int | None) -> None:
     """In place of ranks."""
-    alone = replace(request.config, distributed=NoDistributedConfig(name="none", timeout_seconds=60.0))
+    alone = replace(
+        request.config, distributed=NoDistributedConfig(name="none", timeout_seconds=60.0)
+    )
     train(replace(request, config=alone), run, PlainDisplay(console), resume, stop_at=stop_at)
 
 
@@ -212,13 +251,26 @@ def test_jobs_of_several_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert taken["1"] in (["0"], ["1"])
 
 
-def test_jobs_of_several_devices_are_paused_at_rungs(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_several_devices_are_paused_at_rungs(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forked.ForkServer, "train_run", staticmethod(train_alone))
-    assert sweep("distributed=ddp", "lr=1e-3,2e-3", "training.max_steps=4", "hydra.sweeper.rungs=[2]", TWO) == 0
+    assert (
+        sweep(
+            "distributed=ddp",
+            "lr=1e-3,2e-3",
+            "training.max_steps=4",
+            "hydra.sweeper.rungs=[2]",
+            TWO,
+        )
+        == 0
+    )
     assert sorted(forked.steps(job)[-1] for job in jobs()) == [2, 4]
 
 
-def test_ranks_that_cannot_be_are_refused_before_any_job(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_cannot_be_are_refused_before_any_job(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ranks = ["distributed=fsdp", "training.nproc_per_node=2", "training.device=cpu"]
     assert sweep("lr=1e-3,2e-3", *ranks, "distributed.data_parallel_shard_degree=3") == 2
     said = capsys.readouterr().err
@@ -227,7 +279,9 @@ def test_ranks_that_cannot_be_are_refused_before_any_job(two: Path, capsys: pyte
     assert not (two / "sweep").exists()
 
 
-def test_a_list_of_devices_stands_in_brackets(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_of_devices_stands_in_brackets(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sweep("lr=1e-3,2e-3", "hydra.sweeper.devices=0,1") == 2
     said = capsys.readouterr().err
     for fact in ("hydra.sweeper.devices=0,1", "hydra.sweeper.devices=[0,1]"):
@@ -259,8 +313,14 @@ def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
             with contextlib.suppress(OSError):
                 if match and (lock.parent / "metrics.jsonl").is_file():
                     variables = Path("/proc", match[1], "environ").read_bytes().split(b"\0")
-                    pinned = [variable.decode() for variable in variables if variable.startswith(VISIBLE.encode())]
-                    found[int(match[1])] = pinned[0].partition("=")[2] if pinned else ""  # a zombie shows nothing
+                    pinned = [
+                        variable.decode()
+                        for variable in variables
+                        if variable.startswith(VISIBLE.encode())
+                    ]
+                    found[int(match[1])] = (
+                        pinned[0].partition("=")[2] if pinned else ""
+                    )  # a zombie shows nothing
         return found
 
     process = begin()
@@ -284,7 +344,14 @@ def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
 @pytest.mark.slow
 def test_ranks_of_the_real_program(two: Path) -> None:
     """Two ranks a job, on both devices, one job after the other; each rank holds them."""
-    words = [*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep", TWO, "distributed=ddp", "training.nproc_per_node=2"]
+    words = [
+        *forked.JOB,
+        "lr=1e-3,2e-3",
+        "hydra.sweep.dir=sweep",
+        TWO,
+        "distributed=ddp",
+        "training.nproc_per_node=2",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.sweep.simulated", "-m", *words],
         env={**os.environ, "PYTHONPATH": str(Path(forked.__file__).parents[2])},
@@ -307,7 +374,9 @@ def test_a_search_uses_the_devices(two: Path) -> None:
     assert {line["devices"] for line in found} == {"0", "1"}
 
 
-def test_a_search_of_one_trial_at_a_time_says_so(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_of_one_trial_at_a_time_says_so(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     search = ["hydra/sweeper=optuna", "lr=tag(log, interval(1e-3, 1e-2))", "training.max_steps=2"]
     assert sweep(*search, "hydra.sweeper.n_trials=1", TWO) == 0
     said = capsys.readouterr().out
@@ -342,7 +411,10 @@ def test_a_worker_sees_whether_its_device_is_there() -> None:
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (["hydra.sweeper.devices=[2]"], ["hydra.sweeper.devices=[2]", "no device 2", "0 (GPU-aaaa-0)"]),
+        (
+            ["hydra.sweeper.devices=[2]"],
+            ["hydra.sweeper.devices=[2]", "no device 2", "0 (GPU-aaaa-0)"],
+        ),
         (["hydra.sweeper.devices=[0,0]"], ["each device once"]),
         (["hydra.sweeper.devices=[0,GPU-aaaa]"], ["one device"]),
         (["hydra.sweeper.devices=[]"], ["auto, or a list"]),
@@ -354,8 +426,14 @@ def test_a_worker_sees_whether_its_device_is_there() -> None:
         (["hydra.sweeper.devices=[0,MIG-x]"], ["MIG names alone"]),
         ([TWO, "training.device=cuda:1"], ["training.device=cuda:1", "auto or cuda"]),
         ([TWO, "training.device=cpu"], ["training.device=cpu", "auto or cuda"]),
-        ([TWO, "hydra/launcher=joblib", "hydra.launcher.n_jobs=4"], ["hydra/launcher=joblib", "hydra.sweeper.devices"]),
-        ([TWO, "hydra/launcher=submitit_local"], ["hydra/launcher=submitit_local", "gpus_per_node"]),
+        (
+            [TWO, "hydra/launcher=joblib", "hydra.launcher.n_jobs=4"],
+            ["hydra/launcher=joblib", "hydra.sweeper.devices"],
+        ),
+        (
+            [TWO, "hydra/launcher=submitit_local"],
+            ["hydra/launcher=submitit_local", "gpus_per_node"],
+        ),
         ([TWO, "hydra.sweeper.max_batch_size=2"], ["hydra.sweeper.max_batch_size=2", "no effect"]),
         (
             ["hydra.sweeper.devices=[0]", "distributed=ddp", "training.nproc_per_node=2"],
@@ -366,7 +444,12 @@ def test_a_worker_sees_whether_its_device_is_there() -> None:
             ["training.nproc_per_node=3", "the sweep has 2", "In the job"],
         ),
         (
-            [TWO, "distributed=ddp", "distributed.nnodes=2", "distributed.rdzv_endpoint=host:29500"],
+            [
+                TWO,
+                "distributed=ddp",
+                "distributed.nnodes=2",
+                "distributed.rdzv_endpoint=host:29500",
+            ],
             ["distributed.nnodes=2", "one machine"],
         ),
         (
@@ -376,10 +459,18 @@ def test_a_worker_sees_whether_its_device_is_there() -> None:
     ],
 )
 def test_a_wrong_line_starts_nothing(
-    words: list[str], facts: list[str], place: Path, machine: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    facts: list[str],
+    place: Path,
+    machine: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = {word.split("=", 1)[0] for word in words}
-    job = [word for word in [*forked.JOB, "training.device=auto", "seed=0,1"] if word.split("=", 1)[0] not in given]
+    job = [
+        word
+        for word in [*forked.JOB, "training.device=auto", "seed=0,1"]
+        if word.split("=", 1)[0] not in given
+    ]
     job.remove("training.device=cpu") if "training.device=cpu" in job else None
     assert optrun("-m", *job, *words, "hydra.sweep.dir=sweep") == 2
     said = capsys.readouterr().err
@@ -388,7 +479,9 @@ def test_a_wrong_line_starts_nothing(
     assert not Path("sweep").exists()
 
 
-def test_a_machine_without_devices(place: Path, machine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_devices(
+    place: Path, machine: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.clear()
     assert sweep("lr=1e-3", TWO) == 2
     assert "hydra.sweeper.devices=auto: torch sees no CUDA device" in capsys.readouterr().err
@@ -400,11 +493,15 @@ def test_a_machine_without_devices(place: Path, machine: list[str], capsys: pyte
 def test_torch_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own; on a machine with no visible device there is none."""
     monkeypatch.setenv(VISIBLE, "")
-    with pytest.raises(ConfigError, match=r"auto: torch sees no CUDA device.*with CUDA_VISIBLE_DEVICES="):
+    with pytest.raises(
+        ConfigError, match=r"auto: torch sees no CUDA device.*with CUDA_VISIBLE_DEVICES="
+    ):
         find_devices("auto")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    with pytest.raises(OptrunError, match=r"hydra.sweeper.devices: torch could not be asked.*/nowhere/python"):
+    with pytest.raises(
+        OptrunError, match=r"hydra.sweeper.devices: torch could not be asked.*/nowhere/python"
+    ):
         find_devices("auto")
 
 
@@ -419,7 +516,11 @@ def test_torch_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1, 0", [0], [("1", "GPU-bbbb-1")]),
         ("1,7,0", "auto", [("1", "GPU-bbbb-1")]),
         ("GPU-bbbb-1,GPU-aaaa-0", [0], [("GPU-bbbb-1", "GPU-bbbb-1")]),
-        ("MIG-aaaa-0,MIG-bbbb-1", "auto", [("MIG-aaaa-0", "MIG-aaaa-0"), ("MIG-bbbb-1", "MIG-bbbb-1")]),
+        (
+            "MIG-aaaa-0,MIG-bbbb-1",
+            "auto",
+            [("MIG-aaaa-0", "MIG-aaaa-0"), ("MIG-bbbb-1", "MIG-bbbb-1")],
+        ),
         ("MIG-aaaa-0,MIG-bbbb-1", [1], [("MIG-bbbb-1", "MIG-bbbb-1")]),
         ("MIG-aaaa-0,MIG-gone", "auto", [("MIG-aaaa-0", "MIG-aaaa-0")]),
         (None, ["MIG-bbbb-1"], [("MIG-bbbb-1", "MIG-bbbb-1")]),

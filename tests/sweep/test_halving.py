@@ -54,7 +54,12 @@ def test_a_rung_is_no_evaluation_to_early_stopping(place: Path) -> None:
 
 
 def test_a_trial_whose_time_is_up_is_not_pruned(place: Path) -> None:
-    words = [*SEARCH, "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2", "hydra.sweeper.rungs=[2]"]
+    words = [
+        *SEARCH,
+        "hydra.sweeper.n_trials=2",
+        "hydra.sweeper.n_jobs=2",
+        "hydra.sweeper.rungs=[2]",
+    ]
     assert sweep(*words, "training.max_seconds=1e-9") == 75
     assert [trial.state.name for trial in trials()] == ["RUNNING"] * 2
     assert sweep(*words) == 0

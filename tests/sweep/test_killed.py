@@ -64,8 +64,8 @@ def committed(step: int) -> set[str]:
 def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the clock, or right behind a committed checkpoint; all at once, a worker alone, its sweep alone.
 
-    It is on no machine a matter of luck: a sweep that waits for the clock stands still at its second such checkpoint,
-    so that nine starts never finish it.
+    It is on no machine a matter of luck: a sweep that waits for the clock stands still at its
+    second such checkpoint, so that nine starts never finish it.
     """
     begun = time.monotonic()
     assert sweep(*GRID, folder="straight") == 0
@@ -105,7 +105,9 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
                 assert code is None, (place / "log").read_text()[-2000:]
             code = wait(pid, chance.uniform(0, 4 * job_seconds))
             assert code is None, (place / "log").read_text()[-2000:]
-            (os.killpg if kill == "clock" else os.kill)(pid, signal.SIGKILL)  # a worker alone saves its job, and ends
+            (os.killpg if kill == "clock" else os.kill)(
+                pid, signal.SIGKILL
+            )  # a worker alone saves its job, and ends
             os.waitpid(pid, 0)
         for spec in Path("sweep").glob(".sweep/launch-*.json"):
             spec.unlink(missing_ok=True)
@@ -134,7 +136,13 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_the_real_program(launcher: str, place: Path, request: pytest.FixtureRequest) -> None:
     """As a person runs it: the worker is killed, then the sweep itself, then the same line again."""
-    words = [*forked.JOB, "lr=1e-3,2e-3", "seed=0,1", "hydra.sweep.dir=sweep", f"hydra/launcher={launcher}"]
+    words = [
+        *forked.JOB,
+        "lr=1e-3,2e-3",
+        "seed=0,1",
+        "hydra.sweep.dir=sweep",
+        f"hydra/launcher={launcher}",
+    ]
     if launcher == "joblib":
         words.append("hydra.launcher.n_jobs=2")
     words[words.index("training.max_steps=8")] = "training.max_steps=60"
@@ -154,7 +162,9 @@ def test_the_real_program(launcher: str, place: Path, request: pytest.FixtureReq
         """A process that trains, another than the one that was killed: the lock of a job that has begun says which."""
         while True:
             for lock in Path("sweep").glob("*/.lock"):
-                if (lock.parent / "metrics.jsonl").is_file() and summary(lock.parent)["status"] == "running":
+                if (lock.parent / "metrics.jsonl").is_file() and summary(lock.parent)[
+                    "status"
+                ] == "running":
                     found = re.search(r'"pid": (\d+),', lock.read_text())  # it may just be written
                     if found and int(found[1]) != after and Path("/proc", found[1]).exists():
                         return int(found[1])

@@ -31,8 +31,16 @@ class Weighing(StandIn):
         for job in jobs:
             run = self.sweep.run(job.name)
             lines = [
-                {"step": 2, "eval/loss": loss(job.values), "perf/tokens_per_second": 1e6 * job.values["lr"]},
-                {"step": 4, "eval/loss": loss(job.values) + 1.0, "perf/tokens_per_second": 1e6 * job.values["lr"]},
+                {
+                    "step": 2,
+                    "eval/loss": loss(job.values),
+                    "perf/tokens_per_second": 1e6 * job.values["lr"],
+                },
+                {
+                    "step": 4,
+                    "eval/loss": loss(job.values) + 1.0,
+                    "perf/tokens_per_second": 1e6 * job.values["lr"],
+                },
             ]
             if run.summary.exists():
                 run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -43,7 +51,9 @@ def search(folder: Path, sampler: Sampler = Sampler.random, dies_at: int | None 
     """Search once; the driver."""
     changed = {"objectives": list(OBJECTIVES), "sampler": sampler, "n_trials": 5}
     changed["storage"] = f"journal:{folder}/study.log"
-    found: Search = search_of((), SPACE, tuple((key, _frozen(value)) for key, value in changed.items()))
+    found: Search = search_of(
+        (), SPACE, tuple((key, _frozen(value)) for key, value in changed.items())
+    )
     driver = Weighing(folder, options(**changed), dies_at)
     found(driver)
     return driver
@@ -55,7 +65,9 @@ def _frozen(value: object) -> object:
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("sampler", [Sampler.random, Sampler.tpe, Sampler.qmc])
-def test_a_study_is_told_every_objective_and_goes_on_where_it_was_killed(tmp_path: Path, sampler: Sampler) -> None:
+def test_a_study_is_told_every_objective_and_goes_on_where_it_was_killed(
+    tmp_path: Path, sampler: Sampler
+) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     search(whole, sampler)
     for dies_at in (3, 4):
@@ -79,29 +91,69 @@ def test_a_study_is_told_every_objective_and_goes_on_where_it_was_killed(tmp_pat
 def test_a_study_keeps_its_objectives(tmp_path: Path) -> None:
     search(tmp_path)
     changed = {"storage": f"journal:{tmp_path}/study.log", "n_trials": 6}
-    with pytest.raises(ConfigError, match=r"hydra.sweeper.objectives=.*eval/loss:min.* then, null now"):
+    with pytest.raises(
+        ConfigError, match=r"hydra.sweeper.objectives=.*eval/loss:min.* then, null now"
+    ):
         search_of((), SPACE, tuple(changed.items()))(StandIn(tmp_path, options(**changed)))
 
 
 def test_evaluations_are_those_of_the_best_checkpoint() -> None:
     log = MetricsLog(
         [
-            {"step": 1, "eval/loss": 3.0, "eval/accuracy": 0.9, "perf/tokens_per_second": 1.0, "train/loss": 5.0},
-            {"step": 2, "eval/loss": 1.0, "eval/accuracy": 0.5, "perf/tokens_per_second": 100.0, "train/loss": 4.0},
+            {
+                "step": 1,
+                "eval/loss": 3.0,
+                "eval/accuracy": 0.9,
+                "perf/tokens_per_second": 1.0,
+                "train/loss": 5.0,
+            },
+            {
+                "step": 2,
+                "eval/loss": 1.0,
+                "eval/accuracy": 0.5,
+                "perf/tokens_per_second": 100.0,
+                "train/loss": 4.0,
+            },
             {"step": 3, "eval/loss": 2.0, "eval/accuracy": 0.7, "perf/tokens_per_second": 3.0},
         ]
     )
-    summary = {"main_metric": {"name": "eval/loss", "mode": "min"}, "wall_seconds": 7.5, "model": {"parameters": 9}}
+    summary = {
+        "main_metric": {"name": "eval/loss", "mode": "min"},
+        "wall_seconds": 7.5,
+        "model": {"parameters": 9},
+    }
     expected = {
-        "eval/loss": 1.0, "eval/accuracy": 0.5, "perf/tokens_per_second": 3.0, "train/loss": 4.0, "eval/f1": None,
-        "wall_seconds": 7.5, "model.parameters": 9.0, "model.trainable_parameters": None,
-    }  # fmt: skip
-    assert {name: objective_value(Objective(name, "min"), log, summary) for name in expected} == expected
+        "eval/loss": 1.0,
+        "eval/accuracy": 0.5,
+        "perf/tokens_per_second": 3.0,
+        "train/loss": 4.0,
+        "eval/f1": None,
+        "wall_seconds": 7.5,
+        "model.parameters": 9.0,
+        "model.trainable_parameters": None,
+    }
+    assert {
+        name: objective_value(Objective(name, "min"), log, summary) for name in expected
+    } == expected
 
 
 def test_directions_follow_from_the_name_or_are_said() -> None:
-    given = ["loss", "eval/dev/accuracy", "perf/peak_memory_bytes", "model.parameters", "wall_seconds", "mine/x:max"]
-    assert [mode for _, mode in read_objectives(given, "objectives")] == ["min", "max", "min", "min", "min", "max"]
+    given = [
+        "loss",
+        "eval/dev/accuracy",
+        "perf/peak_memory_bytes",
+        "model.parameters",
+        "wall_seconds",
+        "mine/x:max",
+    ]
+    assert [mode for _, mode in read_objectives(given, "objectives")] == [
+        "min",
+        "max",
+        "min",
+        "min",
+        "min",
+        "max",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,15 +180,25 @@ def test_what_is_no_objective_is_refused_by_name(texts: list[str], facts: tuple[
         ({"rungs": [2]}, "hydra.sweeper.rungs"),
         ({"pruner": Pruner.asha, "min_resource": 1}, "hydra.sweeper.pruner"),
         ({"sampler": Sampler.cmaes}, "hydra.sweeper.sampler=cmaes"),
-        ({"confirm": ConfirmConfig(seeds="5-9", power=None, difference=None, baseline=None)}, "hydra.sweeper.confirm"),
+        (
+            {"confirm": ConfirmConfig(seeds="5-9", power=None, difference=None, baseline=None)},
+            "hydra.sweeper.confirm",
+        ),
     ],
 )
-def test_what_goes_for_one_number_is_refused_beside_several(changed: dict[str, object], fact: str) -> None:
+def test_what_goes_for_one_number_is_refused_beside_several(
+    changed: dict[str, object], fact: str
+) -> None:
     with pytest.raises(ConfigError, match=fact):
         stand_in.options(objectives=list(OBJECTIVES), **changed)
 
 
 def test_a_number_that_no_job_has_is_refused_by_name(tmp_path: Path) -> None:
-    changed = {"objectives": Listed(["loss", "eval/accuracy"]), "storage": f"journal:{tmp_path}/study.log"}
-    with pytest.raises(ConfigError, match=r"hydra.sweeper.objectives: eval/accuracy: .* has no such number"):
+    changed = {
+        "objectives": Listed(["loss", "eval/accuracy"]),
+        "storage": f"journal:{tmp_path}/study.log",
+    }
+    with pytest.raises(
+        ConfigError, match=r"hydra.sweeper.objectives: eval/accuracy: .* has no such number"
+    ):
         search_of((), SPACE, tuple(changed.items()))(Weighing(tmp_path, options(**changed)))

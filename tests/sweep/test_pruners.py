@@ -37,7 +37,11 @@ def test_the_same_values_have_the_same_survivors(tmp_path: Path) -> None:
 
     alone = searched(tmp_path / "alone", [ADAMW], pruner=Pruner.asha, min_resource=3, **WAVE)
     there = [dict(list(values.items())[: place + 1]) for place in range(len(values))]
-    passed = {name for name, before in zip(values, there, strict=True) if name in survivors(before, "min", 2)}
+    passed = {
+        name
+        for name, before in zip(values, there, strict=True)
+        if name in survivors(before, "min", 2)
+    }
     assert values.keys() - alone.stopped == passed != set(kept)
 
 
@@ -46,7 +50,9 @@ def test_the_same_values_have_the_same_survivors(tmp_path: Path) -> None:
     [{"rungs": Listed([1, 2]), "n_jobs": 4}, {"pruner": Pruner.asha, "min_resource": 1}],
     ids=["together", "alone"],
 )
-def test_a_kill_in_the_middle_of_a_rung_changes_nothing(given: dict[str, object], tmp_path: Path) -> None:
+def test_a_kill_in_the_middle_of_a_rung_changes_nothing(
+    given: dict[str, object], tmp_path: Path
+) -> None:
     """Every job goes from rung to rung as if nothing had happened, wherever the process dies."""
     given = {**given, "n_trials": 8}
     whole = searched(tmp_path / "whole", [ADAMW, SGD], **given)
@@ -66,8 +72,12 @@ def test_a_kill_in_the_middle_of_a_rung_changes_nothing(given: dict[str, object]
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("given", [{"rungs": Listed([1])}, {"pruner": Pruner.asha, "min_resource": 1}])
-def test_a_diverged_trial_has_a_bad_value_at_a_rung(given: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given", [{"rungs": Listed([1])}, {"pruner": Pruner.asha, "min_resource": 1}]
+)
+def test_a_diverged_trial_has_a_bad_value_at_a_rung(
+    given: dict[str, object], tmp_path: Path
+) -> None:
     own = ["search.adamw.lr=tag(log,interval(1e-4,1))"]
     searched(tmp_path, own, diverges_above=1e-2, **WAVE, **given)
     (trials,) = studies(tmp_path).values()
@@ -97,11 +107,18 @@ def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "given", [HALVED, {"rungs": Listed([1]), "n_jobs": 4, "n_trials": 12}], ids=["alone", "together"]
+    "given",
+    [HALVED, {"rungs": Listed([1]), "n_jobs": 4, "n_trials": 12}],
+    ids=["alone", "together"],
 )
-def test_without_halving_the_stopped_are_brought_to_their_end(given: dict[str, Any], tmp_path: Path) -> None:
+def test_without_halving_the_stopped_are_brought_to_their_end(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
     searched(tmp_path, [ADAMW, SGD], **given)
-    assert {trial.state.name for trials in studies(tmp_path).values() for trial in trials} == {"COMPLETE", "PRUNED"}
+    assert {trial.state.name for trials in studies(tmp_path).values() for trial in trials} == {
+        "COMPLETE",
+        "PRUNED",
+    }
     assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
     for _ in range(2):
         driver = searched(tmp_path, [ADAMW, SGD], n_trials=12)
@@ -130,7 +147,9 @@ def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path:
         ({"min_resource": 5, "pruner": Pruner.asha, "rungs": [5]}, ("rungs=[5]", "pruner=asha")),
     ],
 )
-def test_a_ladder_that_cannot_be_is_refused(changed: dict[str, object], facts: tuple[str, ...]) -> None:
+def test_a_ladder_that_cannot_be_is_refused(
+    changed: dict[str, object], facts: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         options(**changed)
     for fact in facts:
@@ -140,7 +159,11 @@ def test_a_ladder_that_cannot_be_is_refused(changed: dict[str, object], facts: t
 @pytest.mark.parametrize(
     ("common", "changed", "facts"),
     [
-        ((), {"min_resource": 4, "pruner": Pruner.asha}, ("min_resource=4", "fewer steps than the 4")),
+        (
+            (),
+            {"min_resource": 4, "pruner": Pruner.asha},
+            ("min_resource=4", "fewer steps than the 4"),
+        ),
         (
             ("training.max_steps=null",),
             {"min_resource": 4, "pruner": Pruner.hyperband},

@@ -23,10 +23,17 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_sweep_returns_its_runs(place: Path, undisturbed: Path) -> None:
     shutil.copytree(undisturbed, "sweep")
-    sweep = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "seed=0,2", "hydra.sweep.dir=sweep"], quiet=True)
+    sweep = optrun.sweep(
+        [*forked.JOB, "lr=1e-3,2e-3", "seed=0,2", "hydra.sweep.dir=sweep"], quiet=True
+    )
     assert sweep.exit_code == 0
     assert sweep.sweep_dir == Path("sweep").resolve()
-    assert {(run.config.lr, run.config.seed) for run in sweep.runs} == {(1e-3, 0), (2e-3, 0), (1e-3, 2), (2e-3, 2)}
+    assert {(run.config.lr, run.config.seed) for run in sweep.runs} == {
+        (1e-3, 0),
+        (2e-3, 0),
+        (1e-3, 2),
+        (2e-3, 2),
+    }
     for run in sweep.runs:
         if run.config.seed == 0:
             assert run.summary == summary(undisturbed / run.path.name)
@@ -60,8 +67,12 @@ def test_a_sweep_says_what_its_report_says(
 
 def _first_line(folder: str) -> str:
     """What both pages of a folder begin with."""
-    told = [text for text in Path(folder, "report.md").read_text(encoding="utf-8").splitlines() if text][3]
-    page = re.search(r'<div class="lead"><p>(.*?)</p>', Path(folder, "report.html").read_text(encoding="utf-8"))
+    told = [
+        text for text in Path(folder, "report.md").read_text(encoding="utf-8").splitlines() if text
+    ][3]
+    page = re.search(
+        r'<div class="lead"><p>(.*?)</p>', Path(folder, "report.html").read_text(encoding="utf-8")
+    )
     assert page is not None
     line = html.unescape(page[1])
     assert html.unescape(told.replace("\\", "")) == f"**{line}**"
@@ -69,7 +80,13 @@ def _first_line(folder: str) -> str:
 
 
 def test_a_job_that_fails_is_told(place: Path) -> None:
-    words = [*forked.JOB, "lr=1e30,1e-3", "optimizer=sgd", "scheduler=constant", "hydra.sweep.dir=sweep"]
+    words = [
+        *forked.JOB,
+        "lr=1e30,1e-3",
+        "optimizer=sgd",
+        "scheduler=constant",
+        "hydra.sweep.dir=sweep",
+    ]
     sweep = optrun.sweep(words, quiet=True)
     assert sweep.exit_code == 1
     assert sorted(run.summary["status"] for run in sweep.runs) == ["failed", "finished"]

@@ -31,7 +31,12 @@ from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
 from tests.sweep.stand_in import searched
 
-SEARCH = ["hydra/sweeper=optuna", "lr=tag(log,interval(1e-4,1e-1))", "training.max_steps=3", "checkpoint.save_steps=1"]
+SEARCH = [
+    "hydra/sweeper=optuna",
+    "lr=tag(log,interval(1e-4,1e-1))",
+    "training.max_steps=3",
+    "checkpoint.save_steps=1",
+]
 
 
 def trials(folder: str | Path = "sweep") -> list[optuna.trial.FrozenTrial]:
@@ -47,7 +52,10 @@ def trials(folder: str | Path = "sweep") -> list[optuna.trial.FrozenTrial]:
     ("word", "expected"),
     [
         ("lr=interval(0.1,0.2)", optuna.distributions.FloatDistribution(0.1, 0.2)),
-        ("lr=tag(log,interval(1e-4,1e-1))", optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True)),
+        (
+            "lr=tag(log,interval(1e-4,1e-1))",
+            optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True),
+        ),
         ("seed=int(interval(1,8))", optuna.distributions.IntDistribution(1, 8)),
         ("seed=tag(log,int(interval(1,8)))", optuna.distributions.IntDistribution(1, 8, log=True)),
         ("seed=range(0,10,4)", optuna.distributions.IntDistribution(0, 8, step=4)),
@@ -66,7 +74,10 @@ def test_grammar(word: str, expected: object) -> None:
 
 def test_whole_numbers_stay_whole() -> None:
     """Hydra reads the ends of an interval as floats, whatever the key."""
-    words = ["training.per_device_train_batch_size=interval(2,8)", "optimizer.weight_decay=interval(0,1)"]
+    words = [
+        "training.per_device_train_batch_size=interval(2,8)",
+        "optimizer.weight_decay=interval(0,1)",
+    ]
     assert search(words).space == {
         "training.per_device_train_batch_size": optuna.distributions.IntDistribution(2, 8),
         "optimizer.weight_decay": optuna.distributions.FloatDistribution(0.0, 1.0),
@@ -76,15 +87,33 @@ def test_whole_numbers_stay_whole() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("model.config.resid_pdrop=interval(0,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5)),
-        ("model.config.resid_pdrop=interval(0,1)", optuna.distributions.FloatDistribution(0.0, 1.0)),
-        ("model.config.resid_pdrop=range(0,1,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5, step=0.5)),
+        (
+            "model.config.resid_pdrop=interval(0,0.5)",
+            optuna.distributions.FloatDistribution(0.0, 0.5),
+        ),
+        (
+            "model.config.resid_pdrop=interval(0,1)",
+            optuna.distributions.FloatDistribution(0.0, 1.0),
+        ),
+        (
+            "model.config.resid_pdrop=range(0,1,0.5)",
+            optuna.distributions.FloatDistribution(0.0, 0.5, step=0.5),
+        ),
         ("model.config.n_layer=interval(1,8)", optuna.distributions.IntDistribution(1, 8)),
         ("model.config.n_layer=interval(1.0,8.0)", optuna.distributions.IntDistribution(1, 8)),
         ("model.config.n_inner=interval(8,32)", optuna.distributions.IntDistribution(8, 32)),
-        ("model.config.n_inner=float(interval(8,32))", optuna.distributions.FloatDistribution(8.0, 32.0)),
-        ("model.config.layer_norm_epsilon=interval(0,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5)),
-        ("model.config.layer_norm_epsilon=interval(0.0,1.0)", optuna.distributions.FloatDistribution(0.0, 1.0)),
+        (
+            "model.config.n_inner=float(interval(8,32))",
+            optuna.distributions.FloatDistribution(8.0, 32.0),
+        ),
+        (
+            "model.config.layer_norm_epsilon=interval(0,0.5)",
+            optuna.distributions.FloatDistribution(0.0, 0.5),
+        ),
+        (
+            "model.config.layer_norm_epsilon=interval(0.0,1.0)",
+            optuna.distributions.FloatDistribution(0.0, 1.0),
+        ),
         ("training.eval_steps=interval(2,8)", optuna.distributions.IntDistribution(2, 8)),
     ],
 )
@@ -98,14 +127,27 @@ def search(words: list[str]) -> ContenderStudy:
     """The study of a search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
-        name="optuna", params={}, search={},
+        name="optuna",
+        params={},
+        search={},
         confirm=ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
         objectives=[],
-        timeout=None, stall_seconds=None,
-        retry_failed=False, max_batch_size=None, devices=None, rungs=[], reduction_factor=2, n_trials=1,
+        timeout=None,
+        stall_seconds=None,
+        retry_failed=False,
+        max_batch_size=None,
+        devices=None,
+        rungs=[],
+        reduction_factor=2,
+        n_trials=1,
         n_steps=None,
-        n_jobs=1, sampler=Sampler.tpe, seed=0, pruner=Pruner.none, min_resource=None, storage=None,
-    )  # fmt: skip
+        n_jobs=1,
+        sampler=Sampler.tpe,
+        seed=0,
+        pruner=Pruner.none,
+        min_resource=None,
+        storage=None,
+    )
     contender = Contender("", checked(hydra, "config", words, sweep=True))
     (study,) = Search(hydra, Composer(hydra, "config"), options, [contender]).studies
     return study
@@ -148,7 +190,10 @@ def test_a_small_share_is_spread_evenly_from_its_first_trial_on() -> None:
         study = optuna.create_study()
         for number in range(min(share, 11)):
             study.sampler = build_sampler(Sampler.auto, 0, number, share, space=space)
-            assert isinstance(study.sampler, optuna.samplers.QMCSampler) == (number < sobol), (share, number)
+            assert isinstance(study.sampler, optuna.samplers.QMCSampler) == (number < sobol), (
+                share,
+                number,
+            )
             if number < sobol:
                 trial = study.ask(fixed_distributions=space)
                 study.tell(trial, trial.params["x"])
@@ -179,7 +224,10 @@ def test_a_study_that_is_seeded_in_another_way_is_refused() -> None:
 def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
     assert sweep(*SEARCH, "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler=random") == 0
     assert sweep(*SEARCH, "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler=random") == 0
-    assert sweep(*SEARCH, "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler=random", folder="once") == 0
+    assert (
+        sweep(*SEARCH, "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler=random", folder="once")
+        == 0
+    )
     assert ForkServer.launches == [1] * 6
     grown, once = trials(), trials("once")
     assert [trial.params for trial in grown] == [trial.params for trial in once]
@@ -196,8 +244,14 @@ def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
         ("optimizer.weight_decay=0.25", "optimizer.weight_decay=0.01 then, 0.25 now"),
         ("checkpoint.metric=perplexity", 'checkpoint.metric=null then, "eval/perplexity" now'),
         ("checkpoint.mode=max", 'checkpoint.mode="min" then, "max" now'),
-        ("optimizer=lamb,adamw,sgd", "optimizer was searched over lamb,adamw, and now over lamb,adamw,sgd"),
-        ("lr=interval(1e-4,1e-1)", "lr was searched over tag(log, interval(0.0001, 0.1)), and now over interval("),
+        (
+            "optimizer=lamb,adamw,sgd",
+            "optimizer was searched over lamb,adamw, and now over lamb,adamw,sgd",
+        ),
+        (
+            "lr=interval(1e-4,1e-1)",
+            "lr was searched over tag(log, interval(0.0001, 0.1)), and now over interval(",
+        ),
         ("lr=1e-3,2e-3", "and now over 0.001,0.002"),
         ("seed=1,2", 'seed=0 then, "1,2" now'),
     ],
@@ -215,16 +269,25 @@ def test_a_study_that_is_refused_leaves_what_there_was(place: Path) -> None:
     words = [*SEARCH, "hydra.sweeper.n_trials=1"]
     assert sweep(*words) == 0
     before = Path("sweep/sweep.json").read_bytes()
-    for changed in ("training.max_steps=2", "lr=1e-3,2e-3"):  # of the configuration, of the space: no trial is left
+    for changed in (
+        "training.max_steps=2",
+        "lr=1e-3,2e-3",
+    ):  # of the configuration, of the space: no trial is left
         assert sweep(*merged(words, [changed])) == 2
     assert Path("sweep/sweep.json").read_bytes() == before
     assert ForkServer.launches == [1]
-    other = ["lr=tag(log,interval(1e-3,1e-1))", "training.logging_steps=5", "checkpoint.keep_last=1"]
+    other = [
+        "lr=tag(log,interval(1e-3,1e-1))",
+        "training.logging_steps=5",
+        "checkpoint.keep_last=1",
+    ]
     assert sweep(*merged(words, other)) == 0
     assert ForkServer.launches == [1]
 
 
-def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_storage_of_ones_own_belongs_to_one_sweep(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=journal.log"]
     assert sweep(*words) == 0
     assert sweep(*words) == 0
@@ -237,7 +300,9 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.
     assert not list(place.glob("*/study.db"))
 
 
-def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_study_left_is_brought_to_its_end(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A trial that failed is tried again where that is asked for, one whose job is gone always; neither twice."""
     words = [*SEARCH, "hydra.sweeper.n_trials=2"]
     original = TrainStep.__call__
@@ -259,7 +324,10 @@ def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytes
         assert [trial.state.name for trial in trials()] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert ForkServer.launches == [1, 1, 1]
     late, first = trials()[2], trials()[0]
-    assert (late.params, late.value) == (first.params, summary(job_of(first))["metrics"]["best"]["eval/loss"]["value"])
+    assert (late.params, late.value) == (
+        first.params,
+        summary(job_of(first))["metrics"]["best"]["eval/loss"]["value"],
+    )
     shutil.rmtree(job_of(first))
     assert sweep(*words) == 0
     assert ForkServer.launches == [1, 1, 1, 1]
@@ -296,7 +364,12 @@ def steps_of(job: Path) -> list[int]:
 
 def test_halving_goes_on_from_checkpoints(place: Path, undisturbed: Path) -> None:
     """Four jobs, one survivor: 4 x 3 + 1 x 5 of 32 steps, none of them twice, and the survivor as if never paused."""
-    words = ["lr=1e-3,2e-3", "seed=0,1", "hydra.sweeper.rungs=[3]", "hydra.sweeper.reduction_factor=4"]
+    words = [
+        "lr=1e-3,2e-3",
+        "seed=0,1",
+        "hydra.sweeper.rungs=[3]",
+        "hydra.sweeper.reduction_factor=4",
+    ]
     assert sweep(*words) == 0
     rows = result().values()
     assert sorted(row["status"] for row in rows) == ["finished", *["stopped at a rung"] * 3]
@@ -312,12 +385,19 @@ def test_halving_goes_on_from_checkpoints(place: Path, undisturbed: Path) -> Non
     ForkServer.launches.clear()
     assert sweep(*words) == 0
     assert ForkServer.launches == []
-    assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0, "without rungs, the others are brought to their end"
+    assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0, (
+        "without rungs, the others are brought to their end"
+    )
     assert all(same(job, undisturbed / job.name) for job in jobs())
 
 
 def test_halving_without_checkpoints_is_refused(place: Path) -> None:
-    assert sweep("seed=0,1", "hydra.sweeper.rungs=[3]", "checkpoint=none", "checkpoint.save_steps=null") == 1
+    assert (
+        sweep(
+            "seed=0,1", "hydra.sweeper.rungs=[3]", "checkpoint=none", "checkpoint.save_steps=null"
+        )
+        == 1
+    )
     assert "checkpoint=none" in next(iter(result().values()))["message"]
 
 
@@ -343,7 +423,9 @@ def test_a_wrong_search_starts_nothing(
 
 def test_the_name_means_ours_beside_a_plugin_of_that_name() -> None:
     """Hydra would check our file against the plugin's entry, and refuse."""
-    ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node={"_target_": "elsewhere", "n_trials": 7})
+    ConfigStore.instance().store(
+        group="hydra/sweeper", name="optuna", node={"_target_": "elsewhere", "n_trials": 7}
+    )
     hydra = open_hydra()
     cfg = compose(hydra, "config", ["hydra/sweeper=optuna"])
     assert cfg.hydra.sweeper.n_trials == 20
@@ -360,5 +442,6 @@ def test_survivors() -> None:
 def test_direction_of_every_task() -> None:
     """The search must know it before a first trial has run."""
     assert {name: schema.MODE for name, schema in TASKS.items()} == {
-        name: "min" if name.endswith("_lm") or name in ("sft", "preference") else "max" for name in TASKS
+        name: "min" if name.endswith("_lm") or name in ("sft", "preference") else "max"
+        for name in TASKS
     }

@@ -38,7 +38,9 @@ from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, ForkServer, jobs, result, same, steps, sweep, whole
 
 
-def test_repeated_grown_and_reordered(place: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_grown_and_reordered(
+    place: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(undisturbed, "sweep")
     first = jobs()
     assert len(first) == 4
@@ -58,7 +60,16 @@ def test_repeated_grown_and_reordered(place: Path, undisturbed: Path, capsys: py
 
 def test_what_does_not_count_does_not_make_a_new_job(place: Path, undisturbed: Path) -> None:
     shutil.copytree(undisturbed, "sweep")
-    assert sweep("seed=0,0", "lr=0.001", "training.max_seconds=999", "run_name=again", "checkpoint.keep_last=5") == 0
+    assert (
+        sweep(
+            "seed=0,0",
+            "lr=0.001",
+            "training.max_seconds=999",
+            "run_name=again",
+            "checkpoint.keep_last=5",
+        )
+        == 0
+    )
     assert len(jobs()) == 4
     assert ForkServer.launches == []
 
@@ -75,10 +86,14 @@ def test_a_point_that_is_left_out_is_told_by_name() -> None:
     """No silence where two points are one run, and say something else: the second may not even be possible."""
     words = ["distributed=fsdp", "training.global_batch_size=8", "seed=0,0", "lr=1e-3,2e-3"]
     hydra = store.open_hydra()
-    points = combinations(hydra, [*words, "training.nproc_per_node=2", "distributed.data_parallel_shard_degree=2,3"])
+    points = combinations(
+        hydra, [*words, "training.nproc_per_node=2", "distributed.data_parallel_shard_degree=2,3"]
+    )
     made = build_jobs(Composer(hydra, "config"), points)
     assert [job.values["distributed"]["data_parallel_shard_degree"] for job in made] == [2, 2]
-    assert [job.left_out for job in made] == [("distributed.data_parallel_shard_degree=3",)] * 2, "each once"
+    assert [job.left_out for job in made] == [("distributed.data_parallel_shard_degree=3",)] * 2, (
+        "each once"
+    )
     said = StringIO()
     _tell_left_out(made, PlainView(Console(file=said)))
     assert said.getvalue().count("distributed.data_parallel_shard_degree=3") == 2
@@ -120,7 +135,9 @@ def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if len(batches[0]["input_ids"]) == 8:
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB")
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB"
+            )
         return original(self, batches, *rest)
 
     monkeypatch.setattr(TrainStep, "__call__", call)
@@ -149,14 +166,18 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) 
     monkeypatch.setattr(TrainStep, "__call__", call)
 
 
-def test_a_worker_killed_once_is_resumed(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_killed_once_is_resumed(
+    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     die_at(monkeypatch, SAVE + 2, place / "marks", times=1)
     assert sweep("lr=1e-3,2e-3") == 0
     assert ForkServer.launches == [2, 1]
     assert all(same(job, undisturbed / job.name) for job in jobs())
 
 
-def test_a_job_that_kills_its_process_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_kills_its_process_is_a_row(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     die_at(monkeypatch, 2, place / "marks", times=9)
     assert sweep("lr=2e-3,1e-3", "training.max_steps=4") == 1
     rows = result()
@@ -166,7 +187,10 @@ def test_a_job_that_kills_its_process_is_a_row(place: Path, monkeypatch: pytest.
 
 
 def test_stopped_by_a_signal(
-    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The running job is saved, nothing else begins, which is no failure; the same line goes on to the same end."""
     original = TrainStep.__call__
@@ -176,7 +200,10 @@ def test_stopped_by_a_signal(
         if self.count == 3:  # type: ignore[attr-defined]
             handler = signal.getsignal(signal.SIGTERM)
             arrived = []
-            signal.signal(signal.SIGTERM, lambda number, frame: (arrived.append(number), handler(number, frame)))
+            signal.signal(
+                signal.SIGTERM,
+                lambda number, frame: (arrived.append(number), handler(number, frame)),
+            )
             os.kill(os.getppid(), signal.SIGINT)
             while not arrived:
                 time.sleep(0.01)
@@ -192,7 +219,10 @@ def test_stopped_by_a_signal(
     assert "0 failed · 2 left (1 interrupted, 1 not started)" in said
     assert [row["status"] for row in result().values()] == ["interrupted", "new"]
     runs = load_runs([Path("sweep")])
-    assert {run.label: run.status for run in runs} == {jobs()[0].name: "interrupted", runs[-1].label: "not started"}
+    assert {run.label: run.status for run in runs} == {
+        jobs()[0].name: "interrupted",
+        runs[-1].label: "not started",
+    }
     assert sweep("lr=1e-3,2e-3") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
 
@@ -219,7 +249,10 @@ def test_jobs_that_save_nothing_begin_again(place: Path, undisturbed: Path) -> N
 
 
 def test_a_full_disk_pauses_the_sweep(
-    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every job would train to its end to fail there; with room again, the same line goes on with all of them."""
     full = place / "full"
@@ -234,7 +267,12 @@ def test_a_full_disk_pauses_the_sweep(
     full.touch()
     assert sweep("lr=1e-3,2e-3") == EXIT_STORAGE
     said = capsys.readouterr().out
-    for fact in ("No space left on device", "Make room", "hydra.sweep.dir=sweep", "0 failed · 2 left (1 interrupted"):
+    for fact in (
+        "No space left on device",
+        "Make room",
+        "hydra.sweep.dir=sweep",
+        "0 failed · 2 left (1 interrupted",
+    ):
         assert fact in said
     assert len(jobs()) == 1, "the first was cut, and the other did not begin"
     assert sweep("lr=1e-3,2e-3") == EXIT_STORAGE
@@ -250,7 +288,9 @@ def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -
     """The job it belongs to is not finished; it is brought to its end, and the others are left alone."""
     shutil.copytree(undisturbed, "sweep")
     torn, *others = jobs()
-    path = Path("sweep") / ".sweep" / "jobs" / f"{torn.name}.json" if file == "record" else torn / file
+    path = (
+        Path("sweep") / ".sweep" / "jobs" / f"{torn.name}.json" if file == "record" else torn / file
+    )
     path.write_bytes(path.read_bytes()[:-30])
     if file == "metrics.jsonl":  # a line is on the disk before its checkpoint is
         shutil.rmtree(torn / "checkpoints" / f"step-{STEPS:08d}")
@@ -265,14 +305,19 @@ def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -
 
 
 def test_sweeps_of_the_same_second_have_folders_of_their_own(place: Path) -> None:
-    cfg = store.compose(store.open_hydra(), "config", ["hydra.sweep.dir='sweeps/${now:%Y}'"], RunMode.MULTIRUN)
+    cfg = store.compose(
+        store.open_hydra(), "config", ["hydra.sweep.dir='sweeps/${now:%Y}'"], RunMode.MULTIRUN
+    )
     folders = [sweep_folder(cfg) for _ in range(3)]
     assert len(set(folders)) == 3
     assert all(folder.is_dir() for folder in folders)
 
 
 def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
-    pids = [forked.fork(lambda: sweep("lr=1e-3,2e-3", "seed=0,1"), place / f"log{number}") for number in range(2)]
+    pids = [
+        forked.fork(lambda: sweep("lr=1e-3,2e-3", "seed=0,1"), place / f"log{number}")
+        for number in range(2)
+    ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert codes == [0, 0], [(place / f"log{number}").read_text()[-2000:] for number in range(2)]
     assert len(jobs()) == 4
@@ -308,7 +353,9 @@ def test_a_tracker_without_its_package_starts_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "wandb" else found(name, *of))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *of: None if name == "wandb" else found(name, *of)
+    )
     assert optrun("-m", *forked.JOB, "seed=0,1", "tracking=wandb", "hydra.sweep.dir=sweep") == 2
     assert "tracking=wandb: the package wandb is not installed" in capsys.readouterr().err
     assert not Path("sweep").exists()
@@ -318,7 +365,9 @@ def test_a_file_that_changed_is_refused(
     place: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing runs on other rows under the same path; a touch is no change, nor is a file that no job has read."""
-    monkeypatch.setattr(forked, "JOB", [word for word in forked.JOB if not word.startswith("data.train=")])
+    monkeypatch.setattr(
+        forked, "JOB", [word for word in forked.JOB if not word.startswith("data.train=")]
+    )
     whole_text = text.read_text()
     (place / "parts").mkdir()
     for name in ("a.txt", "b.txt"):
@@ -357,7 +406,10 @@ def test_which_files_a_job_reads(place: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("config.json", ".git/index"):
         (place / "model" / name).write_text("{}")
     monkeypatch.setenv("HERE", str(place))
-    parts = {"code": {"train": "${oc.env:HERE}/rows.jsonl", "streaming": True}, "prose": {"train": ["*.jsonl", "gone"]}}
+    parts = {
+        "code": {"train": "${oc.env:HERE}/rows.jsonl", "streaming": True},
+        "prose": {"train": ["*.jsonl", "gone"]},
+    }
     model = {"name": "pretrained", "path": "gpt2", "tokenizer": "model"}
     found = {
         f"{key}={text}": sweep_files._contents(text, sizes_alone=sizes_alone)
@@ -367,7 +419,9 @@ def test_which_files_a_job_reads(place: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     whole = "2 bytes, digest 69bf807ca3bfdb2f"
     assert found == {
-        "data.mixture.code.train=${oc.env:HERE}/rows.jsonl": {"${oc.env:HERE}/rows.jsonl": "2 bytes"},
+        "data.mixture.code.train=${oc.env:HERE}/rows.jsonl": {
+            "${oc.env:HERE}/rows.jsonl": "2 bytes"
+        },
         "data.mixture.prose.train=*.jsonl": {"rows.jsonl": whole},
         "data.mixture.prose.train=gone": {},
         "model.path=gpt2": {},
@@ -401,7 +455,9 @@ def test_an_update_runs_nothing_again(place: Path, undisturbed: Path) -> None:
     """Keys that this version has brought count at their defaults alone; a job that was cut goes on."""
     shutil.copytree(undisturbed, "sweep")
     assert sweep("lr=4e-3", "training.max_seconds=1e-9") == 75
-    older = written_by_an_older_optrun("optimizer.betas", "clip.max_norm", "callbacks", "branch_from")
+    older = written_by_an_older_optrun(
+        "optimizer.betas", "clip.max_norm", "callbacks", "branch_from"
+    )
     ForkServer.launches.clear()
     assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0
     assert ForkServer.launches == []

@@ -70,7 +70,10 @@ def test_a_job_that_hangs_is_ended_and_tried_again(
     hangs: Any, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hangs(1)
-    assert sweep("lr=2e-3,1e-3", "hydra.sweeper.stall_seconds=100", f"checkpoint.save_steps={SAVE}") == 0
+    assert (
+        sweep("lr=2e-3,1e-3", "hydra.sweeper.stall_seconds=100", f"checkpoint.save_steps={SAVE}")
+        == 0
+    )
     assert ForkServer.launches == [2, 1, 1]
     assert all(same(job, undisturbed / job.name) for job in jobs())
     said = capsys.readouterr().out
@@ -88,9 +91,17 @@ def test_a_job_that_hangs_twice_is_a_row(hangs: Any, capsys: pytest.CaptureFixtu
     assert ForkServer.launches == [2, 1, 1]
     rows = result()
     assert [row["status"] for row in rows.values()] == ["failed", "finished"]
-    for fact in ("made no progress for 1 h", "after step", "tried once more", "hydra.sweeper.stall_seconds=SECONDS"):
+    for fact in (
+        "made no progress for 1 h",
+        "after step",
+        "tried once more",
+        "hydra.sweeper.stall_seconds=SECONDS",
+    ):
         assert fact in rows["lr=0.002"]["message"]
-    assert "1 of 2 finished · 0 running · 1 failed · 0 left · lr=0.002 made no progress" in capsys.readouterr().out
+    assert (
+        "1 of 2 finished · 0 running · 1 failed · 0 left · lr=0.002 made no progress"
+        in capsys.readouterr().out
+    )
     assert sweep("lr=2e-3,1e-3") == 1
     assert ForkServer.launches == [2, 1, 1], "it is left as failed"
 
@@ -101,7 +112,11 @@ def test_the_timeout_holds_whatever_a_job_does(
     hangs(1, until=60 + GRACE_SECONDS)
     assert sweep("lr=2e-3,1e-3", "hydra.sweeper.timeout=60") == 75
     said = capsys.readouterr().out
-    for fact in ("lr=0.002: not stopped 5 min 00 s after hydra.sweeper.timeout", "0 running", "2 left"):
+    for fact in (
+        "lr=0.002: not stopped 5 min 00 s after hydra.sweeper.timeout",
+        "0 running",
+        "2 left",
+    ):
         assert fact in said
     assert sweep("lr=2e-3,1e-3", "hydra.sweeper.timeout=60") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
@@ -162,9 +177,7 @@ def test_a_job_out_of_reach_is_named(tmp_path: Path) -> None:
 def test_ranks_end_with_who_started_them() -> None:
     """torch's agent gives each rank a session of its own."""
     sleeps = "import time; print(flush=True); time.sleep(60)"
-    rank = (
-        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeps!r}], start_new_session=True).wait()"
-    )
+    rank = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeps!r}], start_new_session=True).wait()"
     process = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None

@@ -32,7 +32,9 @@ def ask(given: str, times: int) -> None:
         study.tell(study.ask(fixed_distributions=SPACE), 1.0)
 
 
-@pytest.mark.parametrize("given", ["study.log", "study.journal", "journal:any name", "journal://{}/x", "~/study.log"])
+@pytest.mark.parametrize(
+    "given", ["study.log", "study.journal", "journal:any name", "journal://{}/x", "~/study.log"]
+)
 def test_a_journal_by_name(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -52,8 +54,13 @@ def test_several_processes_share_a_journal(tmp_path: Path) -> None:
     """Each of the numbers once, and no lock is left."""
     path = f"journal:{tmp_path / 'j'}"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's idle threads; they are not used in the child
-        processes = [multiprocessing.get_context("fork").Process(target=ask, args=(path, 5)) for _ in range(2)]
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # torch's idle threads; they are not used in the child
+        processes = [
+            multiprocessing.get_context("fork").Process(target=ask, args=(path, 5))
+            for _ in range(2)
+        ]
         for process in processes:
             process.start()
     for process in processes:
@@ -65,7 +72,10 @@ def test_several_processes_share_a_journal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 20, 9999])
 def test_half_a_record_is_dropped(cut: int, tmp_path: Path) -> None:
-    """A writer was killed; the next one neither loses its own record nor the study. At 9999 the first is cut."""
+    """A writer was killed; the next one neither loses its own record nor the study.
+
+    At 9999 the first is cut.
+    """
     path = tmp_path / "study.log"
     ask(str(path), 2)
     whole_file = path.read_bytes()
@@ -101,7 +111,11 @@ def test_a_file_of_a_person_is_no_journal(content: str, tmp_path: Path) -> None:
     ],
 )
 def test_one_message(
-    given: str, kind: type[OptrunError], facts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: str,
+    kind: type[OptrunError],
+    facts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kind) as refused:
@@ -112,5 +126,7 @@ def test_one_message(
 
 
 def test_neither_a_url_nor_a_journal() -> None:
-    with pytest.raises(ConfigError, match=r"storage=study\.db: expected a URL.*sqlite:///.*journal:"):
+    with pytest.raises(
+        ConfigError, match=r"storage=study\.db: expected a URL.*sqlite:///.*journal:"
+    ):
         options(storage="study.db")

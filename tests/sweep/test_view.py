@@ -50,7 +50,10 @@ def test_what_is_left_is_told_apart() -> None:
     shown = board()
     shown.rows["job2"].running = False
     shown.rows["job2"].state.status = "interrupted"
-    assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 2 left (1 interrupted, 1 not started)"
+    assert (
+        shown.counts()
+        == "1 of 4 finished · 0 running · 1 failed · 2 left (1 interrupted, 1 not started)"
+    )
 
 
 def test_each_job_counts_once() -> None:
@@ -74,7 +77,8 @@ def test_time_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "said"), [(["a", "b"], "nothing new was saved of 2 jobs"), ([], "every job was saved before")]
+    ("held", "said"),
+    [(["a", "b"], "nothing new was saved of 2 jobs"), ([], "every job was saved before")],
 )
 def test_a_second_signal_says_what_was_saved(
     held: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -120,7 +124,9 @@ def test_plain_lines() -> None:
 
 def test_live_table() -> None:
     out = io.StringIO()
-    view = LiveView(Console(file=out, width=100, force_terminal=True, color_system=None), "optrun · sweep · [x]")
+    view = LiveView(
+        Console(file=out, width=100, force_terminal=True, color_system=None), "optrun · sweep · [x]"
+    )
     view.update(board())
     view.stop()
     text = out.getvalue()

@@ -89,12 +89,27 @@ class _Refusing(BaseHTTPRequestHandler):
 
 
 CASES = [
-    (["model=pretrained", "model.path=some/gated"], ["model.path=some/gated", "gate", "huggingface.co/some/"]),
-    (["model=pretrained", "model.path=some/thing"], ["model.path=some/thing", "nothing of this name", "hf auth login"]),
-    (["model=bert_tiny", "model.tokenizer=some/gated"], ["model.tokenizer=some/gated", "gate", "HF_TOKEN"]),
-    (["model=bert_tiny", "model.tokenizer=some/thing"], ["model.tokenizer=some/thing", "nothing of this name"]),
+    (
+        ["model=pretrained", "model.path=some/gated"],
+        ["model.path=some/gated", "gate", "huggingface.co/some/"],
+    ),
+    (
+        ["model=pretrained", "model.path=some/thing"],
+        ["model.path=some/thing", "nothing of this name", "hf auth login"],
+    ),
+    (
+        ["model=bert_tiny", "model.tokenizer=some/gated"],
+        ["model.tokenizer=some/gated", "gate", "HF_TOKEN"],
+    ),
+    (
+        ["model=bert_tiny", "model.tokenizer=some/thing"],
+        ["model.tokenizer=some/thing", "nothing of this name"],
+    ),
     (["model=bert_tiny", "data=hub", "data.path=some/gated"], ["data.path=some/gated", "gate"]),
-    (["model=bert_tiny", "data=hub", "data.path=some/thing"], ["data.path=some/thing", "nothing of this name"]),
+    (
+        ["model=bert_tiny", "data=hub", "data.path=some/thing"],
+        ["data.path=some/thing", "nothing of this name"],
+    ),
 ]
 EACH_FORKED = """
 import gc, json, os, pathlib, sys
@@ -124,17 +139,34 @@ for number, words in enumerate(json.loads(sys.argv[1])):
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What each case said, in a process of its own, since the libraries read the endpoint once."""
     folder = tmp_path_factory.mktemp("refused")
-    data = [[] if "data=hub" in words else ["data=files", "data.train=not-read.csv"] for words, _ in CASES]
-    lines = [["task=sequence_classification", *case[0], *more] for case, more in zip(CASES, data, strict=True)]
+    data = [
+        [] if "data=hub" in words else ["data=files", "data.train=not-read.csv"]
+        for words, _ in CASES
+    ]
+    lines = [
+        ["task=sequence_classification", *case[0], *more]
+        for case, more in zip(CASES, data, strict=True)
+    ]
     with HTTPServer(("127.0.0.1", 0), _Refusing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
-        env["PYTHONPATH"] = os.pathsep.join([str(compose_cache.CHECKOUT), os.environ.get("PYTHONPATH", "")])
+        env = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(folder),
+        }
+        env["PYTHONPATH"] = os.pathsep.join(
+            [str(compose_cache.CHECKOUT), os.environ.get("PYTHONPATH", "")]
+        )
         code = ["-W", "ignore::DeprecationWarning", "-c", EACH_FORKED]
         command = [sys.executable, *code, json.dumps(lines), str(compose_cache.folder)]
         done = subprocess.run(
-            command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=False
+            command,
+            cwd=folder,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         server.shutdown()
         thread.join()

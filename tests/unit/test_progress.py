@@ -49,7 +49,9 @@ def test_a_verb_shows_the_bar_on_a_terminal() -> None:
     assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("text", ["[bold]step[/] 1/2", "a\tb  ", "\x1b[31mred", "ö" * 300, "two\nlines", ""])
+@pytest.mark.parametrize(
+    "text", ["[bold]step[/] 1/2", "a\tb  ", "\x1b[31mred", "ö" * 300, "two\nlines", ""]
+)
 def test_a_line_in_a_file_is_as_rich_writes_it(text: str) -> None:
     out, other = io.StringIO(), io.StringIO()
     PlainDisplay(Console(file=out)).note(text)
@@ -83,8 +85,16 @@ def test_a_plain_line_has_at_most_120_characters() -> None:
     out = io.StringIO()
     display = PlainDisplay(Console(file=out, width=300))
     display.start(0, 1000)
-    names = ["train/loss", "train/grad_norm", "train/grad_norm_max", "train/lr", "perf/tokens_per_second"]
-    values = dict.fromkeys([*names, *(f"eval/set_{number}/accuracy" for number in range(9))], 0.123456)
+    names = [
+        "train/loss",
+        "train/grad_norm",
+        "train/grad_norm_max",
+        "train/lr",
+        "perf/tokens_per_second",
+    ]
+    values = dict.fromkeys(
+        [*names, *(f"eval/set_{number}/accuracy" for number in range(9))], 0.123456
+    )
     display.record({"step": 10, "epoch": 0.1, **values})
     (line,) = out.getvalue().splitlines()
     assert len(line) <= 120

@@ -80,7 +80,9 @@ class Screen:
 def played(*, presses: int) -> tuple[Screen, int]:
     """Run the program on a terminal of 80 columns, and press Ctrl-C while its panel is there."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's idle threads; they are not used in the child
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # torch's idle threads; they are not used in the child
         process, terminal = pty.fork()
     if process == 0:
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
@@ -125,14 +127,20 @@ def test_a_second_key_leaves_a_cursor() -> None:
 
 
 @pytest.mark.parametrize(("kind", "width"), [("a terminal", 60), ("a file", 120)])
-def test_sentences_at_the_end_break_between_words(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentences_at_the_end_break_between_words(
+    kind: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     best = "best: step 12 by eval/accuracy 0.55 (max), " + "a tie of several evaluations " * 6
     monkeypatch.setattr(console, "sentence_of", lambda _: "")
     monkeypatch.setattr(console, "best_told", lambda _: best)
     monkeypatch.setattr(console, "_results", lambda *_: None)
-    shown = Console(file=io.StringIO(), force_terminal=kind == "a terminal", width=60, color_system=None)
+    shown = Console(
+        file=io.StringIO(), force_terminal=kind == "a terminal", width=60, color_system=None
+    )
     values = {"plugins": (), "max_steps": 12, "main_metric": {"name": "eval/accuracy"}}
-    outcome = SimpleNamespace(summary=values, sample=("say:", "\n" * 40 + "yes" + "\n" * 40), run=RunDir(Path("run")))
+    outcome = SimpleNamespace(
+        summary=values, sample=("say:", "\n" * 40 + "yes" + "\n" * 40), run=RunDir(Path("run"))
+    )
     console.show(shown, outcome, SimpleNamespace(EVALUATION_ROWS=""))  # type: ignore[arg-type]
     lines = [line.rstrip() for line in shown.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     told = lines[next(at for at, line in enumerate(lines) if line.startswith("best:")) : -1]

@@ -14,7 +14,9 @@ def main(path: Path) -> None:
     rows = []
     for model_type in model_types():
         model = build(model_type)
-        rows.append(Row(model_type, why_not=model) if isinstance(model, str) else examine(model_type, model))
+        rows.append(
+            Row(model_type, why_not=model) if isinstance(model, str) else examine(model_type, model)
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_page(rows), encoding="utf-8")
     sys.stdout.write(f"{len(rows)} types -> {path}\n")
@@ -48,13 +50,18 @@ def _page(rows: list[Row]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
     ]
     for row in layered:
-        depth = ", ".join(f"{tower} {depth}" if tower else str(depth) for tower, depth in row.towers.items())
+        depth = ", ".join(
+            f"{tower} {depth}" if tower else str(depth) for tower, depth in row.towers.items()
+        )
         numbers = f"{row.parameters:,} | {row.norms} | {row.groups[0]}, {row.groups[1]} | {size(row.state)}"
         used = f"{row.used} of {row.tensors}" if row.used else "not run"
         lines.append(f"| {row.model_type} | {row.kind} | {numbers} | {depth} | {used} |")
     moved = [row for row in layered if row.moved]
     lines += ["", f"## Where names alone would be wrong ({len(moved)})", ""]
-    lines += ["| type | tensors that the forward pass puts on the other side of the blocks |", "| --- | --- |"]
+    lines += [
+        "| type | tensors that the forward pass puts on the other side of the blocks |",
+        "| --- | --- |",
+    ]
     lines += [f"| {row.model_type} | {_listed(row.moved)} |" for row in moved]
     unseen = [row for row in layered if not row.used]
     lines += [
@@ -65,7 +72,13 @@ def _page(rows: list[Row]) -> str:
     ]
     lines += ["", "| type | why |", "| --- | --- |"]
     lines += [f"| {row.model_type} | {_cell(row.not_run)} |" for row in unseen]
-    lines += ["", f"## Without a stack of blocks ({len(refused)})", "", "`layerwise` refuses these, in words:", ""]
+    lines += [
+        "",
+        f"## Without a stack of blocks ({len(refused)})",
+        "",
+        "`layerwise` refuses these, in words:",
+        "",
+    ]
     lines += [f"- {row.model_type}: {row.message}" for row in refused]
     lines += ["", f"## Not buildable from a default configuration here ({len(absent)})", ""]
     lines += ["| type | what transformers says |", "| --- | --- |"]

@@ -1,6 +1,7 @@
 """Grouping over the architectures of transformers: a sample always, all of them with few blocks as a long proof.
 
-Which side of the blocks a parameter lies on is held against the order in which modules are called, noted by hooks.
+Which side of the blocks a parameter lies on is held against the order in which modules are called,
+noted by hooks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ FEW = 2, 4
 WHOLE = ("bert", "convnextv2", "gpt2", "qwen3", "t5", "whisper")
 """Types of the sample with all their blocks, of which most have more than ten."""
 DEEP = (
-    *("bailing_hybrid", "gemma3n_text", "hrm_text", "jamba", "kimi_linear", "nemo_speechlm", "neomme", "prophetnet"),
+    *(
+        "bailing_hybrid",
+        "gemma3n_text",
+        "hrm_text",
+        "jamba",
+        "kimi_linear",
+        "nemo_speechlm",
+        "neomme",
+        "prophetnet",
+    ),
     *("xlstm", "zamba", "zamba2"),
 )
 """Types that build, or run, with all of their blocks alone."""
@@ -43,7 +53,11 @@ def test_every_architecture(part: int) -> None:
     wrong: list[str] = []
     built = refused = ran = 0
     for model_type in part_of(model_types(), part, PARTS):
-        model = build(model_type) if EVERY_BLOCK or model_type in DEEP else build_small(model_type, *FEW)
+        model = (
+            build(model_type)
+            if EVERY_BLOCK or model_type in DEEP
+            else build_small(model_type, *FEW)
+        )
         if isinstance(model, str):
             continue
         built += 1

@@ -1,7 +1,7 @@
 """Every transformers architecture that a default configuration builds, on the meta device: what grouping says of it.
 
-The checks know nothing of how grouping decides: they look at classes of modules, at shapes and at what transformers
-itself calls the input embeddings.
+The checks know nothing of how grouping decides: they look at classes of modules, at shapes and at
+what transformers itself calls the input embeddings.
 """
 
 from __future__ import annotations
@@ -115,7 +115,14 @@ def part_of(types: Sequence[str], part: int, parts: int) -> Iterator[str]:
         yield model_type
 
 
-DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layer")
+DEPTHS = (
+    "num_hidden_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "n_layer",
+)
 
 
 def shallow(config: Any, depth: int) -> Any:
@@ -123,7 +130,11 @@ def shallow(config: Any, depth: int) -> Any:
     for name in getattr(config, "sub_configs", None) or ():
         if getattr(config, name, None) is not None:
             shallow(getattr(config, name), depth)
-    found = {key: value for key in DEPTHS if isinstance(value := getattr(config, key, None), int) and value > depth}
+    found = {
+        key: value
+        for key in DEPTHS
+        if isinstance(value := getattr(config, key, None), int) and value > depth
+    }
     for key in found:
         setattr(config, key, depth)
     for key, value in list(vars(config).items()):  # such as `layer_types`: an entry for each block
@@ -137,7 +148,8 @@ def build(model_type: str, depth: int | None = None) -> nn.Module | str:
 
     Args:
         model_type: Name in transformers.
-        depth: Blocks of each tower at most, where they have a number; None: as many as the default configuration has.
+        depth: Blocks of each tower at most, where they have a number; None: as many as the default
+            configuration has.
     """
     transformers.logging.set_verbosity_error()
     with warnings.catch_warnings(), torch.device("meta"):
@@ -156,14 +168,22 @@ def build(model_type: str, depth: int | None = None) -> nn.Module | str:
 def build_small(model_type: str, fewest: int, most: int) -> nn.Module | str:
     """The base model with the fewer blocks if they are of as many kinds as more blocks are; otherwise with more."""
     model, smaller = build(model_type, most), build(model_type, fewest)
-    alike = isinstance(model, nn.Module) and isinstance(smaller, nn.Module) and _kinds(smaller) == _kinds(model)
+    alike = (
+        isinstance(model, nn.Module)
+        and isinstance(smaller, nn.Module)
+        and _kinds(smaller) == _kinds(model)
+    )
     return smaller if alike else model
 
 
 def _kinds(model: nn.Module) -> set[tuple[object, ...]]:
     """Classes of modules, the shapes of their tensors, and where they lie but for numbers."""
     return {
-        (type(module), re.sub(r"\d+", "#", path), *(param.shape for param in module.parameters(recurse=False)))
+        (
+            type(module),
+            re.sub(r"\d+", "#", path),
+            *(param.shape for param in module.parameters(recurse=False)),
+        )
         for path, module in model.named_modules()
     }
 
@@ -172,8 +192,9 @@ def examine(model_type: str, model: nn.Module) -> Row:
     """Group a model both ways and hold the result against what is known of its modules.
 
     Raises:
-        AssertionError: A parameter claimed not once, a norm or bias that decays, a matrix that does not, layer scales
-            that do not fall from the head to the embeddings, or a module on another side of the blocks than its calls.
+        AssertionError: A parameter claimed not once, a norm or bias that decays, a matrix that does
+            not, layer scales that do not fall from the head to the embeddings, or a module on
+            another side of the blocks than its calls.
     """
     params = dict(model.named_parameters())
     row = Row(model_type, type(model).__name__, tensors=len(params))
@@ -187,7 +208,9 @@ def examine(model_type: str, model: nn.Module) -> Row:
     row.not_run = why.partition("). ")[0]
     with mock.patch.object(grouping, "look_at_uses", return_value=looked):
         try:
-            layerwise = build_param_groups(model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE)
+            layerwise = build_param_groups(
+                model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE
+            )
         except ConfigError as error:
             row.message = str(error)
             assert "no stack of blocks" in row.message
@@ -204,7 +227,12 @@ def examine(model_type: str, model: nn.Module) -> Row:
         _runs_where_it_lies(model, layers, calls)
         with mock.patch.object(grouping, "look_at_uses", return_value=({}, "")):
             by_name = build_param_groups(model, "layerwise", lr=1.0, decay_rate=DECAY_RATE)
-        row.moved = [name for group in by_name for name, _ in group["params"] if group["layer"] != layers[name]]
+        row.moved = [
+            name
+            for group in by_name
+            for name, _ in group["params"]
+            if group["layer"] != layers[name]
+        ]
     return row
 
 
@@ -232,18 +260,33 @@ def _runs_where_it_lies(model: nn.Module, layers: dict[str, str], calls: list[st
         at.setdefault(path, []).append(index)
     blocks = [path for path in block_paths(model) if path in at]
     for path, module in model.named_modules():
-        names = [f"{path}.{leaf}" if path else leaf for leaf, _ in module.named_parameters(recurse=False)]
+        names = [
+            f"{path}.{leaf}" if path else leaf for leaf, _ in module.named_parameters(recurse=False)
+        ]
         sides = {layers[name].rpartition("/")[2] for name in names if name in layers}
         nested = any(f"{block}.".startswith(f"{path}." if path else "") for block in blocks)
         nested = nested or any(path.startswith(f"{block}.") for block in blocks)
-        if path not in at or nested or not blocks or not sides or not sides <= {"head", "embeddings"}:
+        if (
+            path not in at
+            or nested
+            or not blocks
+            or not sides
+            or not sides <= {"head", "embeddings"}
+        ):
             continue
         shared = [
-            sum(1 for _ in takewhile(_equal, zip(block.split("."), path.split("."), strict=False))) for block in blocks
+            sum(1 for _ in takewhile(_equal, zip(block.split("."), path.split("."), strict=False)))
+            for block in blocks
         ]
-        near = [at[block][0] for block, common in zip(blocks, shared, strict=True) if common == max(shared)]
+        near = [
+            at[block][0]
+            for block, common in zip(blocks, shared, strict=True)
+            if common == max(shared)
+        ]
         if max(at[path]) < min(near):
-            assert sides == {"embeddings"}, f"{path} is called before the blocks and lies in {sides}"
+            assert sides == {"embeddings"}, (
+                f"{path} is called before the blocks and lies in {sides}"
+            )
         elif min(at[path]) > max(near):
             assert sides == {"head"}, f"{path} is called after the blocks and lies in {sides}"
 
@@ -254,7 +297,12 @@ def _equal(pair: tuple[str, str]) -> bool:
 
 @functools.cache
 def _layerwise_run() -> RunConfig:
-    words = ["optimizer=lamb", "param_groups=layerwise", f"param_groups.decay_rate={DECAY_RATE}", "lr=1.0"]
+    words = [
+        "optimizer=lamb",
+        "param_groups=layerwise",
+        f"param_groups.decay_rate={DECAY_RATE}",
+        "lr=1.0",
+    ]
     words += ["training.max_steps=10", f"optimizer.weight_decay={DECAY}"]
     return store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", words)))
 
@@ -263,7 +311,11 @@ def _explained(model: nn.Module, groups: list[dict[str, Any]]) -> int:
     """Bytes of state; what `explain` shows is what the groups hold, and it fits the page."""
     facts = explain(_layerwise_run(), model)
     shown = {tensor.name: (tensor.lr_peak, tensor.weight_decay) for tensor in facts.tensors}
-    held = {name: (group["lr"], group["weight_decay"]) for group in groups for name, _ in group["params"]}
+    held = {
+        name: (group["lr"], group["weight_decay"])
+        for group in groups
+        for name, _ in group["params"]
+    }
     assert shown == held
     assert facts.state_bytes == sum(8 * tensor.parameters for tensor in facts.tensors)
     page = io.StringIO()
@@ -274,9 +326,9 @@ def _explained(model: nn.Module, groups: list[dict[str, Any]]) -> int:
 
 def _claimed_once(params: dict[str, nn.Parameter], groups: list[dict[str, Any]]) -> None:
     claimed = [name for group in groups for name, _ in group["params"]]
-    assert sorted(claimed) == sorted(name for name, param in params.items() if param.requires_grad), (
-        "every trainable parameter exactly once"
-    )
+    assert sorted(claimed) == sorted(
+        name for name, param in params.items() if param.requires_grad
+    ), "every trainable parameter exactly once"
     ids = [id(param) for group in groups for _, param in group["params"]]
     assert len(set(ids)) == len(ids), "tied tensors once"
 
@@ -287,9 +339,9 @@ def _decays_right(model: nn.Module, groups: list[dict[str, Any]]) -> int:
     norms = 0
     for path, module in model.named_modules():
         kind = type(module).__name__
-        is_norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm) or (
-            re.search(r"(Norm(Gated)?\d?d?|GRN)$", kind) is not None
-        )
+        is_norm = isinstance(
+            module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm
+        ) or (re.search(r"(Norm(Gated)?\d?d?|GRN)$", kind) is not None)
         for leaf, param in module.named_parameters(recurse=False):
             name = f"{path}.{leaf}" if path else leaf
             if name not in decays:
@@ -299,7 +351,9 @@ def _decays_right(model: nn.Module, groups: list[dict[str, Any]]) -> int:
                 assert decays[name] == 0, f"{name} of {kind} decays"
             elif param.dim() <= 1:
                 assert decays[name] == 0, f"{name} has one dimension and decays"
-            elif leaf == "weight" and isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding):
+            elif leaf == "weight" and isinstance(
+                module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
+            ):
                 assert decays[name] == DECAY, f"{name} of {kind} does not decay"
     return norms
 
@@ -319,11 +373,15 @@ def _falls(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, int]:
         depth = max(scales)
         depths[tower] = depth
         for layer, scale in scales.items():
-            assert abs(scale - DECAY_RATE ** (depth + 1 - layer)) < 1e-12, f"block {layer - 1} of {tower}"
+            assert abs(scale - DECAY_RATE ** (depth + 1 - layer)) < 1e-12, (
+                f"block {layer - 1} of {tower}"
+            )
     scale_of = {name: group["lr_scale"] for group in groups for name, _ in group["params"]}
     lowest_block = DECAY_RATE ** min(depths.values())
     for name in _input_embeddings(model):
-        assert scale_of.get(name, 0.0) < lowest_block, f"{name} embeds and has scale {scale_of[name]}"
+        assert scale_of.get(name, 0.0) < lowest_block, (
+            f"{name} embeds and has scale {scale_of[name]}"
+        )
     return depths
 
 

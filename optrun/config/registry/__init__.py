@@ -1,8 +1,9 @@
 """Every choice that can be made by its name: one row each, whoever brings it.
 
-A row has the name, the schema (a dataclass: keys, types, ranges, and facts that are known without torch) and the target
-(a class or function). optrun's own rows name their target as text, so that a configuration composes without torch;
-rows of others come by the decorators here, from a plugin file, an installed package or a program that imports optrun.
+A row has the name, the schema (a dataclass: keys, types, ranges, and facts that are known without
+torch) and the target (a class or function). optrun's own rows name their target as text, so that a
+configuration composes without torch; rows of others come by the decorators here, from a plugin
+file, an installed package or a program that imports optrun.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ KINDS = ("optimizer", "scheduler", "task", "metric", "data", "tracker", "callbac
 ENTRY_POINTS = {kind: "optrun.data" if kind == "data" else f"optrun.{kind}s" for kind in KINDS}
 """The entry-point group of each kind, by which installed packages bring rows."""
 
-GROUPS = {"optimizer": "optimizer", "scheduler": "scheduler", "task": "task", "data": "data", "tracking": "tracker"}
+GROUPS = {
+    "optimizer": "optimizer",
+    "scheduler": "scheduler",
+    "task": "task",
+    "data": "data",
+    "tracking": "tracker",
+}
 """Configuration groups whose choices are rows, and the kind of these."""
 
 BASES = {
@@ -61,7 +68,8 @@ class Choice:
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None
-    """Who brought it: the path of a plugin's file, a module or a distribution; None: optrun itself."""
+    """Who brought it: the path of a plugin's file, a module or a distribution; None: optrun itself.
+    """
 
     def load(self) -> Any:
         """Import the target."""
@@ -96,7 +104,10 @@ _ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
 
 @dataclass(frozen=True, eq=False)
 class _Schemas(Mapping[str, type[Any]]):
-    """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
+    """Schemas by name.
+
+    Looking a name up imports the entry point that brings it; iterating shows what is loaded.
+    """
 
     kind: str
 
@@ -124,7 +135,9 @@ def add(choice: Choice) -> None:
         ConfigError: The kind is unknown, or the name is taken.
     """
     if choice.kind not in KINDS:
-        raise ConfigError(f"{choice.kind}: nothing of this kind can be registered. {did_you_mean(choice.kind, KINDS)}")
+        raise ConfigError(
+            f"{choice.kind}: nothing of this kind can be registered. {did_you_mean(choice.kind, KINDS)}"
+        )
     taken = _ROWS[choice.kind].get(choice.name)
     if taken is not None:
         raise ConfigError(
@@ -166,22 +179,33 @@ def names(kind: str) -> list[str]:
 
 def names_of(origin: str) -> list[str]:
     """List what an origin registered, such as `optimizer=my_lion`."""
-    return [f"{kind}={row.name}" for kind in KINDS for row in _ROWS[kind].values() if row.origin == origin]
+    return [
+        f"{kind}={row.name}"
+        for kind in KINDS
+        for row in _ROWS[kind].values()
+        if row.origin == origin
+    ]
 
 
 def find(kind: str, name: str) -> Choice | None:
     """Find the row of a name; the entry point of an installed package is imported for it.
 
     Raises:
-        ConfigError: The entry point fails, registers nothing of this name, or two packages have one.
+        ConfigError: The entry point fails, registers nothing of this name, or two packages have
+            one.
     """
     row = _ROWS[kind].get(name)
     points = _declared()[kind].get(name, []) if row is None else []
     if not points:
         return row
-    where = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package" for point in points]
+    where = [
+        f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+        for point in points
+    ]
     if len(points) > 1:
-        raise ConfigError(f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed.")
+        raise ConfigError(
+            f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed."
+        )
     prefix = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
     try:
         with origin(where[0]):
@@ -189,9 +213,13 @@ def find(kind: str, name: str) -> Choice | None:
     except ConfigError as error:
         raise ConfigError(f"{prefix}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{prefix} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
+        raise ConfigError(
+            f"{prefix} fails at import: {type(error).__name__}: {error}".rstrip(": .") + "."
+        ) from error
     if name not in _ROWS[kind]:
-        raise ConfigError(f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
+        raise ConfigError(
+            f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it."
+        )
     return _ROWS[kind][name]
 
 
@@ -221,7 +249,13 @@ def choices(kind: str) -> Mapping[str, Choice]:
 def adopt(module: str, origin: str) -> None:
     """Give the rows of a module that was imported already, as by unpickling, the origin it is now loaded as."""
     for rows in _ROWS.values():
-        rows.update({name: replace(row, origin=origin) for name, row in rows.items() if row.origin == module})
+        rows.update(
+            {
+                name: replace(row, origin=origin)
+                for name, row in rows.items()
+                if row.origin == module
+            }
+        )
 
 
 def remove(origin: str) -> None:
@@ -251,15 +285,17 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
     """Return the decorator that adds a class or function to a kind; the decorated object is unchanged.
 
     Raises:
-        ConfigError: The schema is no dataclass, builds on another base than the kind's, or lacks a value; the name is
-            taken or is none.
+        ConfigError: The schema is no dataclass, builds on another base than the kind's, or lacks a
+            value; the name is taken or is none.
     """
 
     def decorate(target: Target) -> Target:
         where = _origin[-1] if _origin else target.__module__
         _check(kind, name, schema, where)
         taken = _ROWS[kind].get(name)
-        if taken is not None and taken.origin == where == "__main__":  # a cell of a notebook that is run again
+        if (
+            taken is not None and taken.origin == where == "__main__"
+        ):  # a cell of a notebook that is run again
             del _ROWS[kind][name]
         add(Choice(kind, name, schema, target, where))
         return target
@@ -269,14 +305,27 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
 
 def _check(kind: str, name: str, schema: object, where: str) -> None:
     prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
-    plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
+    plain = (
+        isinstance(name, str)
+        and name.isascii()
+        and name.isidentifier()
+        and not name.endswith("_schema")
+    )
     if not plain or name.lower() in _NO_TEXTS:
         raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
     base = _imported(BASES[kind]) if kind in BASES else None
     expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
-    if not isinstance(schema, type) or not is_dataclass(schema) or (base is not None and not issubclass(schema, base)):
+    if (
+        not isinstance(schema, type)
+        or not is_dataclass(schema)
+        or (base is not None and not issubclass(schema, base))
+    ):
         shown = schema.__name__ if isinstance(schema, type) else repr(schema)
-        hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)" if base is not None else ""
+        hint = (
+            f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
+            if base is not None
+            else ""
+        )
         raise ConfigError(f"{prefix}: schema={shown}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(
@@ -286,14 +335,18 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
     try:
         values = Choice(kind, name, schema, None).values()
     except NameError as error:
-        raise ConfigError(f"{prefix}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
+        raise ConfigError(
+            f"{prefix}: schema={schema.__name__}: {error}: its annotations cannot be read."
+        ) from error
     lacking = [key for key, value in values.items() if key in shared and value == "???"]
     if lacking:
         raise ConfigError(
             f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
         )
     paths = getattr(schema, "PATHS", ())
-    if not isinstance(paths, tuple | list) or not set(paths) <= {field.name for field in fields(schema)}:
+    if not isinstance(paths, tuple | list) or not set(paths) <= {
+        field.name for field in fields(schema)
+    }:
         raise ConfigError(
             f'{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields, such as ("file",).'
         )
@@ -315,10 +368,12 @@ def register_optimizer(name: str, *, schema: Schema) -> Callable[[Target], Targe
 
     Args:
         name: What users type.
-        schema: A dataclass on `optrun.config.schema.optimizer_base.OptimizerConfig`; its defaults are the values.
+        schema: A dataclass on `optrun.config.schema.optimizer_base.OptimizerConfig`; its defaults
+            are the values.
 
     Returns:
-        The decorator of a `torch.optim.Optimizer` that takes parameters, `lr` and the fields of the schema.
+        The decorator of a `torch.optim.Optimizer` that takes parameters, `lr` and the fields of the
+        schema.
     """
     return register("optimizer", name, schema)
 
@@ -328,11 +383,13 @@ def register_scheduler(name: str, *, schema: Schema) -> Callable[[Target], Targe
 
     Args:
         name: What users type.
-        schema: A dataclass on `optrun.config.schema.scheduler.SchedulerConfig`; its defaults are the values.
+        schema: A dataclass on `optrun.config.schema.scheduler.SchedulerConfig`; its defaults are
+            the values.
 
     Returns:
-        The decorator of a function (step, config=..., decay_steps=...) -> multiplier of the peak lr. Steps count from
-        the end of the warm-up, `decay_steps` is the rest of the run; warm-up and `min_lr` come by themselves.
+        The decorator of a function (step, config=..., decay_steps=...) -> multiplier of the peak
+        lr. Steps count from the end of the warm-up, `decay_steps` is the rest of the run; warm-up
+        and `min_lr` come by themselves.
     """
     return register("scheduler", name, schema)
 

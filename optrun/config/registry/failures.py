@@ -44,14 +44,17 @@ def position_behind(error: OptrunError) -> str | None:
         error: Raised from another one.
 
     Returns:
-        File, line and function; None: no such file had a part in it, or the message is the plugin's own.
+        File, line and function; None: no such file had a part in it, or the message is the plugin's
+        own.
     """
     own = traceback.extract_tb(error.__traceback__)
     files = _files() if error.__cause__ is not None and own else {}
     return None if not files or own[-1].filename in files else _last(error, files)[0]
 
 
-def _last(error: BaseException, files: dict[str, tuple[str, list[str]]]) -> tuple[str | None, list[str]]:
+def _last(
+    error: BaseException, files: dict[str, tuple[str, list[str]]]
+) -> tuple[str | None, list[str]]:
     """Find the last frame in such a file: where it is, and what the file registers; None and nothing without one."""
     frames = [frame for frame in _frames(error) if frame[0] in files]
     if not frames:
@@ -66,7 +69,9 @@ def _frames(error: BaseException | None) -> Iterator[Frame]:
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
-        error = error.__context__ if error.__cause__ is error else error.__cause__  # `raise error from error`
+        error = (
+            error.__context__ if error.__cause__ is error else error.__cause__
+        )  # `raise error from error`
     for link in reversed(chain):
         for frame in traceback.extract_tb(link.__traceback__):
             yield frame.filename, frame.lineno, frame.name
@@ -86,7 +91,11 @@ def _description(error: BaseException) -> str:
 def _files() -> dict[str, tuple[str, list[str]]]:
     """Map the files that rows of others come from to how each is shown, and to the names that it registers."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
-    given = {record["path"]: record["plugin"] for record in plugins.LOADED.values()} if plugins is not None else {}
+    given = (
+        {record["path"]: record["plugin"] for record in plugins.LOADED.values()}
+        if plugins is not None
+        else {}
+    )
     found: dict[str, tuple[str, list[str]]] = {}
     for row in registry.of_others():
         file = getattr(sys.modules.get(row.target.__module__), "__file__", None)

@@ -37,11 +37,13 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
     """List the code of others that a configuration chooses.
 
     Args:
-        values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule, a list of metrics.
+        values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule,
+            a list of metrics.
 
     Returns:
-        One mapping for each plugin, installed package or module: what to give, `sha256` of its file, `imports`, the
-        digests of what it has imported from its folder so far, and `names`, the registered ones that are used.
+        One mapping for each plugin, installed package or module: what to give, `sha256` of its
+        file, `imports`, the digests of what it has imported from its folder so far, and `names`,
+        the registered ones that are used.
     """
     used = _texts(values)
     found: dict[str, PlainDict] = {}
@@ -67,11 +69,15 @@ def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[s
     chosen = [("callback", name) for name in callbacks] if isinstance(callbacks, Mapping) else []
     for group, kind in registry.GROUPS.items():
         section = config.get(group)
-        if isinstance(section, Mapping) and "kind" not in section:  # else a name of the user's for a choice of ours
+        if (
+            isinstance(section, Mapping) and "kind" not in section
+        ):  # else a name of the user's for a choice of ours
             chosen.append((kind, section.get("name")))
     known = {name for record in recorded for name in record["names"]}
     rows = [registry.choices(kind).get(str(name)) for kind, name in chosen]
-    others = [f"{row.kind}={row.name}" for row in rows if row is not None and row.origin is not None]
+    others = [
+        f"{row.kind}={row.name}" for row in rows if row is not None and row.origin is not None
+    ]
     return [name for name in others if name not in known]
 
 
@@ -79,7 +85,8 @@ def require(recorded: object, where: str) -> list[str]:
     """Refuse to take something up without the code it was made with.
 
     Args:
-        recorded: As `records`, out of a run; what is no such mapping is left to who reads the rest of the file.
+        recorded: As `records`, out of a run; what is no such mapping is left to who reads the rest
+            of the file.
         where: What is taken up, for messages.
 
     Returns:
@@ -96,7 +103,9 @@ def require(recorded: object, where: str) -> list[str]:
             kind, _, choice = str(name).partition("=")
             row = registry.find(kind, choice) if kind in registry.KINDS else None
             if row is None:
-                raise ConfigError(f"{where}: {name} was registered by {_who(record)}; {_remedy(record)}.")
+                raise ConfigError(
+                    f"{where}: {name} was registered by {_who(record)}; {_remedy(record)}."
+                )
             difference = _difference(record, row)
             if difference is None:
                 continue
@@ -116,7 +125,9 @@ def _difference(record: Mapping[str, object], row: registry.Choice) -> str | Non
     if row.origin is None:
         return f"{name}: was registered by {_who(record)}, and is optrun's own now"
     now = _source(row)
-    if now["sha256"] == record.get("sha256"):  # runs of before imports were recorded have this digest alone
+    if now["sha256"] == record.get(
+        "sha256"
+    ):  # runs of before imports were recorded have this digest alone
         changed = changed_import(record.get("imports"), Path(str(now.get("path"))).parent)
         return None if changed is None else f"{name}: {_who(now)} imports {changed}"
     was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
@@ -168,7 +179,9 @@ def imports_of(file: Path, module: str) -> dict[str, str]:
 @cache
 def _resolved(file: object) -> str | None:
     is_source = isinstance(file, str) and file.endswith(".py") and Path(file).is_absolute()
-    return str(Path(str(file)).resolve()) if is_source else None  # torch has modules with a name in place of a file
+    return (
+        str(Path(str(file)).resolve()) if is_source else None
+    )  # torch has modules with a name in place of a file
 
 
 def changed_import(imports: object, folder: Path) -> str | None:
@@ -199,7 +212,10 @@ def _source(row: registry.Choice) -> PlainDict:
     for record in plugins.LOADED.values() if plugins is not None else ():
         if record["path"] == row.origin:
             source = {key: record[key] for key in ("plugin", "path", "sha256")}
-            return {**source, "imports": imports_of(Path(record["path"]), str(row.target.__module__))}
+            return {
+                **source,
+                "imports": imports_of(Path(record["path"]), str(row.target.__module__)),
+            }
     name, _, version = str(row.origin).partition(" ")
     source = {"distribution": name, "version": version} if version else {"module": name}
     module = str(row.target.__module__)

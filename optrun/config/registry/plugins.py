@@ -1,7 +1,7 @@
 """Code of others that registers choices: `--plugin FILE.py` or `--plugin MODULE`, on the command line only.
 
-A file becomes a module of this package whose name holds its path, so that a process that is given an object of it (a
-worker of a sweep, of a data loader) imports the same file.
+A file becomes a module of this package whose name holds its path, so that a process that is given
+an object of it (a worker of a sweep, of a data loader) imports the same file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from urllib.parse import quote, unquote
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import registry
-from optrun.config.registry.origins import ALLOW, allow_changes, changed_import, digest_of, forget_imports, imports_of
+from optrun.config.registry.origins import (
+    ALLOW,
+    allow_changes,
+    changed_import,
+    digest_of,
+    forget_imports,
+    imports_of,
+)
 
 OPTION = "--plugin"
 
@@ -63,7 +70,9 @@ def take(argv: Sequence[str]) -> list[str]:
             continue
         value = value if joined else next(arguments, "")
         if not value or value.startswith("-") or ("=" in value and not value.endswith(".py")):
-            raise ConfigError(f"{OPTION} {value}".rstrip() + f": expected {OPTION} FILE.py or {OPTION} MODULE.")
+            raise ConfigError(
+                f"{OPTION} {value}".rstrip() + f": expected {OPTION} FILE.py or {OPTION} MODULE."
+            )
         if value in given:
             raise ConfigError(f"{OPTION} {value} is given twice.")
         given.append(value)
@@ -123,7 +132,9 @@ def load(given: str, path: str | None = None) -> PlainDict:
     return LOADED[name]
 
 
-def load_again(records: Sequence[PlainMapping], *, changes_allowed: bool, start: str = "sweep") -> None:
+def load_again(
+    records: Sequence[PlainMapping], *, changes_allowed: bool, start: str = "sweep"
+) -> None:
     """Load in a worker what its sweep loaded, or in a rank what its run did.
 
     Args:
@@ -137,9 +148,14 @@ def load_again(records: Sequence[PlainMapping], *, changes_allowed: bool, start:
     allow_changes(changes_allowed)
     for record in records:
         loaded = load(record["plugin"], record["path"])
-        now, changed = loaded["sha256"], changed_import(record.get("imports"), Path(loaded["path"]).parent)
+        now, changed = (
+            loaded["sha256"],
+            changed_import(record.get("imports"), Path(loaded["path"]).parent),
+        )
         if changed is not None:
-            raise ConfigError(f"{OPTION} {record['plugin']}: it imports {changed}. Start the {start} again.")
+            raise ConfigError(
+                f"{OPTION} {record['plugin']}: it imports {changed}. Start the {start} again."
+            )
         if now != record["sha256"]:
             raise ConfigError(
                 f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256 {record['sha256'][:12]}, "
@@ -151,7 +167,11 @@ def _file_module(given: str, where: str) -> tuple[str, Path]:
     try:
         path = Path(where).expanduser().resolve()
         quoted = quote(str(path), safe="/").replace(".", "%2E")
-    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, no such home, bytes that are no text
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a circle of links, no such home, bytes that are no text
         raise ConfigError(f"{OPTION} {given}: cannot be read as a path: {error}") from error
     if path.suffix != ".py" or not path.is_file():
         why = "no such file" if not path.exists() else "expected a Python file, FILE.py"
@@ -169,7 +189,11 @@ def _module(given: str) -> tuple[str, Path]:
     except BaseException as error:  # of the package that it lies in
         raise _failure(given, error) from error
     if spec is None or spec.origin is None or not spec.has_location:
-        hint = f" There is a file of that name: {OPTION} {given}.py." if Path(f"{given}.py").is_file() else ""
+        hint = (
+            f" There is a file of that name: {OPTION} {given}.py."
+            if Path(f"{given}.py").is_file()
+            else ""
+        )
         raise ConfigError(f"{OPTION} {given}: no such module, or none with a file.{hint}")
     return given, Path(spec.origin).resolve()
 
@@ -192,7 +216,11 @@ def _failure(where: str, error: BaseException) -> ConfigError:
 
 def _line(error: BaseException, path: Path) -> str:
     """Find the last line of a plugin's own file that an error came through."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines = [error.lineno]
     return f", line {lines[-1]}" if lines else ""
@@ -201,7 +229,9 @@ def _line(error: BaseException, path: Path) -> str:
 def forget(name: str) -> None:
     """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
     registry.remove(LOADED.pop(name)["path"])
-    for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+    for module in [
+        module for module in sys.modules if module == name or module.startswith(f"{name}.")
+    ]:
         del sys.modules[module]
 
 
@@ -216,12 +246,16 @@ class _Source(SourceFileLoader):
 class _Files(MetaPathFinder):
     """Finds the files of plugins by the names that `_file_module` gives them."""
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:  # noqa: ARG002
         head, _, quoted = fullname.partition(f"{__name__}.")
         if head or not quoted.endswith("%2Epy"):
             return None
         path = unquote(quoted)
-        return importlib.util.spec_from_file_location(fullname, path, loader=_Source(fullname, path))
+        return importlib.util.spec_from_file_location(
+            fullname, path, loader=_Source(fullname, path)
+        )
 
 
 sys.meta_path.append(_Files())

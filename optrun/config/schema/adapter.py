@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from optrun.config.schema.checks import Checked, expect, expect_count, expect_pattern, expect_positive
+from optrun.config.schema.checks import (
+    Checked,
+    expect,
+    expect_count,
+    expect_pattern,
+    expect_positive,
+)
 from optrun.config.schema.ranges import Count, Fraction, Positive
 
 _BEGINNINGS = r"gaussian|orthogonal|olora|pissa(_niter_\d+)?"
@@ -47,10 +53,14 @@ class LoraConfig(AdapterConfig):
     lora_alpha: Positive
     lora_dropout: Fraction
     target_modules: Any
-    """Names of modules, or ends of names at a dot, or one regular expression that fits whole names. Null, or
+    """Names of modules, or ends of names at a dot, or one regular expression that fits whole names.
+
+    Null, or
     all-linear: every linear module (transformers' Conv1D among them) but the head."""
     exclude_modules: Any = None
-    """Those of them that get no factors, by names, their ends, or one regular expression. Here and below is a default,
+    """Those of them that get no factors, by names, their ends, or one regular expression.
+
+    Here and below is a default,
     since older runs have no such key."""
     target_parameters: list[str] | None = None
     """Names of parameters with two or three axes, or ends of names at a dot, that get factors by themselves, such as
@@ -64,7 +74,9 @@ class LoraConfig(AdapterConfig):
     init_lora_weights: Any = True
     """How factors begin: true, gaussian (B at zero), false (both random), orthogonal, olora, pissa, pissa_niter_N."""
     modules_to_save: list[str] | None
-    """Names, or ends of them, of modules that train whole, and are saved with the factors. Null: the head that the task
+    """Names, or ends of them, of modules that train whole, and are saved with the factors.
+
+    Null: the head that the task
     puts on the model, unless it is one of language modelling, which comes with the weights."""
     bias: Bias
     use_rslora: bool
@@ -101,14 +113,27 @@ class LoraConfig(AdapterConfig):
             "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
             "Not offered are those that look at data or a quantised base first: eva, corda, lora_ga, loftq.",
         )
-        self.expect(given != "orthogonal" or self.r % 2 == 0, "r", "an even rank with init_lora_weights=orthogonal")
+        self.expect(
+            given != "orthogonal" or self.r % 2 == 0,
+            "r",
+            "an even rank with init_lora_weights=orthogonal",
+        )
 
     def _expect_plain_factors(self) -> None:
         """Refuse beside parameters what needs the module that a matrix belongs to, as peft does."""
-        self.expect(bool(self.target_parameters), "target_parameters", "a list of parameter names, or null")
+        self.expect(
+            bool(self.target_parameters), "target_parameters", "a list of parameter names, or null"
+        )
         alone = "with adapter.target_parameters"
-        self.expect(self.lora_dropout == 0, "lora_dropout", f"0 {alone}", "Factors are added to the parameter itself.")
-        self.expect(not self.use_dora, "use_dora", f"false {alone}", "DoRA scales what a module computes.")
+        self.expect(
+            self.lora_dropout == 0,
+            "lora_dropout",
+            f"0 {alone}",
+            "Factors are added to the parameter itself.",
+        )
+        self.expect(
+            not self.use_dora, "use_dora", f"false {alone}", "DoRA scales what a module computes."
+        )
         self.expect(
             self.layers_to_transform is None,
             "layers_to_transform",
@@ -140,8 +165,14 @@ def _expect_names(key: str, value: object, *, pattern: bool) -> None:
         expect(bool(value), key, "''", "module names, or null")
         expect_pattern(key, value)
         return
-    either = "a list of module names, a regular expression, or null" if pattern else "a list of module names, or null"
-    names = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
+    either = (
+        "a list of module names, a regular expression, or null"
+        if pattern
+        else "a list of module names, or null"
+    )
+    names = isinstance(value, list | tuple) and all(
+        isinstance(name, str) and name for name in value
+    )
     expect(names and (bool(value) or not pattern), key, value, either)
 
 

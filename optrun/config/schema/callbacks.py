@@ -11,7 +11,10 @@ from optrun.config import registry
 from optrun.config.schema.checks import build
 
 SCHEMAS: Mapping[str, type[Any]] = registry.own("callback", {})
-"""Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""
+"""Rows of callbacks: name to schema and `module:attribute` of the class.
+
+Others come by registration.
+"""
 
 
 def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
@@ -24,7 +27,8 @@ def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
         Name to an instance of the schema, in the same order.
 
     Raises:
-        ConfigError: A name or a key that there is not, a missing value, or one of another type or out of range.
+        ConfigError: A name or a key that there is not, a missing value, or one of another type or
+            out of range.
     """
     return {name: _typed(str(name), values) for name, values in callbacks.items()}
 
@@ -32,11 +36,17 @@ def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
 def _typed(name: str, values: object) -> Any:
     key = f"callbacks.{name}"
     if name not in SCHEMAS:
-        hint = " ".join(["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]).strip()
-        raise ConfigError(f"{key}: {hint} A file that registers one is named on the command line: --plugin FILE.py")
+        hint = " ".join(
+            ["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]
+        ).strip()
+        raise ConfigError(
+            f"{key}: {hint} A file that registers one is named on the command line: --plugin FILE.py"
+        )
     schema = SCHEMAS[name]
     if values is not None and not isinstance(values, Mapping):
-        raise ConfigError(f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}.")
+        raise ConfigError(
+            f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}."
+        )
     known = [field.name for field in fields(schema)]
     for option in values or ():
         if option not in known:

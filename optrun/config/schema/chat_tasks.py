@@ -115,7 +115,8 @@ class PreferenceConfig(TaskConfig):
         """Refuse smoothing that the loss does not take."""
         super().__post_init__()
         self.expect(
-            self.label_smoothing == 0 or self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo),
+            self.label_smoothing == 0
+            or self.loss_type in (PreferenceLoss.robust, PreferenceLoss.simpo),
             "label_smoothing",
             f"0 with task.loss_type={self.loss_type.value}",
             "task.loss_type=robust is sigmoid for labels that may be wrong; simpo takes it, too.",

@@ -11,7 +11,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.ranges import Check, at_least, in_order, not_negative, optional, positive, ranges
+from optrun.config.schema.ranges import (
+    Check,
+    at_least,
+    in_order,
+    not_negative,
+    optional,
+    positive,
+    ranges,
+)
 from optrun.config.types import expected_type, in_yaml
 
 T = TypeVar("T")
@@ -31,7 +39,9 @@ def expect(condition: bool, key: str, value: object, expected: str, hint: str = 
         ConfigError: Where `condition` is false.
     """
     if not condition:
-        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}." + (f" {hint}" if hint else ""))
+        raise ConfigError(
+            f"{key}={in_yaml(value)}: expected {expected}." + (f" {hint}" if hint else "")
+        )
 
 
 def expecting(check: Check) -> Callable[[str, object], None]:
@@ -70,7 +80,9 @@ def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
         try:
             typed[option] = value
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{key}.{option}={in_yaml(value)}: expected {expected_type(error)}.") from error
+            raise ConfigError(
+                f"{key}.{option}={in_yaml(value)}: expected {expected_type(error)}."
+            ) from error
     missing = sorted(OmegaConf.missing_keys(typed))
     if missing:
         raise ConfigError(f"{key}.{missing[0]} is missing: give {key}.{missing[0]}=VALUE.")

@@ -39,7 +39,9 @@ class ClipExclusionConfig(ClipConfig):
 class NormClipConfig(ClipExclusionConfig):
     """Each gradient tensor alone: g * min(1, max_norm / (|g| + eps))."""
 
-    max_norm: Annotated[float, number("a number above 0; to leave gradients alone: clip=none", lambda x: x > 0)]
+    max_norm: Annotated[
+        float, number("a number above 0; to leave gradients alone: clip=none", lambda x: x > 0)
+    ]
     """Largest L2 norm that is left alone."""
     eps: NotNegative
     """Added to the norm before dividing. 1e-6: torch. 0: Paddle, Keras."""
@@ -78,11 +80,27 @@ class ValueClipConfig(ClipExclusionConfig):
 
 def _check_values(min_value: float | None, max_value: float | None) -> None:
     if max_value is None:
-        expect(min_value is None, "clip.min_value", min_value, "null where clip.max_value is null", "Set both.")
+        expect(
+            min_value is None,
+            "clip.min_value",
+            min_value,
+            "null where clip.max_value is null",
+            "Set both.",
+        )
     elif min_value is None:
-        expect(max_value > 0, "clip.max_value", max_value, "a number above 0 where clip.min_value is null")
+        expect(
+            max_value > 0,
+            "clip.max_value",
+            max_value,
+            "a number above 0 where clip.min_value is null",
+        )
     else:
-        expect(min_value <= max_value, "clip.min_value", min_value, f"at most clip.max_value={max_value}")
+        expect(
+            min_value <= max_value,
+            "clip.min_value",
+            min_value,
+            f"at most clip.max_value={max_value}",
+        )
 
 
 SCHEMAS: dict[str, type[ClipConfig]] = {

@@ -106,12 +106,20 @@ class ColumnsConfig(DataConfig):
     label_column: str | None = None
     """Null: `label` or `labels`, if there is one; for token_classification also `tags` and `ner_tags`."""
     label_columns: list[str] | None = None
-    """A column of 0 and 1 for each label (task.problem_type=multi_label_classification). Null: lists of labels in
+    """A column of 0 and 1 for each label (task.problem_type=multi_label_classification).
+
+    Null: lists of labels in
     label_column."""
     choices_column: str | None = None
-    """Lists of texts to choose from (multiple_choice). Null: `choices` or `endings`, if there is one."""
+    """Lists of texts to choose from (multiple_choice).
+
+    Null: `choices` or `endings`, if there is one.
+    """
     negative_columns: list[str] | None = None
-    """Texts that do not belong to the first one (embedding). Null: `negative`, `negative_1` and so on."""
+    """Texts that do not belong to the first one (embedding).
+
+    Null: `negative`, `negative_1` and so on.
+    """
     target_column: str | None = None
     """Text to produce (seq2seq_lm). Null: `target`."""
     image_column: str | None = None
@@ -127,13 +135,19 @@ class PathsConfig(DataConfig):
     train: Any
     """One path, a list of paths, or a glob."""
     eval: Any
-    """The same, or a mapping of names to the same: several evaluation sets; null: cut from train."""
+    """The same, or a mapping of names to the same: several evaluation sets; null: cut from train.
+    """
 
     def __post_init__(self) -> None:
         """Refuse anything but a path or a list of paths."""
         super().__post_init__()
-        self.expect(self.eval != {}, "eval", "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}")
-        for key, value in (("data.train", self.train), *((eval_key(name), paths) for name, paths in self.eval_files())):
+        self.expect(
+            self.eval != {}, "eval", "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}"
+        )
+        for key, value in (
+            ("data.train", self.train),
+            *((eval_key(name), paths) for name, paths in self.eval_files()),
+        ):
             refuse_url(key, value)
             paths = value if isinstance(value, list | tuple) else [value]
             expect(
@@ -185,7 +199,10 @@ class FilesConfig(PathsConfig, StreamableConfig):
     format: str | None = None
     """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx, text, conll; null:
     by their endings."""
-    delimiter: Annotated[str, matching('tab|[^\\w"\r\n]', 'one character, such as ";", or the word tab')] | None = None
+    delimiter: (
+        Annotated[str, matching('tab|[^\\w"\r\n]', 'one character, such as ";", or the word tab')]
+        | None
+    ) = None
     """What separates the columns of csv and tsv, one character or the word tab; null: found by the first rows, and
     said."""
     encoding: Annotated[str, _encoding] | None = None
@@ -224,11 +241,16 @@ class MixtureConfig(DataConfig):
         super().__post_init__()
         one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
         good = isinstance(self.mixture, Mapping) and bool(self.mixture)
-        self.expect(good, "mixture", f"a mapping from names to the keys of data=files, such as {one}")
+        self.expect(
+            good, "mixture", f"a mapping from names to the keys of data=files, such as {one}"
+        )
         for name in self.mixture:
             named = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
             expect(
-                named, "data.mixture", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in train/loss/NAME"
+                named,
+                "data.mixture",
+                f"{{{name}: ...}}",
+                "names of letters, digits, _ and -, as in train/loss/NAME",
             )
         self._expect_probabilities()
         self._expect_apart(self.parts())
@@ -238,7 +260,12 @@ class MixtureConfig(DataConfig):
         if given is None:
             return
         key = "data.probabilities"
-        expect(isinstance(given, Mapping), key, given, "a mapping from the names of data.mixture to numbers, or null")
+        expect(
+            isinstance(given, Mapping),
+            key,
+            given,
+            "a mapping from the names of data.mixture to numbers, or null",
+        )
         for name in given:
             if name not in self.mixture:
                 raise ConfigError(
@@ -247,7 +274,9 @@ class MixtureConfig(DataConfig):
         for name in self.mixture:
             value = given.get(name)
             if value is None:
-                raise ConfigError(f"{key}: data.mixture.{name} has none. Give each source one, 0 to leave it out.")
+                raise ConfigError(
+                    f"{key}: data.mixture.{name} has none. Give each source one, 0 to leave it out."
+                )
             expecting(share)(f"{key}.{name}", value)
             if value == 0 and self.stopping_strategy == "all_exhausted":
                 raise ConfigError(
@@ -255,7 +284,9 @@ class MixtureConfig(DataConfig):
                     "source out."
                 )
         total = math.fsum(given.values())
-        expect(abs(total - 1) <= 1e-6, key, given, f"numbers with the sum 1, and theirs is {total:.6g}")
+        expect(
+            abs(total - 1) <= 1e-6, key, given, f"numbers with the sum 1, and theirs is {total:.6g}"
+        )
 
     def _expect_apart(self, parts: Mapping[str, FilesConfig]) -> None:
         """Refuse evaluation sets of two sources that would have one name: one of them would never be evaluated."""
@@ -265,7 +296,9 @@ class MixtureConfig(DataConfig):
             for own in [*held, *(own for own, _ in part.eval_files())]:
                 key = f"data.mixture.{name}.eval.{own}" if own else f"data.mixture.{name}"
                 found = mixed_eval_name(name, own)
-                other = seen.setdefault(found.lower(), key)  # as of the sets of one source: not by case alone
+                other = seen.setdefault(
+                    found.lower(), key
+                )  # as of the sets of one source: not by case alone
                 if other != key:
                     raise ConfigError(
                         f"{key}: it is evaluated as eval/{found}, and so is {other}. Expected evaluation sets of "
@@ -276,7 +309,14 @@ class MixtureConfig(DataConfig):
     @property
     def streamed_by(self) -> str | None:
         """That of the first source that is one."""
-        return next((f"data.mixture.{name}.streaming" for name, part in self.parts().items() if part.streaming), None)
+        return next(
+            (
+                f"data.mixture.{name}.streaming"
+                for name, part in self.parts().items()
+                if part.streaming
+            ),
+            None,
+        )
 
     def weights(self) -> list[float] | None:
         """Return the probabilities in the order of the sources; None: by turns."""
@@ -292,17 +332,35 @@ class MixtureConfig(DataConfig):
             ConfigError: A key that is none of data=files; whatever is wrong with a source.
         """
         own = {entry.name for entry in fields(FilesConfig)} - {"name"}
-        common = {entry.name: getattr(self, entry.name) for entry in fields(DataConfig) if entry.name != "name"}
+        common = {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(DataConfig)
+            if entry.name != "name"
+        }
         found = {}
         for name, values in self.mixture.items():
             key = f"data.mixture.{name}"
-            expect(isinstance(values, Mapping), key, values, "the keys of data=files, such as {train: FILE}")
+            expect(
+                isinstance(values, Mapping),
+                key,
+                values,
+                "the keys of data=files, such as {train: FILE}",
+            )
             for inner in values:
                 if inner not in own:
-                    raise ConfigError(f"{key}.{inner}: there is no such key. {did_you_mean(str(inner), sorted(own))}")
-            expect(values.get("train") is not None, f"{key}.train", "null", "a path, a list of paths, or a glob")
+                    raise ConfigError(
+                        f"{key}.{inner}: there is no such key. {did_you_mean(str(inner), sorted(own))}"
+                    )
+            expect(
+                values.get("train") is not None,
+                f"{key}.train",
+                "null",
+                "a path, a list of paths, or a glob",
+            )
             try:
-                found[name] = build(FilesConfig, {"name": "files", "eval": None, **common, **values}, "data")
+                found[name] = build(
+                    FilesConfig, {"name": "files", "eval": None, **common, **values}, "data"
+                )
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
         return found
@@ -351,8 +409,8 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
     """List the names of evaluation sets as they stand in `eval/NAME/accuracy`.
 
     Raises:
-        ConfigError: One has other characters than letters, digits, `_` and `-`, is `train`, or differs from another one
-            by upper and lower case alone.
+        ConfigError: One has other characters than letters, digits, `_` and `-`, is `train`, or
+            differs from another one by upper and lower case alone.
     """
     seen: dict[str, str] = {}
     for name in names:
@@ -360,9 +418,19 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
         key, value = "data.eval", f"{{{name}: ...}}"
         expect(good, key, value, "names of letters, digits, _ and -, as in eval/NAME/accuracy")
         text = str(name)
-        expect(text.lower() != "train", key, value, "another name: tables would show its metrics as train/loss")
+        expect(
+            text.lower() != "train",
+            key,
+            value,
+            "another name: tables would show its metrics as train/loss",
+        )
         other = seen.setdefault(text.lower(), text)
-        expect(other == text, key, value, f"a name that differs from {other} by more than upper and lower case")
+        expect(
+            other == text,
+            key,
+            value,
+            f"a name that differs from {other} by more than upper and lower case",
+        )
     return list(seen.values())
 
 
@@ -385,9 +453,15 @@ SCHEMAS: Mapping[str, type[DataConfig]] = registry.own(
     {
         "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),
         "stdlib_tokens": (StdlibTokensConfig, "optrun.data.stdlib_lines:load_stdlib_tokens"),
-        "stdlib_statements": (StdlibStatementsConfig, "optrun.data.stdlib_lines:load_stdlib_statements"),
+        "stdlib_statements": (
+            StdlibStatementsConfig,
+            "optrun.data.stdlib_lines:load_stdlib_statements",
+        ),
         "stdlib_chat": (StdlibChatConfig, "optrun.data.stdlib_chat:load_stdlib_chat"),
-        "stdlib_preferences": (StdlibPreferencesConfig, "optrun.data.stdlib_chat:load_stdlib_preferences"),
+        "stdlib_preferences": (
+            StdlibPreferencesConfig,
+            "optrun.data.stdlib_chat:load_stdlib_preferences",
+        ),
         "stdlib_pairs": (StdlibPairsConfig, "optrun.data.stdlib_pairs:load_stdlib_pairs"),
         "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),

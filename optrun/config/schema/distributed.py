@@ -55,7 +55,9 @@ class RanksConfig(DistributedConfig):
         super().__post_init__()
         there = self.rdzv_endpoint is not None or self.nnodes == 1
         self.expect(there, "rdzv_endpoint", f"HOST:PORT, where the {self.nnodes} machines meet")
-        self.expect(self.fewest <= self.nnodes, "min_nnodes", f"at most distributed.nnodes={self.nnodes}")
+        self.expect(
+            self.fewest <= self.nnodes, "min_nnodes", f"at most distributed.nnodes={self.nnodes}"
+        )
 
     @property
     def fewest(self) -> int:
@@ -74,7 +76,9 @@ class FsdpConfig(RanksConfig):
 
     data_parallel_replicate_degree: Count
     """Above 1: HSDP, so many groups of ranks with a whole model each."""
-    data_parallel_shard_degree: Annotated[int, whole_number("1 or more, or -1", lambda x: x == -1 or x > 0)]
+    data_parallel_shard_degree: Annotated[
+        int, whole_number("1 or more, or -1", lambda x: x == -1 or x > 0)
+    ]
     """Ranks that share one model; -1: all of such a group."""
     reshard_after_forward: bool
     """Free a block's parameters after its forward pass."""

@@ -69,7 +69,8 @@ def metric_mode(name: str) -> str:
     """Tell which direction of a metric is better, `min` or `max`; of one that is not registered by its name.
 
     Args:
-        name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`; the last part decides.
+        name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`; the last part
+            decides.
 
     Example:
         >>> metric_mode("eval/dev/mse"), metric_mode("eval/accuracy"), metric_mode("eval/bits_per_byte")
@@ -78,7 +79,9 @@ def metric_mode(name: str) -> str:
     leaf = name.rpartition("/")[2]
     if leaf in SCHEMAS:
         return str(SCHEMAS[leaf].MODE)
-    modes = [str(task.MODE) for task in registry.schemas("task").values() if leaf == task.MAIN_METRIC]
+    modes = [
+        str(task.MODE) for task in registry.schemas("task").values() if leaf == task.MAIN_METRIC
+    ]
     return modes[0] if modes else "min" if _LESS_IS_BETTER.search(leaf) else "max"
 
 
@@ -94,11 +97,15 @@ def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list
         ConfigError: No such metric, or one that is not for this task; with those that are.
     """
     names = list(names)
-    rows = {**registry.choices("metric"), **{name: row for name in names if (row := registry.find("metric", name))}}
+    rows = {
+        **registry.choices("metric"),
+        **{name: row for name in names if (row := registry.find("metric", name))},
+    }
     fitting = {
         name: row
         for name, row in rows.items()
-        if (not row.schema.TASKS or task in row.schema.TASKS) and row.schema.OF_NUMBERS in (None, of_numbers)
+        if (not row.schema.TASKS or task in row.schema.TASKS)
+        and row.schema.OF_NUMBERS in (None, of_numbers)
     }
     for name in names:
         if name not in fitting:

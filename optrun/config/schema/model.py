@@ -48,7 +48,9 @@ class PretrainedConfig(ModelConfig):
     trust_remote_code: bool
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
     quantization: Annotated[str, one_of("4bit", "8bit")] | None = None
-    """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes. This and the next two
+    """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes.
+
+    This and the next two
     have defaults: older runs have no such keys."""
     bnb_4bit_quant_type: Annotated[str, one_of("nf4", "fp4")] = "nf4"
     """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`, which are floating-point numbers."""
@@ -59,7 +61,9 @@ class PretrainedConfig(ModelConfig):
         """Refuse an empty path, and what has an effect in 4 bits alone."""
         super().__post_init__()
         refuse_url("model.path", self.path)
-        expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
+        expect(
+            bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder"
+        )
         for key, default in (("bnb_4bit_quant_type", "nf4"), ("bnb_4bit_use_double_quant", False)):
             good = self.quantization == "4bit" or getattr(self, key) == default
             beside = "It has an effect with model.quantization=4bit alone."

@@ -8,7 +8,8 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.metric import metric_mode
 
 OF_SUMMARY = {"wall_seconds": "min", "model.parameters": "min", "model.trainable_parameters": "min"}
-"""Numbers of `summary.json` that may be objectives, by dotted name, and which direction is better."""
+"""Numbers of `summary.json` that may be objectives, by dotted name, and which direction is better.
+"""
 _BY_ENDING = {"_per_second": "max", "seconds": "min", "_bytes": "min", "parameters": "min"}
 _MODES = ("min", "max")
 
@@ -17,7 +18,8 @@ def read_objective(text: str, where: str) -> tuple[str, str]:
     """Read `NAME` or `NAME:min` or `NAME:max`.
 
     Args:
-        text: The name is one of metrics.jsonl, with `eval/` before it where it has no slash, or one of `OF_SUMMARY`.
+        text: The name is one of metrics.jsonl, with `eval/` before it where it has no slash, or one
+            of `OF_SUMMARY`.
         where: The key that it is a value of.
 
     Returns:
@@ -33,10 +35,14 @@ def read_objective(text: str, where: str) -> tuple[str, str]:
     name, colon, mode = text.partition(":")
     if not name or (colon and mode not in _MODES):
         hint = f" {did_you_mean(mode, _MODES)}" if name and mode else ""
-        raise ConfigError(f"{where}: {text!r}: expected NAME, NAME:min or NAME:max, such as eval/loss:min.{hint}")
+        raise ConfigError(
+            f"{where}: {text!r}: expected NAME, NAME:min or NAME:max, such as eval/loss:min.{hint}"
+        )
     if "/" not in name and name not in OF_SUMMARY:
         if "." in name:
-            raise ConfigError(f"{where}: {name}: no such number of summary.json. {did_you_mean(name, OF_SUMMARY)}")
+            raise ConfigError(
+                f"{where}: {name}: no such number of summary.json. {did_you_mean(name, OF_SUMMARY)}"
+            )
         name = f"eval/{name}"
     return name, mode or _direction(name, where)
 
@@ -67,4 +73,6 @@ def _direction(name: str, where: str) -> str:
         return ending
     if name.startswith(("eval/", "train/loss")):
         return metric_mode(name)
-    raise ConfigError(f"{where}: {name}: is less of it better, or more? Say {name}:min or {name}:max.")
+    raise ConfigError(
+        f"{where}: {name}: is less of it better, or more? Say {name}:min or {name}:max."
+    )

@@ -1,6 +1,7 @@
 """How weights move: one dataclass per choice, with the default, the range and the meaning of each option.
 
-Keywords of the classes, with defaults and checks, are read from here; the files in `conf/optimizer/` show the values.
+Keywords of the classes, with defaults and checks, are read from here; the files in
+`conf/optimizer/` show the values.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,12 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from optrun.config import registry
-from optrun.config.schema.optimizer_base import DecaysForward, HasDialects, OptimizerConfig, TwoMoments
+from optrun.config.schema.optimizer_base import (
+    DecaysForward,
+    HasDialects,
+    OptimizerConfig,
+    TwoMoments,
+)
 from optrun.config.schema.ranges import (
     Betas,
     Count,
@@ -69,7 +75,9 @@ def _names(name: str, value: object) -> Any:
         raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
     for key, entry in value.items():
         if not isinstance(key, str) or not isinstance(entry, str):
-            raise TypeError(f"{name}[{key}]={entry!r}: expected a name with encoder.layers.<number>.")
+            raise TypeError(
+                f"{name}[{key}]={entry!r}: expected a name with encoder.layers.<number>."
+            )
     return dict(value)
 
 
@@ -104,7 +112,8 @@ class LambConfig(TwoMoments, HasDialects):
     eps_root: NotNegative = 0.0
     """Added under the square root."""
     caution: bool = False
-    """Entries of the direction against the sign of the gradient are dropped, the others scaled up."""
+    """Entries of the direction against the sign of the gradient are dropped, the others scaled up.
+    """
     weight_decay_mode: LambDecay = LambDecay.adapted
     min_param_norm: NotNegative = 0.0
     """Lower bound of the weights' norm in the trust ratio, the paper's phi."""
@@ -254,7 +263,9 @@ class AdafactorConfig(DecaysForward):
     """Exponent, at most 0: beta2 of step t is 1 - t ** beta2_decay."""
     eps: Annotated[
         tuple[float | None, float],
-        several("two numbers, 0 or more, the first may be null", optional(not_negative), not_negative),
+        several(
+            "two numbers, 0 or more, the first may be null", optional(not_negative), not_negative
+        ),
     ] = (None, 1e-3)
     """Of the update's denominator (null: the dtype's own) and of the parameter's scale."""
     d: Annotated[float, number("a number of 1 or more", lambda x: x >= 1)] = 1.0
@@ -408,6 +419,9 @@ SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.own(
         "ademamix": (AdEMAMixConfig, "optrun.optimizer.ademamix:AdEMAMix"),
         "mars": (MarsConfig, "optrun.optimizer.mars:Mars"),
         "soap": (SoapConfig, "optrun.optimizer.soap:Soap"),
-        "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
+        "pytorch_optimizer": (
+            PytorchOptimizerConfig,
+            "optrun.optimizer.foreign:build_pytorch_optimizer",
+        ),
     },
 )

@@ -19,7 +19,8 @@ class OptimizerConfig(Checked):
     default_lr: Positive
     """Peak learning rate where the top-level `lr` is not set."""
     weight_decay: Finite
-    """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
+    """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's.
+    """
     SCHEDULE_FREE: ClassVar[bool] = False
     """Whether something else takes the place of a schedule, so that one is worth a word."""
     DEFAULT_WARMUP: ClassVar[bool] = True

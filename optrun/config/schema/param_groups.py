@@ -77,8 +77,11 @@ class LayerwiseConfig(StandardConfig):
     dialect: Dialect
     name_dict: Any
     """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a
-    regular expression searched in it, -> where it belongs: a block number from 0, `head`, `embeddings`, or a name with
-    `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the module tree."""
+    regular expression searched in it, -> where it belongs: a block number from 0, `head`,
+    `embeddings`, or a name with
+    `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the
+    module tree.
+    """
     n_layers: Count | None
     """Depth to count from; null: as found."""
     min_scale: Share
@@ -112,7 +115,11 @@ def _check_rule(key: str, rule: Any) -> None:
     expect(isinstance(rule, dict), key, rule, "a mapping with `pattern` and overrides")
     if "pattern" not in rule:
         near = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
-        hint = f"`{near[0]}` may be it." if near else "It is a regular expression searched in parameter names."
+        hint = (
+            f"`{near[0]}` may be it."
+            if near
+            else "It is a regular expression searched in parameter names."
+        )
         raise ConfigError(f"{key}: has no `pattern`. {hint}")
     expect_pattern(f"{key}.pattern", rule["pattern"])
     overrides = [str(name) for name in rule if name != "pattern"]
@@ -120,7 +127,9 @@ def _check_rule(key: str, rule: Any) -> None:
     valid = {*GROUPING_KEYS, *hyper_parameters()}
     for name in overrides:
         if name not in valid:
-            raise ConfigError(f"{key}.{name}: no such override. {did_you_mean(name, {*valid, 'pattern'})}")
+            raise ConfigError(
+                f"{key}.{name}: no such override. {did_you_mean(name, {*valid, 'pattern'})}"
+            )
     expect(not ("lr" in rule and "lr_scale" in rule), key, rule, "either lr or lr_scale, not both")
     for name in ("lr", "lr_scale"):
         if name in rule:
@@ -128,13 +137,23 @@ def _check_rule(key: str, rule: Any) -> None:
     if "optimizer" in rule:
         name = str(rule["optimizer"])
         hint = did_you_mean(name, optimizer.SCHEMAS)
-        expect(name in optimizer.SCHEMAS, f"{key}.optimizer", name, "the name of an optimizer", hint)
+        expect(
+            name in optimizer.SCHEMAS, f"{key}.optimizer", name, "the name of an optimizer", hint
+        )
     for name in ("adaptation", "centralization", "freeze"):
         if name in rule:
             expect(isinstance(rule[name], bool), f"{key}.{name}", rule[name], "true or false")
     if "freeze" in rule:
-        expect(rule["freeze"] is True, f"{key}.freeze", rule["freeze"], "true", "To train them, leave the rule out.")
-        expect(len(overrides) == 1, key, rule, "freeze alone: frozen parameters take no other override")
+        expect(
+            rule["freeze"] is True,
+            f"{key}.freeze",
+            rule["freeze"],
+            "true",
+            "To train them, leave the rule out.",
+        )
+        expect(
+            len(overrides) == 1, key, rule, "freeze alone: frozen parameters take no other override"
+        )
 
 
 SCHEMAS: dict[str, type[ParamGroupsConfig]] = {

@@ -43,7 +43,11 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         >>> merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}})
         {'a': 1, 'b': {'c': 1, 'd': 3}}
     """
-    both = {key: merged(below[key], above[key]) for key in below if _nested(below, key) and _nested(above, key)}
+    both = {
+        key: merged(below[key], above[key])
+        for key in below
+        if _nested(below, key) and _nested(above, key)
+    }
     return {**below, **above, **both}
 
 

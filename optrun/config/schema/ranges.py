@@ -1,7 +1,7 @@
 """What an option may be: types with a range, and the one wording of a refusal.
 
-A field says its range in its type, `eps: NotNegative = 1e-8`. The dataclass checks itself by it, and so does the class
-that takes the option as a keyword.
+A field says its range in its type, `eps: NotNegative = 1e-8`. The dataclass checks itself by it,
+and so does the class that takes the option as a keyword.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ Check: TypeAlias = Callable[[str, Any], Any]
 """`check(name, value)` returns the value in the type it is kept in, or raises TypeError / ValueError."""
 
 MOST = 2**31 - 1
-"""A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps."""
+"""A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps.
+"""
 
 
 def _refused(name: str, value: object, expected: str, *, kind: bool = False) -> Exception:
     """Make the refusal of a value: of another kind, or out of range.
 
-    A dotted name is a key of the configuration, whose value is written as there; another one is a keyword of Python's.
+    A dotted name is a key of the configuration, whose value is written as there; another one is a
+    keyword of Python's.
     """
     given = f"{name}={in_yaml(value)}" if "." in name else f"{name}={value!r}"
     if kind:
@@ -37,7 +39,9 @@ def _refused(name: str, value: object, expected: str, *, kind: bool = False) -> 
     return ValueError(f"{given}: expected {expected}.")
 
 
-def number(expected: str, fits: Callable[[Any], bool] = lambda _: True, *, whole: bool = False) -> Check:
+def number(
+    expected: str, fits: Callable[[Any], bool] = lambda _: True, *, whole: bool = False
+) -> Check:
     """Make a checker for a finite number.
 
     Args:
@@ -55,8 +59,13 @@ def number(expected: str, fits: Callable[[Any], bool] = lambda _: True, *, whole
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, kinds):
             error = _refused(name, value, expected, kind=True)
-            # torch takes a tensor so that a captured step may read another value; here a schedule or set_lr writes it.
-            raise TypeError(f"{error} Pass a plain number, {name}.item().") if hasattr(value, "item") else error
+            # torch takes a tensor so that a captured step may read another value; here a schedule
+            # or set_lr writes it.
+            raise (
+                TypeError(f"{error} Pass a plain number, {name}.item().")
+                if hasattr(value, "item")
+                else error
+            )
         plain: float = int(value) if whole else float(value)
         if not whole and not math.isfinite(plain):
             raise _refused(name, value, re.sub("^a number", "a finite number", expected))
@@ -154,13 +163,17 @@ def flag(name: str, value: object) -> bool:
 def patterns(name: str, value: object) -> list[str]:
     """Check for a list of regular expressions; a bare string would be taken letter by letter."""
     if isinstance(value, str):
-        raise TypeError(f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}].")
+        raise TypeError(
+            f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}]."
+        )
     if not isinstance(value, Iterable) or isinstance(value, dict):
         raise _refused(name, value, "a list of patterns or None", kind=True)
     listed = list(value)
     for entry in listed:
         if not isinstance(entry, str):
-            raise TypeError(f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__} {entry!r}.")
+            raise TypeError(
+                f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__} {entry!r}."
+            )
     return listed
 
 
@@ -188,12 +201,15 @@ Count = Annotated[int, at_least(1)]
 Steps = Annotated[list[int], rising(0)]
 Betas = Annotated[tuple[float, float], several("two numbers, each in [0, 1)", fraction, fraction)]
 ThreeBetas = Annotated[
-    tuple[float, float, float], several("three numbers, each in [0, 1)", fraction, fraction, fraction)
+    tuple[float, float, float],
+    several("three numbers, each in [0, 1)", fraction, fraction, fraction),
 ]
 Patterns = Annotated[list[str], patterns]
 
 
-def in_order(options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], prefix: str = "") -> None:
+def in_order(
+    options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], prefix: str = ""
+) -> None:
     """Refuse a lower bound that is above the upper one, where there is one.
 
     Raises:
@@ -209,8 +225,8 @@ def in_order(options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], pref
 def ranges(schema: type) -> Mapping[str, Check]:
     """Map the fields of a dataclass to their checkers, where their types say a range.
 
-    A class that says a field again without a range leaves that of its base. Flags and Enums, whose values are words to
-    a caller from Python, are in `checks`.
+    A class that says a field again without a range leaves that of its base. Flags and Enums, whose
+    values are words to a caller from Python, are in `checks`.
     """
     found: dict[str, Check] = {}
     for base in reversed(schema.__mro__):
@@ -242,5 +258,7 @@ def checks(schema: type) -> dict[str, Check]:
 
 def defaults(schema: type) -> dict[str, Any]:
     """Return the defaults of a dataclass's fields, words for Enums; without fields that have none."""
-    given = {field.name: field.default for field in fields(schema) if not callable(field.default_factory)}
+    given = {
+        field.name: field.default for field in fields(schema) if not callable(field.default_factory)
+    }
     return {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}

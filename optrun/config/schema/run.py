@@ -43,7 +43,9 @@ class RunConfig(Checked):
 
     lr: Positive
     """Peak learning rate; the schedule multiplies it."""
-    seed: Annotated[int, whole_number("a whole number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63)]
+    seed: Annotated[
+        int, whole_number("a whole number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63)
+    ]
     run_name: str | None
     resume: str | None
     model: ModelConfig
@@ -60,12 +62,21 @@ class RunConfig(Checked):
     tracking: TrackingConfig
     distributed: DistributedConfig
     callbacks: dict[str, Any] = field(default_factory=dict)
-    """Name of a registered callback to its keys and values. It has a default: older runs have no such key."""
+    """Name of a registered callback to its keys and values.
+
+    It has a default: older runs have no such key.
+    """
     branch_from: Annotated[str, matching(r".+@[0-9a-f]{16}", _OF_A_TRUNK)] | None = None
-    """Checkpoint of another run that this one started from, `FOLDER@DIGEST`. Older runs have no such key."""
+    """Checkpoint of another run that this one started from, `FOLDER@DIGEST`.
+
+    Older runs have no such key.
+    """
     branch_schedule: BranchSchedule = BranchSchedule["continue"]
     lr_from: Annotated[str, matching(r".+: lr .+, 90 % interval .+", _OF_A_SWEEP)] | None = None
-    """Where `lr` came from, with its interval, if `lr=auto` was typed. Older runs have no such key."""
+    """Where `lr` came from, with its interval, if `lr=auto` was typed.
+
+    Older runs have no such key.
+    """
     matters: Positive | None = None
     """Smallest difference of the main metric that counts in a verdict; None: a standard deviation between seeds."""
 
@@ -87,7 +98,11 @@ class RunConfig(Checked):
             self.training.label_smoothing_factor == 0 or classes,
             "label_smoothing_factor",
             f"0 with task={self.task.name}"
-            + (" and numbers as labels" if self.task.of_numbers else " and any number of labels" * self.task.of_sets),
+            + (
+                " and numbers as labels"
+                if self.task.of_numbers
+                else " and any number of labels" * self.task.of_sets
+            ),
             "There are no classes to spread a target over.",
         )
         self.training.expect(
@@ -96,7 +111,10 @@ class RunConfig(Checked):
             f"auto or false with task={self.task.name}",
             "It is for causal_lm, sft, preference and masked_lm.",
         )
-        lora, sharded = isinstance(self.adapter, LoraConfig), isinstance(self.distributed, FsdpConfig)
+        lora, sharded = (
+            isinstance(self.adapter, LoraConfig),
+            isinstance(self.distributed, FsdpConfig),
+        )
         if self.distributed.name == "none":
             self.training.expect_micro_batches(1)
         self.training.expect(
@@ -155,7 +173,11 @@ class RunConfig(Checked):
         others = [str(rule["optimizer"]) for rule in self.param_groups.rules if "optimizer" in rule]
         kept = getattr(self.optimizer, "master_weights", False) and not others
         has = hasattr(self.optimizer, "master_weights")
-        way = "optimizer.master_weights=true" if has else "optimizer=lamb optimizer.master_weights=true"
+        way = (
+            "optimizer.master_weights=true"
+            if has
+            else "optimizer=lamb optimizer.master_weights=true"
+        )
         self.model.expect(
             kept or isinstance(self.adapter, LoraConfig),
             "dtype",
@@ -189,9 +211,17 @@ class RunConfig(Checked):
     def _expect_reader_of_tokens(self) -> None:
         """Refuse token ids where texts are read, and ids of no known vocabulary."""
         data = f"data={self.data.name}"
-        expect(self.task.READS_TOKENS, "task", self.task.name, "causal_lm", f"{data} has token ids, and no texts.")
+        expect(
+            self.task.READS_TOKENS,
+            "task",
+            self.task.name,
+            "causal_lm",
+            f"{data} has token ids, and no texts.",
+        )
         packing = getattr(self.task, "packing", True)
-        self.task.expect(packing, "packing", "true", f"{data} is one stream, which is cut into blocks.")
+        self.task.expect(
+            packing, "packing", "true", f"{data} is one stream, which is cut into blocks."
+        )
         self.model.expect(
             self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig),
             "tokenizer",
@@ -202,15 +232,22 @@ class RunConfig(Checked):
     def default_lr_note(self) -> str | None:
         """Say where the lr of a pretrained model or an adapter came from; None where it was given, or all is new."""
         of, group = (
-            ("the factors", "adapter") if isinstance(self.adapter, LoraConfig) else ("pretrained weights", "model")
+            ("the factors", "adapter")
+            if isinstance(self.adapter, LoraConfig)
+            else ("pretrained weights", "model")
         )
         factor = getattr(getattr(self, group), "default_lr_factor", None)
         if factor is None or not math.isclose(self.lr, self.optimizer.default_lr * factor):
             return None
-        climbs = self.scheduler.num_warmup_steps is not None or self.scheduler.warmup_ratio is not None
+        climbs = (
+            self.scheduler.num_warmup_steps is not None or self.scheduler.warmup_ratio is not None
+        )
         warmup = "" if climbs else ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
         prefers = isinstance(self.task, PreferenceConfig)
-        usual = f". task=preference usually takes far less: lr={'1e-5' if group == 'adapter' else '1e-6'}" * prefers
+        usual = (
+            f". task=preference usually takes far less: lr={'1e-5' if group == 'adapter' else '1e-6'}"
+            * prefers
+        )
         return (
             f"{'warning: ' * prefers}lr={self.lr:g} is the default of optimizer={self.optimizer.name}, "
             f"{self.optimizer.default_lr:g}, times {group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another"
@@ -222,7 +259,9 @@ class RunConfig(Checked):
         optimizer = self.optimizer
         if not isinstance(self.adapter, LoraConfig) or not isinstance(optimizer, LambConfig):
             return None
-        if optimizer.exclude_from_layer_adaptation or not (optimizer.weight_decay or optimizer.always_adapt):
+        if optimizer.exclude_from_layer_adaptation or not (
+            optimizer.weight_decay or optimizer.always_adapt
+        ):
             return None
         begins = (
             f"its norm counts as {optimizer.min_param_norm:g} at least (optimizer.min_param_norm)"
@@ -248,7 +287,9 @@ class RunConfig(Checked):
         """Say of a run that goes on what became of its polynomial schedules, which once had power 2 by default."""
         notes = []
         if isinstance(self.scheduler, PolynomialConfig) and self.scheduler.power == 2:
-            notes.append("scheduler.power=2 stays, as the run was started with it; by default a new run has 1 now")
+            notes.append(
+                "scheduler.power=2 stays, as the run was started with it; by default a new run has 1 now"
+            )
         for index, rule in enumerate(self.param_groups.rules):
             own = rule.get("schedule")
             if own == "polynomial" or (

@@ -67,7 +67,9 @@ class SchedulerConfig(Checked):
         """Refuse a length that is given in steps and as a share of the run."""
         given = getattr(self, steps)
         one = given is None or getattr(self, share) is None
-        self.expect(one, share, f"null, because scheduler.{steps}={given} is set", "Give one of them.")
+        self.expect(
+            one, share, f"null, because scheduler.{steps}={given} is set", "Give one of them."
+        )
 
 
 @dataclass(kw_only=True)
@@ -97,7 +99,8 @@ class CosineConfig(FloorConfig):
     num_cycles: Count
     """How often it comes down."""
     restarts: bool
-    """Between two descents: true jumps back to the peak, false climbs back along the same cosine."""
+    """Between two descents: true jumps back to the peak, false climbs back along the same cosine.
+    """
     cycle_mult: Positive
     """Length of a cycle by the length of the one before; other than 1 only with restarts."""
     cycle_decay: Positive
@@ -135,8 +138,8 @@ class PolynomialConfig(FloorConfig):
 class InverseSqrtConfig(FloorConfig):
     """Linear climb over the warm-up, then sqrt(num_warmup_steps / step); PaddleNLP's InverseSquareRootSchedule.
 
-    The curve is nothing without a warm-up: where neither num_warmup_steps nor warmup_ratio is given it takes a tenth
-    of the run.
+    The curve is nothing without a warm-up: where neither num_warmup_steps nor warmup_ratio is given
+    it takes a tenth of the run.
     """
 
     num_warmup_steps: Count | None
@@ -148,7 +151,10 @@ class NoamConfig(InverseSqrtConfig):
     """d_model ** -0.5 * min(step ** -0.5, step * num_warmup_steps ** -1.5); Vaswani et al. 2017."""
 
     d_model: Count | None
-    """Width of the model: `lr` is then the factor in front, not the peak. Null: scaled so that `lr` is the peak."""
+    """Width of the model: `lr` is then the factor in front, not the peak.
+
+    Null: scaled so that `lr` is the peak.
+    """
 
 
 @dataclass(kw_only=True)
@@ -202,7 +208,9 @@ class PiecewiseConfig(SchedulerConfig):
     values: list[float]
     """Multipliers of `lr`; for absolute rates set lr=1.0."""
     boundaries: Steps | None
-    """Steps of the run where the next value begins, one fewer than values. Null: one value per step; a list shorter
+    """Steps of the run where the next value begins, one fewer than values.
+
+    Null: one value per step; a list shorter
     than the run is refused."""
     boundary: Boundary
 
@@ -210,7 +218,9 @@ class PiecewiseConfig(SchedulerConfig):
         """Refuse lists that do not fit together."""
         super().__post_init__()
         self.expect(bool(self.values), "values", "at least one number")
-        self.expect(all(0 <= value < math.inf for value in self.values), "values", "numbers of 0 or more")
+        self.expect(
+            all(0 <= value < math.inf for value in self.values), "values", "numbers of 0 or more"
+        )
         self.expect(
             self.boundaries is None or len(self.boundaries) == len(self.values) - 1,
             "boundaries",

@@ -60,7 +60,9 @@ class SweeperConfig(Checked):
     job that has not ended 300 s later is killed."""
     stall_seconds: Seconds | None
     """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is killed and tried once more;
-    null: 20 times the longest pause of any job so far, at least an hour, and a day until it has logged a step."""
+    null: 20 times the longest pause of any job so far, at least an hour, and a day until it has
+        logged a step.
+    """
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
     max_batch_size: Count | None
@@ -103,11 +105,23 @@ class SweeperConfig(Checked):
             return
         key, found = "hydra.sweeper.devices", self.devices
         expected = "auto, or a list of indices and names such as [0,1] or [GPU-UUID,MIG-UUID]"
-        expect(found == "auto" or (isinstance(found, list) and len(found) > 0), key, found, expected)
+        expect(
+            found == "auto" or (isinstance(found, list) and len(found) > 0), key, found, expected
+        )
         for device in found if isinstance(found, list) else ():
             index = isinstance(device, int) and not isinstance(device, bool) and device >= 0
-            expect(index or (isinstance(device, str) and device.startswith(("GPU-", "MIG-"))), key, found, expected)
-            expect(found.count(device) == 1, key, found, f"each device once; {device} stands there twice")
+            expect(
+                index or (isinstance(device, str) and device.startswith(("GPU-", "MIG-"))),
+                key,
+                found,
+                expected,
+            )
+            expect(
+                found.count(device) == 1,
+                key,
+                found,
+                f"each device once; {device} stands there twice",
+            )
         if self.max_batch_size is not None:
             raise ConfigError(
                 f"hydra.sweeper.max_batch_size={self.max_batch_size}: has no effect with {key}={found}, where each "
@@ -130,14 +144,20 @@ class OptunaConfig(SweeperConfig):
     n_trials: Count
     """Trials in all, those of earlier starts among them; optimizers with spaces of their own share them equally."""
     n_steps: Count | None
-    """Optimizer steps in all, shared in the same way; no trial begins that would exceed them. Null: no limit."""
+    """Optimizer steps in all, shared in the same way; no trial begins that would exceed them.
+
+    Null: no limit.
+    """
     n_jobs: Count
     """Trials under way at a time."""
     sampler: Sampler
     seed: int
     """Of the sampler."""
     pruner: Pruner
-    """Asynchronous halving: no trial waits for another. Rungs are min_resource * reduction_factor^k steps."""
+    """Asynchronous halving: no trial waits for another.
+
+    Rungs are min_resource * reduction_factor^k steps.
+    """
     min_resource: Count | None
     """Steps of the first rung of a pruner."""
     storage: str | None
@@ -157,7 +177,11 @@ class OptunaConfig(SweeperConfig):
                 f"hydra.sweeper.sampler=cmaes: goes for one objective, and hydra.sweeper.objectives={self.objectives}. "
                 "Choose tpe, gp, qmc or random."
             )
-        if self.storage is not None and journal_path(self.storage) is None and "://" not in self.storage:
+        if (
+            self.storage is not None
+            and journal_path(self.storage) is None
+            and "://" not in self.storage
+        ):
             raise ConfigError(
                 f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a disk that several "
                 "machines share a journal such as journal:study.log."
@@ -166,7 +190,9 @@ class OptunaConfig(SweeperConfig):
     def _check_pruner(self) -> None:
         key, given = "hydra.sweeper.min_resource", f"hydra.sweeper.pruner={self.pruner.value}"
         if self.pruner is Pruner.none and self.min_resource is not None:
-            raise ConfigError(f"{key}={self.min_resource}: has no effect with {given}. Choose asha or hyperband.")
+            raise ConfigError(
+                f"{key}={self.min_resource}: has no effect with {given}. Choose asha or hyperband."
+            )
         if self.pruner is Pruner.none:
             return
         if self.min_resource is None:

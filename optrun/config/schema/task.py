@@ -10,12 +10,20 @@ from optrun.config.schema.chat_tasks import PreferenceConfig, SftConfig
 from optrun.config.schema.ranges import InnerShare, Positive, WholeNumber, at_least
 from optrun.config.schema.task_base import ClassesConfig, TaskConfig
 
-ProblemType = StrEnum("ProblemType", ["single_label_classification", "regression", "multi_label_classification"])
+ProblemType = StrEnum(
+    "ProblemType", ["single_label_classification", "regression", "multi_label_classification"]
+)
 """What a label column holds."""
 
 EmbeddingLoss = StrEnum(
     "EmbeddingLoss",
-    ["multiple_negatives_ranking", "multiple_negatives_symmetric_ranking", "cosine_similarity", "cosent", "triplet"],
+    [
+        "multiple_negatives_ranking",
+        "multiple_negatives_symmetric_ranking",
+        "cosine_similarity",
+        "cosent",
+        "triplet",
+    ],
 )
 """What embeddings are trained by; the losses of sentence-transformers."""
 
@@ -42,7 +50,10 @@ class CausalLmConfig(TaskConfig):
     )
 
     packing: bool
-    """True: documents are joined and cut into blocks of data.max_length. False: one row, one example."""
+    """True: documents are joined and cut into blocks of data.max_length.
+
+    False: one row, one example.
+    """
     prompt: str | None
     """Continued after training so that a person sees what was learnt; null: no sample."""
     sample_tokens: WholeNumber
@@ -69,7 +80,10 @@ class CausalLmConfig(TaskConfig):
 
 @dataclass(kw_only=True)
 class MaskedLmConfig(TaskConfig):
-    """Prediction of masked tokens (Devlin et al. 2018): of the chosen, 80 % masked, 10 % random, 10 % kept."""
+    """Prediction of masked tokens (Devlin et al.
+
+    2018): of the chosen, 80 % masked, 10 % random, 10 % kept.
+    """
 
     CHUNKED_LOSS = True
     AUTO_CLASS = "AutoModelForMaskedLM"
@@ -146,7 +160,13 @@ class SequenceClassificationConfig(ClassesConfig):
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """Of the problem type."""
-        return ("mse", "mae", "pearson", "spearman") if self.of_numbers else () if self.of_sets else self.METRICS
+        return (
+            ("mse", "mae", "pearson", "spearman")
+            if self.of_numbers
+            else ()
+            if self.of_sets
+            else self.METRICS
+        )
 
 
 @dataclass(kw_only=True)
@@ -311,10 +331,16 @@ SCHEMAS: Mapping[str, type[TaskConfig]] = registry.own(
             SequenceClassificationConfig,
             "optrun.task.sequence_classification:SequenceClassification",
         ),
-        "token_classification": (TokenClassificationConfig, "optrun.task.token_classification:TokenClassification"),
+        "token_classification": (
+            TokenClassificationConfig,
+            "optrun.task.token_classification:TokenClassification",
+        ),
         "multiple_choice": (MultipleChoiceConfig, "optrun.task.multiple_choice:MultipleChoice"),
         "embedding": (EmbeddingConfig, "optrun.task.embedding:Embedding"),
         "seq2seq_lm": (Seq2SeqLmConfig, "optrun.task.seq2seq_lm:Seq2SeqLm"),
-        "image_classification": (ImageClassificationConfig, "optrun.task.image_classification:ImageClassification"),
+        "image_classification": (
+            ImageClassificationConfig,
+            "optrun.task.image_classification:ImageClassification",
+        ),
     },
 )

@@ -17,13 +17,15 @@ class TaskConfig(Checked):
     AUTO_CLASS: ClassVar[str] = "AutoModel"
     """The transformers class that builds a model with the head for it."""
     PROCESSOR: ClassVar[str] = "AutoTokenizer"
-    """The transformers class that prepares the inputs; `AutoImageProcessor` where they are images."""
+    """The transformers class that prepares the inputs; `AutoImageProcessor` where they are images.
+    """
     MAIN_METRIC: ClassVar[str] = "loss"
     """The metric that says which checkpoint is best."""
     MODE: ClassVar[str] = "min"
     """Which direction of it is better: `min` or `max`."""
     METRICS: ClassVar[tuple[str, ...]] = ()
-    """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
+    """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`.
+    """
     LABEL_SMOOTHING: ClassVar[bool] = True
     """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
     CHUNKED_LOSS: ClassVar[bool] = False
@@ -35,7 +37,8 @@ class TaskConfig(Checked):
     EMBEDS: ClassVar[bool] = False
     """Whether its models are written so that sentence-transformers loads them, too."""
     COUNTED_FROM_DATA: ClassVar[str] = ""
-    """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
+    """What of the model the data decides, such as `labels`; explain, which reads no data, says so.
+    """
     TITLE: ClassVar[str] = ""
     """What the model card calls it, such as `text classification`."""
     PIPELINE_TAG: ClassVar[str] = ""
@@ -112,9 +115,10 @@ class ClassesConfig(TaskConfig):
 
     class_weights: Any = None
     """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the training rows), a
-    list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike. With
-    task.problem_type=multi_label_classification it weighs the examples that have the label, `balanced` by those that
-    have not for each that has."""
+    list by class number, or a mapping from label to weight (a label that is not named has 1); null:
+    all alike. With task.problem_type=multi_label_classification it weighs the examples that have
+    the label, `balanced` by those that have not for each that has.
+    """
 
     def __post_init__(self) -> None:
         """Refuse weights of another form, or none above 0."""
@@ -123,6 +127,8 @@ class ClassesConfig(TaskConfig):
         expected = "balanced, a list of numbers by class number, or a mapping from label to number"
         if given is None or given == "balanced":
             return
-        self.expect(isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected)
+        self.expect(
+            isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected
+        )
         for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
             expect_positive(f"task.class_weights.{key}", weight)

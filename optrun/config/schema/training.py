@@ -37,10 +37,14 @@ class TrainingConfig(Checked):
     name: str
     max_steps: Count | None
     """Optimizer steps; where it is set it decides, whatever num_train_epochs says."""
-    num_train_epochs: Annotated[float, number(f"a number above 0, {MOST:,} or less", lambda x: 0 < x <= MOST)]
+    num_train_epochs: Annotated[
+        float, number(f"a number above 0, {MOST:,} or less", lambda x: 0 < x <= MOST)
+    ]
     """Passes over the training examples."""
     per_device_train_batch_size: Count | None
-    """Examples of a micro-batch. With `global_batch_size` a value that nobody gave is an upper bound, and null until
+    """Examples of a micro-batch.
+
+    With `global_batch_size` a value that nobody gave is an upper bound, and null until
     the ranks are known."""
     per_device_eval_batch_size: Count
     gradient_accumulation_steps: Count
@@ -57,7 +61,9 @@ class TrainingConfig(Checked):
     """Recompute activations in the backward pass: less memory, more time."""
     group_by_length: bool
     """Examples of like length share a step: less padding, the same examples in an epoch."""
-    dataloader_num_workers: Annotated[int, whole_number("a whole number from 0 to 1,024", lambda x: 0 <= x <= 1024)]
+    dataloader_num_workers: Annotated[
+        int, whole_number("a whole number from 0 to 1,024", lambda x: 0 <= x <= 1024)
+    ]
     """Processes; more were not meant, and would take the memory of the machine."""
     dataloader_timeout: NotNegative
     """Seconds to wait for a worker's batch before the run ends with an error; 0: without end."""
@@ -70,8 +76,12 @@ class TrainingConfig(Checked):
     max_seconds: Seconds | None
     """Time budget; when it is spent everything is saved and the run exits with 75."""
     on_nonfinite: OnNonfinite
-    """`stop`: save what is needed to look at it, exit 3. `skip`: leave the update out, count it, go on. `rollback`: go
-    back to the last checkpoint that `checkpoint.save_steps` asked for, and pass over the data up to the bad batch."""
+    """`stop`: save what is needed to look at it, exit 3.
+
+    `skip`: leave the update out, count it, go on. `rollback`: go
+    back to the last checkpoint that `checkpoint.save_steps` asked for, and pass over the data up to
+    the bad batch.
+    """
     max_nonfinite_skips: Count
     """`skip` gives up after this many in a row."""
     max_rollbacks: Count
@@ -81,7 +91,9 @@ class TrainingConfig(Checked):
     peak_flops: Positive | None
     """FLOP/s of one device at its best, for perf/mfu; null: what is known of the GPU at hand."""
     noise_scale: bool
-    """Measure perf/noise_scale, the batch beyond which a larger one stops paying (McCandlish et al. 2018), from the
+    """Measure perf/noise_scale, the batch beyond which a larger one stops paying (McCandlish et al.
+
+    2018), from the
     gradients of two micro-batches or more."""
     early_stopping_patience: Count | None
     """End after this many evaluations in a row without improvement of the main metric (`checkpoint.metric`)."""
@@ -125,8 +137,14 @@ class TrainingConfig(Checked):
                 return size, each * ranks
         factors = [] if micro is None else [f"training.per_device_train_batch_size={micro}"]
         factors += [f"{ranks} ranks"] if ranks > 1 else []
-        factors += [f"training.gradient_accumulation_steps={accumulation}"] if accumulation > 1 else []
-        bound = f", with micro-batches of at most {most} examples" if micro is None and accumulation > 1 else ""
+        factors += (
+            [f"training.gradient_accumulation_steps={accumulation}"] if accumulation > 1 else []
+        )
+        bound = (
+            f", with micro-batches of at most {most} examples"
+            if micro is None and accumulation > 1
+            else ""
+        )
         raise ConfigError(
             f"training.global_batch_size={whole}: expected a multiple of {' times '.join(factors)}{bound}. "
             "Accumulation follows from it: leave training.gradient_accumulation_steps at 1."

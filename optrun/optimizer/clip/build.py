@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from optrun.config.choice import choice
-from optrun.config.schema.clip import SCHEMAS, ClipConfig, GlobalNormClipConfig, NormClipConfig, ValueClipConfig
+from optrun.config.schema.clip import (
+    SCHEMAS,
+    ClipConfig,
+    GlobalNormClipConfig,
+    NormClipConfig,
+    ValueClipConfig,
+)
 from optrun.optimizer.clip.clips import Clip, Rule, clip_by_global_norm, clip_by_norm, clip_by_value
 
 
@@ -11,7 +17,8 @@ def build_clip(config_or_name: ClipConfig | str, **options: object) -> Clip:
     """Build what clips the gradients of an optimizer, and measures their norm.
 
     Args:
-        config_or_name: A configuration, or the name of a choice: `none`, `global_norm`, `norm`, `value`.
+        config_or_name: A configuration, or the name of a choice: `none`, `global_norm`, `norm`,
+            `value`.
         **options: Beside a name: keys of that choice, such as `max_norm=0.5`.
 
     Returns:

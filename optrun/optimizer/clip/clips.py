@@ -12,10 +12,17 @@ from torch.optim import Optimizer
 from optrun.base.errors import ConfigError
 from optrun.base.options import ParamGroup
 from optrun.config.names import near_names
-from optrun.optimizer.clip.gradients import Gradient, by_device_and_dtype, gradient_of, norms, scale_
+from optrun.optimizer.clip.gradients import (
+    Gradient,
+    by_device_and_dtype,
+    gradient_of,
+    norms,
+    scale_,
+)
 
 Rule = Callable[[list[Gradient], Tensor | None], None]
-"""Changes the gradients that take part; gets their norms, shape (n,), where those are still right."""
+"""Changes the gradients that take part; gets their norms, shape (n,), where those are still right.
+"""
 
 
 class Clip:
@@ -44,11 +51,13 @@ class Clip:
             optimizer: Its groups hold the parameters, and their names where patterns are used.
 
         Returns:
-            L2 norm of all gradients together before anything was changed, opted-out ones included; shape (), float32 or
-            float64, on the gradients' device, 0 without gradients. It is not read here: no synchronisation.
+            L2 norm of all gradients together before anything was changed, opted-out ones included;
+            shape (), float32 or float64, on the gradients' device, 0 without gradients. It is not
+            read here: no synchronisation.
 
         Raises:
-            ConfigError: A pattern in `exclude` matches no parameter, or the parameters have no names.
+            ConfigError: A pattern in `exclude` matches no parameter, or the parameters have no
+                names.
             ValueError: A sparse gradient under a value clip whose interval leaves out 0.
         """
         return self.clip_groups(optimizer.param_groups)
@@ -116,7 +125,11 @@ class Clip:
                     raise ConfigError(
                         f"clip.exclude={pattern.pattern}: matches no parameter. {near_names(pattern.pattern, names)}"
                     )
-            self._seen = {names: [not any(pattern.search(name) for pattern in self._exclude) for name in names]}
+            self._seen = {
+                names: [
+                    not any(pattern.search(name) for pattern in self._exclude) for name in names
+                ]
+            }
         return self._seen[names]
 
 

@@ -1,7 +1,7 @@
 """Gradients as plain tensors: what can be scaled in place, and norms that are global wherever the tensors lie.
 
-Source of the two traps avoided here: the norm of a DTensor reads as the norm of the local shard once it becomes a
-Python number, and one reduction per tensor makes many small collectives.
+Source of the two traps avoided here: the norm of a DTensor reads as the norm of the local shard
+once it becomes a Python number, and one reduction per tensor makes many small collectives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Gradient(NamedTuple):  # made for each tensor at each step, a third of a d
     """One gradient.
 
     Attributes:
-        values: What to measure and to scale in place: the gradient, its local shard, or the values of its sparse rows.
+        values: What to measure and to scale in place: the gradient, its local shard, or the values
+            of its sparse rows.
         shards: Where the other pieces of it are.
         group_index: Parameter group it belongs to.
         clipped: False where the parameter opted out.
@@ -39,8 +40,8 @@ class Gradient(NamedTuple):  # made for each tensor at each step, a third of a d
 def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient | None:
     """Prepare the gradient of a parameter to be measured; None if it has none.
 
-    A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose pieces are partial
-    sums is summed first.
+    A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose
+    pieces are partial sums is summed first.
     """
     grad = param.grad
     if grad is None:
@@ -50,8 +51,14 @@ def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient |
             whole = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
             grad = grad.redistribute(placements=whole)
             param.grad = grad
-        cut = tuple(dim for dim, placement in enumerate(grad.placements) if not isinstance(placement, Replicate))
-        return Gradient(grad.to_local(), (grad.device_mesh, cut), group_index, clipped, sparse=False)
+        cut = tuple(
+            dim
+            for dim, placement in enumerate(grad.placements)
+            if not isinstance(placement, Replicate)
+        )
+        return Gradient(
+            grad.to_local(), (grad.device_mesh, cut), group_index, clipped, sparse=False
+        )
     if grad.is_sparse:
         if not grad.is_coalesced():
             grad = grad.coalesce()
@@ -63,8 +70,8 @@ def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient |
 def norms(gradients: Sequence[Gradient]) -> Tensor:
     """Compute the L2 norm of each gradient, over all of its pieces.
 
-    One pass of `torch._foreach_norm` per device and dtype, one all-reduce per mesh dimension that cuts; gradients in
-    half precision are measured in float32.
+    One pass of `torch._foreach_norm` per device and dtype, one all-reduce per mesh dimension that
+    cuts; gradients in half precision are measured in float32.
 
     Args:
         gradients: At least one.
@@ -73,7 +80,11 @@ def norms(gradients: Sequence[Gradient]) -> Tensor:
         Shape (n,), float64 where a gradient is, else float32; on the device of the first gradient.
     """
     home = gradients[0].values.device
-    wide = torch.float64 if any(entry.values.dtype is torch.float64 for entry in gradients) else torch.float32
+    wide = (
+        torch.float64
+        if any(entry.values.dtype is torch.float64 for entry in gradients)
+        else torch.float32
+    )
     out: list[Tensor | None] = [None] * len(gradients)
     for places in by_device_and_dtype(gradients):
         found = torch._foreach_norm([gradients[at].values for at in places], 2, dtype=wide)
@@ -112,7 +123,9 @@ def scale_(gradients: Sequence[Gradient], factors: Sequence[Tensor]) -> None:
     shared = len(factors) == 1
     for places in by_device_and_dtype(gradients):
         values = [gradients[at].values for at in places]
-        dtype = torch.float32 if values[0].dtype in (torch.float16, torch.bfloat16) else values[0].dtype
+        dtype = (
+            torch.float32 if values[0].dtype in (torch.float16, torch.bfloat16) else values[0].dtype
+        )
         if shared:
             torch._foreach_mul_(values, factors[0].to(values[0].device, dtype))
         else:

@@ -1,6 +1,7 @@
 """Compile `step.c` where a C compiler is found: at `pip install` (hatch_build.py), or by `python -m` of this package.
 
-This file imports nothing of optrun, and nothing beyond the standard library: it runs while optrun is being installed.
+This file imports nothing of optrun, and nothing beyond the standard library: it runs while optrun
+is being installed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def build(folder: Path) -> str | None:
     if command is None:
         return "no C compiler was found"
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as aside:  # the same file system: replaced by one rename
+        with tempfile.TemporaryDirectory(
+            dir=folder
+        ) as aside:  # the same file system: replaced by one rename
             made = Path(aside) / LIBRARY
             reason = _compile(command, made)
             if reason is None:

@@ -1,8 +1,9 @@
 """Which kernel takes a step: the loop of the paper's file, its foreach form, the compiled or Triton's.
 
-The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and `foreach=False` name
-a kernel themselves. Where `foreach` is None, accelerators take Triton's or foreach, and a CPU the fastest that computes
-what the options ask for; the environment variable `OPTRUN_KERNEL` names one instead.
+The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and
+`foreach=False` name a kernel themselves. Where `foreach` is None, accelerators take Triton's or
+foreach, and a CPU the fastest that computes what the options ask for; the environment variable
+`OPTRUN_KERNEL` names one instead.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ class Formula:
             whole: No tensor has pieces on other ranks.
         """
         if self.name and self.computed(options) and (whole or not self.norms):
-            return ("triton", "compiled", "loop") if self.name in launch.FORMULAS else ("compiled", "loop")
+            return (
+                ("triton", "compiled", "loop")
+                if self.name in launch.FORMULAS
+                else ("compiled", "loop")
+            )
         return ("loop",) if whole else ("foreach", "loop")
 
     def kernel(self, options: Options, device: str, *, whole: bool) -> str:
@@ -68,11 +73,20 @@ class Formula:
         kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
         if kernel in ("loop", "foreach"):
             return self._by(kernel, batch)
-        increment_version(batch.params)  # autograd refuses a graph from before the step; no kernel tells it by itself
+        increment_version(
+            batch.params
+        )  # autograd refuses a graph from before the step; no kernel tells it by itself
         flat = [_alike(tensors) for tensors in zip(*batch.lists, strict=True)]
-        read = [t for tensors in batch.lists[:2] for t, is_flat in zip(tensors, flat, strict=True) if is_flat]
+        read = [
+            t
+            for tensors in batch.lists[:2]
+            for t, is_flat in zip(tensors, flat, strict=True)
+            if is_flat
+        ]
         if _overlap(read):
-            flat = [False] * len(flat)  # a kernel steps tensors side by side, and reads none where it writes another
+            flat = [False] * len(
+                flat
+            )  # a kernel steps tensors side by side, and reads none where it writes another
         if all(flat):
             return self._by(kernel, batch)
         order: list[int] = []
@@ -100,7 +114,8 @@ def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
     Args:
         foreach: The option of that name.
         device: Type of the device that the tensors are on.
-        ways: Kernels besides foreach that compute the formula with its options, the preferred one first.
+        ways: Kernels besides foreach that compute the formula with its options, the preferred one
+            first.
 
     Raises:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
@@ -115,21 +130,34 @@ def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
     if named in ("loop", "foreach"):
         return named
     if device != "cpu":
-        return "triton" if named in ("auto", "triton") and "triton" in ways and not why_not(device) else "foreach"
+        return (
+            "triton"
+            if named in ("auto", "triton") and "triton" in ways and not why_not(device)
+            else "foreach"
+        )
     if named != "auto":
         return named if named in ways else ways[0] if ways[0] == "foreach" else "loop"
-    there = {"compiled": library.library().loaded is not None, "triton": False}  # Triton's interpreter is slow
+    there = {
+        "compiled": library.library().loaded is not None,
+        "triton": False,
+    }  # Triton's interpreter is slow
     return next(way for way in ways if there.get(way, True))
 
 
 def _named(device: str) -> str:
     named = os.environ.get(VARIABLE) or "auto"
     if named not in NAMES:
-        raise ConfigError(f"{VARIABLE}={named!r}: expected the name of a kernel. {did_you_mean(named, NAMES)}")
+        raise ConfigError(
+            f"{VARIABLE}={named!r}: expected the name of a kernel. {did_you_mean(named, NAMES)}"
+        )
     if named == "compiled" and library.library().loaded is None:
-        raise ConfigError(f"{VARIABLE}=compiled: there is no compiled kernel, {library.library().missing}.")
+        raise ConfigError(
+            f"{VARIABLE}=compiled: there is no compiled kernel, {library.library().missing}."
+        )
     if named == "triton" and why_not(device):
-        raise ConfigError(f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device}, {why_not(device)}.")
+        raise ConfigError(
+            f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device}, {why_not(device)}."
+        )
     return named
 
 
@@ -141,7 +169,8 @@ def why_not_compiled() -> str:
 def _alike(tensors: Sequence[Tensor]) -> bool:
     """Tell whether a kernel that goes by addresses may take a parameter, its gradient and its state.
 
-    State may have been loaded in another dtype, or a model moved without its optimizer: the loop says so.
+    State may have been loaded in another dtype, or a model moved without its optimizer: the loop
+    says so.
     """
     dtype, device, numel = tensors[0].dtype, tensors[0].device, tensors[0].numel()
     return dtype in (torch.float32, torch.float64) and all(

@@ -1,4 +1,7 @@
-"""The compiled kernel: `step.c` through ctypes. Where it is missing, the reason is kept for those who ask."""
+"""The compiled kernel: `step.c` through ctypes.
+
+Where it is missing, the reason is kept for those who ask.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,8 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
 
     Args:
         formula: One of `ROWS`.
-        lists: Parameters, gradients, each kind of state in the order of its class; of one length, on the CPU,
-            contiguous, all float32 or all float64.
+        lists: Parameters, gradients, each kind of state in the order of its class; of one length,
+            on the CPU, contiguous, all float32 or all float64.
         rows: The numbers of each tensor.
 
     Returns:
@@ -72,7 +75,9 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
         ctypes.c_int64(count),
         (ctypes.c_void_p * len(places))(*places),
         (ctypes.c_int64 * count)(*(param.numel() for param in params)),
-        (ctypes.c_double * (count * len(rows[0])))(*chain.from_iterable(row.values() for row in rows)),
+        (ctypes.c_double * (count * len(rows[0])))(
+            *chain.from_iterable(row.values() for row in rows)
+        ),
         ratios,
         torch.get_num_threads(),
     )

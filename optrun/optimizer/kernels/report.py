@@ -25,13 +25,16 @@ def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
         whole: No parameter is sharded.
 
     Returns:
-        Names as in `OPTRUN_KERNEL`, where groups differ several; "torch" for optimizers whose update is torch's or a
-        library's.
+        Names as in `OPTRUN_KERNEL`, where groups differ several; "torch" for optimizers whose
+        update is torch's or a library's.
 
     Raises:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
     """
-    names = {_kernel_of_group(stepper, group, device, whole=whole) for stepper, group in _steppers(optimizer)}
+    names = {
+        _kernel_of_group(stepper, group, device, whole=whole)
+        for stepper, group in _steppers(optimizer)
+    }
     return ", ".join(sorted(names))
 
 
@@ -55,7 +58,9 @@ def refuse_different(kernels: Sequence[str]) -> None:
 def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
     """List each group beside what steps it: the optimizer, or one of its members."""
     members = getattr(optimizer, "members", {})
-    return [(members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups]
+    return [
+        (members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups
+    ]
 
 
 def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool) -> str:

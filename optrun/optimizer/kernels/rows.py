@@ -49,11 +49,25 @@ def of_adam(batch: Batch) -> Rows:
     """Collect the numbers of `adam_update._single_tensor_adam`."""
     o, (beta1, beta2) = batch.options, batch.options["betas"]
     raw = o.get("eps_form") == "mindspore"
-    shared = {**NUMBERS, "beta1": beta1, "beta2": beta2, "eps": o["eps"], "nesterov": float(o.get("nesterov", False))}
+    shared = {
+        **NUMBERS,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": o["eps"],
+        "nesterov": float(o.get("nesterov", False)),
+    }
     rows = []
     for x in batch.numbers:
-        scale, root = x["lr"] / bias_correction(beta1, x["step"]), math.sqrt(bias_correction(beta2, x["step"]))
-        row = {**shared, "scale": scale * root if raw else scale, "root": 1.0 if raw else 1.0 / root, "keep": x["keep"]}
+        scale, root = (
+            x["lr"] / bias_correction(beta1, x["step"]),
+            math.sqrt(bias_correction(beta2, x["step"])),
+        )
+        row = {
+            **shared,
+            "scale": scale * root if raw else scale,
+            "root": 1.0 if raw else 1.0 / root,
+            "keep": x["keep"],
+        }
         rows.append({**row, "l2": x.get("l2", 0.0), "unscale": 1.0 / x.get("loss_scale", 1.0)})
     return rows
 
@@ -93,22 +107,38 @@ def of_lamb(batch: Batch) -> Rows:
     rows = []
     for x in batch.numbers:
         correction1, correction2, lr_factor = corrections(o, x["step"])
-        row = {**shared, "scale": x["lr"] * lr_factor, "keep": x["keep"], "root": 1.0 / math.sqrt(correction2)}
-        rows.append({**row, "first": 1.0 / correction1, "decay": x["decay"], "adapt": float(x["adapt"])})
+        row = {
+            **shared,
+            "scale": x["lr"] * lr_factor,
+            "keep": x["keep"],
+            "root": 1.0 / math.sqrt(correction2),
+        }
+        rows.append(
+            {**row, "first": 1.0 / correction1, "decay": x["decay"], "adapt": float(x["adapt"])}
+        )
     return rows
 
 
 def of_lion(batch: Batch) -> Rows:
     """Collect the numbers of `lion._single_tensor_lion`."""
     beta1, beta2 = batch.options["betas"]
-    return [{**NUMBERS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]} for x in batch.numbers]
+    return [
+        {**NUMBERS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
+        for x in batch.numbers
+    ]
 
 
 def of_schedule_free(batch: Batch) -> Rows:
     """Collect the numbers of `schedule_free._single_tensor_schedule_free`."""
     (_, beta2), rows = batch.options["betas"], []
     for x in batch.numbers:
-        row = {**NUMBERS, "beta2": beta2, "eps": batch.options["eps"], "rate": x["lr"], "scale": x["scale"]}
+        row = {
+            **NUMBERS,
+            "beta2": beta2,
+            "eps": batch.options["eps"],
+            "rate": x["lr"],
+            "scale": x["scale"],
+        }
         root = 1.0 / math.sqrt(bias_correction(beta2, x["step"]))
         rows.append({**row, "root": root, "mix": x["mix"], "decay": x["decay"]})
     return rows
@@ -118,9 +148,21 @@ def of_ademamix(batch: Batch) -> Rows:
     """Collect the numbers of `ademamix._single_tensor_ademamix`."""
     (beta1, beta2, _), rows = batch.options["betas"], []
     for x in batch.numbers:
-        first, root = 1.0 / bias_correction(beta1, x["step"]), 1.0 / math.sqrt(bias_correction(beta2, x["step"]))
-        row = {**NUMBERS, "beta1": beta1, "beta2": beta2, "eps": batch.options["eps"], "scale": x["lr"], "root": root}
-        rows.append({**row, "first": first, "keep": x["keep"], "alpha": x["alpha"], "beta3": x["beta3"]})
+        first, root = (
+            1.0 / bias_correction(beta1, x["step"]),
+            1.0 / math.sqrt(bias_correction(beta2, x["step"])),
+        )
+        row = {
+            **NUMBERS,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": batch.options["eps"],
+            "scale": x["lr"],
+            "root": root,
+        }
+        rows.append(
+            {**row, "first": first, "keep": x["keep"], "alpha": x["alpha"], "beta3": x["beta3"]}
+        )
     return rows
 
 

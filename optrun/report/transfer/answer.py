@@ -114,12 +114,16 @@ def parse_target(text: str) -> dict[str, float]:
     for token in text.split():
         key, equals, value = token.partition("=")
         if not equals or not key:
-            raise ConfigError(f'to: {token!r}: expected KEY=VALUE, as in to="training.max_steps=10000".')
+            raise ConfigError(
+                f'to: {token!r}: expected KEY=VALUE, as in to="training.max_steps=10000".'
+            )
         if key in target:
             raise ConfigError(f"to: {key} is given twice: which one is meant?")
         target[key] = _positive(key, value)
     if not target:
-        raise ConfigError('to: expected the size that lr is for, as in to="model.config.n_embd=512".')
+        raise ConfigError(
+            'to: expected the size that lr is for, as in to="model.config.n_embd=512".'
+        )
     return target
 
 
@@ -133,12 +137,15 @@ def _positive(key: str, value: object) -> float:
     return given
 
 
-def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None) -> Transfer:
+def answer(
+    dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None
+) -> Transfer:
     """Predict the learning rate of a size from sweeps at others.
 
     Args:
         dirs: Sweeps, or folders of them.
-        target: Keys of the configuration that varied, and their values at the size that is asked for.
+        target: Keys of the configuration that varied, and their values at the size that is asked
+            for.
         metric: What to judge by; default: the main metric of the runs.
 
     Raises:
@@ -148,7 +155,13 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
     loaded = load_sweeps(dirs)
     waiting = sum(run.status in ("running", NOT_STARTED) for run in loaded)
     runs = [run for run in loaded if run.described]
-    names = sorted({str(main["name"]) for run in runs if isinstance(main := run.summary.get("main_metric"), dict)})
+    names = sorted(
+        {
+            str(main["name"])
+            for run in runs
+            if isinstance(main := run.summary.get("main_metric"), dict)
+        }
+    )
     if metric is None and len(names) > 1:
         raise ConfigError(
             f"the runs have several main metrics ({', '.join(names)}): say which counts with metric=NAME."
@@ -162,11 +175,16 @@ def answer(dirs: Sequence[Path], target: Mapping[str, object], metric: str | Non
             refused[sweep.name] = reason
             continue
         made = answer_of(sweep, mode)
-        notes = [*made.notes, *([f"{waiting} runs have not ended: ask again when they have"] if waiting else [])]
+        notes = [
+            *made.notes,
+            *([f"{waiting} runs have not ended: ask again when they have"] if waiting else []),
+        ]
         found.append(replace(made, notes=notes))
         kept.append(sweep)
     if not found:
-        raise ConfigError("; ".join(f"{contender}: {reason}" for contender, reason in refused.items()) + ".")
+        raise ConfigError(
+            "; ".join(f"{contender}: {reason}" for contender, reason in refused.items()) + "."
+        )
     return Transfer(asked, name, mode, found, refused, kept)
 
 
@@ -191,10 +209,14 @@ def refusal(sweep: Sweep) -> str:
     if not sweep.axes.keys:
         return "" if sweep.sizes else "; ".join(sweep.missing)
     needed = 1 + len(sweep.axes.keys)
-    rows = np.array([[1.0, *map(math.log, size.values.values())] for size in sweep.sizes]).reshape(-1, needed)
+    rows = np.array([[1.0, *map(math.log, size.values.values())] for size in sweep.sizes]).reshape(
+        -1, needed
+    )
     if len(rows) and np.linalg.matrix_rank(rows, tol=1e-6) == needed:
         return ""
-    have = f"expected {needed} sizes or more with an optimum inside of their grid, found {len(rows)}"
+    have = (
+        f"expected {needed} sizes or more with an optimum inside of their grid, found {len(rows)}"
+    )
     return "; ".join([have, *sweep.missing])
 
 
@@ -206,16 +228,24 @@ def answer_of(sweep: Sweep, mode: str) -> Answer:
         mode: "min" or "max".
     """
     keys, target = sweep.axes.keys, sweep.axes.target
-    law = fit_law(np.array([[*size.values.values()] for size in sweep.sizes]), [size.basin for size in sweep.sizes])
+    law = fit_law(
+        np.array([[*size.values.values()] for size in sweep.sizes]),
+        [size.basin for size in sweep.sizes],
+    )
     lr = _estimate(law.predict([target[key] for key in keys]))
     seen = {key: [size.values[key] for size in sweep.sizes] for key in keys}
     beyond = {key: max(target[key] / max(seen[key]), min(seen[key]) / target[key]) for key in keys}
-    nearest = min(sweep.sizes, key=lambda size: sum(abs(math.log(target[key] / size.values[key])) for key in keys))
+    nearest = min(
+        sweep.sizes,
+        key=lambda size: sum(abs(math.log(target[key] / size.values[key])) for key in keys),
+    )
     optima = [_optimum(size, law, mode) for size in sweep.sizes]
     exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(keys)}
     run, there = nearest.runs[0], optima[sweep.sizes.index(nearest)].lr.value
     scaled = run.setting("parametrization.name") == "mup"
-    ranges = " and ".join(f"{key} from {min(seen[key]):.6g} to {max(seen[key]):.6g}" for key in keys)
+    ranges = " and ".join(
+        f"{key} from {min(seen[key]):.6g} to {max(seen[key]):.6g}" for key in keys
+    )
     return Answer(
         contender=sweep.name,
         lr=lr,
@@ -253,37 +283,55 @@ def _optimum(size: Size, law: Law, mode: str) -> Optimum:
     )
 
 
-def _notes(sweep: Sweep, law: Law, beyond: Mapping[str, float], exponents: Mapping[str, Estimate]) -> list[str]:
+def _notes(
+    sweep: Sweep, law: Law, beyond: Mapping[str, float], exponents: Mapping[str, Estimate]
+) -> list[str]:
     axes = sweep.axes
     notes = [
         f"Extrapolated by more than {FAR:g}: {key}={axes.target[key]:.6g} lies {factor:.3g} times beyond what was seen"
-        for key, factor in beyond.items() if factor > FAR
-    ]  # fmt: skip
+        for key, factor in beyond.items()
+        if factor > FAR
+    ]
     if math.isnan(law.misfit):
-        notes.append(f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing tests")
+        notes.append(
+            f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing tests"
+        )
     else:
-        notes.append(f"The optima lie within a factor of {math.exp(law.misfit):.3g} of the power law")
+        notes.append(
+            f"The optima lie within a factor of {math.exp(law.misfit):.3g} of the power law"
+        )
     if axes.along:
         moved = ", ".join(f"{key} (here {axes.target[key]:.6g})" for key in axes.along)
-        notes.append(f"Along with that, {moved} moved in every sweep: the exponents are of all of it together")
+        notes.append(
+            f"Along with that, {moved} moved in every sweep: the exponents are of all of it together"
+        )
     notes += [
         f"The exponent of {key} could be 0: its interval holds it"
         for key, one in exponents.items()
         if one.low <= 0 <= one.high
     ]
     if any(math.isnan(size.basin.wide) for size in sweep.sizes):
-        notes.append("A size has three learning rates around its best: nothing tells how far its parabola holds")
+        notes.append(
+            "A size has three learning rates around its best: nothing tells how far its parabola holds"
+        )
     return [*notes, *(f"At {each}" for each in sweep.missing)]
 
 
 def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str:
     """Compose the line of a run at the target."""
     run = next((run for run in runs if run.finished), runs[0])
-    put = {key: f"{value:.12g}" for key, value in target.items()} | {"lr": rate(lr), "seed": str(run.seed or 0)}
+    put = {key: f"{value:.12g}" for key, value in target.items()} | {
+        "lr": rate(lr),
+        "seed": str(run.seed or 0),
+    }
     tokens = [(token, token.lstrip("+").partition("=")[0]) for token in run.overrides]
     typed = {key for _, key in tokens}
-    kept = [f"{token.partition('=')[0]}={put[key]}" if key in put else token for token, key in tokens]
-    return replace(run, overrides=[*kept, *(f"{key}={put[key]}" for key in put if key not in typed)]).command()
+    kept = [
+        f"{token.partition('=')[0]}={put[key]}" if key in put else token for token, key in tokens
+    ]
+    return replace(
+        run, overrides=[*kept, *(f"{key}={put[key]}" for key in put if key not in typed)]
+    ).command()
 
 
 def sentence(found: Answer, target: Mapping[str, float]) -> str:
@@ -315,12 +363,18 @@ def _rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]
     asked = Run(folder, "this run", "", config=flatten(config), values=config)
     unify([asked, *runs])
     keys = [key for key in differing([asked, *runs]) if key != "lr" and key not in _OF_EVALUATION]
-    sizes = [key for key in keys if key.partition(".")[0] in OF_SIZE and (number(asked.setting(key)) or 0) > 0]
+    sizes = [
+        key
+        for key in keys
+        if key.partition(".")[0] in OF_SIZE and (number(asked.setting(key)) or 0) > 0
+    ]
     for key in keys:
         alike = [run for run in runs if run.settings([key]) == asked.settings([key])]
         if key not in sizes and not alike:
             there = ", ".join(sorted({str(run.setting(key)) for run in runs}))
-            raise ConfigError(f"this run has {key}={asked.setting(key)}, the sweep {there}: sweep lr with the same.")
+            raise ConfigError(
+                f"this run has {key}={asked.setting(key)}, the sweep {there}: sweep lr with the same."
+            )
         runs = runs if key in sizes else alike
     metric, mode = choose_metric(runs, None)
     own = [run for run in runs if run.settings(sizes) == asked.settings(sizes)]

@@ -39,13 +39,15 @@ def transfer(
 
     Args:
         dirs: The sweeps, or folders of them.
-        target: Keys of the configuration that varied between sizes, and their values at the size that is asked for.
+        target: Keys of the configuration that varied between sizes, and their values at the size
+            that is asked for.
         out: Where to write; default: a new folder, `outputs/transfer/` and date and time.
         metric: What to judge by; default: the main metric of the runs.
         console: Where the answer is printed; None prints nothing.
 
     Raises:
-        ConfigError: The sweeps do not tell, and the message says which runs are missing; `out` has other files.
+        ConfigError: The sweeps do not tell, and the message says which runs are missing; `out` has
+            other files.
         StorageError: A file cannot be written.
     """
     found = answer(dirs, target, metric)
@@ -57,7 +59,9 @@ def transfer(
                 console.print(to_rich(table, width=console.width))
             for line in lines(each):
                 console.print(f"{line}.", markup=False, highlight=False)
-            console.print("The two runs that would test it, at the ends of the interval:", highlight=False)
+            console.print(
+                "The two runs that would test it, at the ends of the interval:", highlight=False
+            )
             for command in each.tests:
                 console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
         for contender, reason in found.refused.items():
@@ -75,24 +79,42 @@ def lines(found: Answer) -> Iterator[str]:
     for law in found.laws:
         made = f"From the nearest size it makes lr {rate(law.lr)}"
         yield f"Beside it, not mixed in: {law.source}: {law.says}. {made}"
-    known = [(label(each.size), each.noise_scale) for each in found.optima if each.noise_scale is not None]
+    known = [
+        (label(each.size), each.noise_scale)
+        for each in found.optima
+        if each.noise_scale is not None
+    ]
     if told := ", ".join(f"{count(scale)} examples at {size}" for size, scale in known):
         yield f"A larger batch stops paying at about the noise scale: {told}"
 
 
 def exponents_table(found: Answer) -> Table:
     """Tabulate the exponents."""
-    rows = [[key, f"{one.value:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}"] for key, one in found.exponents.items()]
-    return Table(["lr* ~ key^exponent", "exponent", "90 % interval"], [False, True, True], rows, [""] * len(rows))
+    rows = [
+        [key, f"{one.value:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}"]
+        for key, one in found.exponents.items()
+    ]
+    return Table(
+        ["lr* ~ key^exponent", "exponent", "90 % interval"],
+        [False, True, True],
+        rows,
+        [""] * len(rows),
+    )
 
 
 def sizes_table(found: Answer, metric: str) -> Table:
     """Tabulate the optimum of each size."""
     rows = [
-        [label(each.size), rate(each.lr.value), each.lr.interval, value(each.cost), str(each.seeds),
-         NONE if each.noise_scale is None else count(each.noise_scale)]
+        [
+            label(each.size),
+            rate(each.lr.value),
+            each.lr.interval,
+            value(each.cost),
+            str(each.seeds),
+            NONE if each.noise_scale is None else count(each.noise_scale),
+        ]
         for each in found.optima
-    ]  # fmt: skip
+    ]
     columns = ["size", "best lr", "90 % interval", metric, "seeds", "noise scale"]
     return filled(Table(columns, [False, *[True] * 5], rows, [""] * len(rows)))
 
@@ -100,28 +122,43 @@ def sizes_table(found: Answer, metric: str) -> Table:
 def _write(folder: Path, found: Transfer) -> list[Path]:
     """Write page, numbers and picture, none of them over a person's own."""
     page, numbers, picture = (folder / f"transfer.{ending}" for ending in ("md", "json", "png"))
-    facts = {"made_by": _MARK, "target": found.target, "metric": found.metric, "mode": found.mode} | {
-        "answers": [asdict(each) for each in found.answers], "refused": found.refused
-    }  # fmt: skip
+    facts = {
+        "made_by": _MARK,
+        "target": found.target,
+        "metric": found.metric,
+        "mode": found.mode,
+    } | {"answers": [asdict(each) for each in found.answers], "refused": found.refused}
     told: list[dict[str, object]] = [
-        {"line": sentence(each, found.target), "said": [*lines(each)], "tests": "\n".join(each.tests),
-         "tables": [exponents_table(each), sizes_table(each, found.metric)]}
+        {
+            "line": sentence(each, found.target),
+            "said": [*lines(each)],
+            "tests": "\n".join(each.tests),
+            "tables": [exponents_table(each), sizes_table(each, found.metric)],
+        }
         for each in found.answers
-    ]  # fmt: skip
+    ]
     text = fill_markdown(
-        "transfer.md", target=label(found.target), answers=told, refused=found.refused, picture=picture.name
+        "transfer.md",
+        target=label(found.target),
+        answers=told,
+        refused=found.refused,
+        picture=picture.name,
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not _is_own(numbers):
             for path in (page, numbers, picture):
                 if path.exists():
-                    raise ConfigError(f"{path} exists and was not written by {_MARK}: write elsewhere with out=DIR.")
+                    raise ConfigError(
+                        f"{path} exists and was not written by {_MARK}: write elsewhere with out=DIR."
+                    )
         replace_text(numbers, json.dumps(facts, indent=2) + "\n")
         replace_text(page, text)
         save_png(draw_basins(found, LIGHT), picture)
     except OSError as error:
-        raise StorageError(f"transfer: cannot write to {folder} ({error.strerror}); choose another out=DIR.") from error
+        raise StorageError(
+            f"transfer: cannot write to {folder} ({error.strerror}); choose another out=DIR."
+        ) from error
     return [page, numbers, picture]
 
 

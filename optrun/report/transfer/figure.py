@@ -25,19 +25,37 @@ def draw_basins(found: Transfer, theme: Theme) -> Figure:
     figure = Chart(5.2 * columns, 3.9 * math.ceil(len(shown) / columns), theme)
     for at, (answer, sweep) in enumerate(shown, 1):
         ax = figure.add_subplot(math.ceil(len(shown) / columns), columns, at)
-        title = {"title": short_name(answer.contender), "subtitle": f"lr for {short_name(label(found.target))}"}
+        title = {
+            "title": short_name(answer.contender),
+            "subtitle": f"lr for {short_name(label(found.target))}",
+        }
         style_axes(ax, theme, xlabel="peak learning rate", ylabel=f"final {found.metric}", **title)
         lrs = [lr for size in sweep.sizes for lr in (*size.scores, *size.diverged)]
         log_axis(ax, "x", [*lrs, answer.lr.value])
         means = [_mean(size, lr) for size in sweep.sizes for lr in size.scores]
         limit(ax, means, found.mode)
-        ax.axvspan(max(answer.lr.low, min(lrs) / 4), min(answer.lr.high, max(lrs) * 4), color=theme.muted, alpha=0.15)
+        ax.axvspan(
+            max(answer.lr.low, min(lrs) / 4),
+            min(answer.lr.high, max(lrs) * 4),
+            color=theme.muted,
+            alpha=0.15,
+        )
         ax.axvline(
-            answer.lr.value, color=theme.ink, linestyle="--", linewidth=1.1, label=f"predicted {rate(answer.lr.value)}"
+            answer.lr.value,
+            color=theme.ink,
+            linestyle="--",
+            linewidth=1.1,
+            label=f"predicted {rate(answer.lr.value)}",
         )
         for series, size in enumerate(sweep.sizes):
             style = style_of(theme, series)
-            ax.plot([*size.scores], [_mean(size, lr) for lr in size.scores], label=size.label, linewidth=1.2, **style)
+            ax.plot(
+                [*size.scores],
+                [_mean(size, lr) for lr in size.scores],
+                label=size.label,
+                linewidth=1.2,
+                **style,
+            )
             basin, sign = size.basin, 1.0 if found.mode == "min" else -1.0
             x = np.linspace(*basin.window, 60)
             fitted = sign * (basin.level + basin.curvature * (x - basin.best) ** 2)
@@ -46,7 +64,12 @@ def draw_basins(found: Transfer, theme: Theme) -> Figure:
             ax.plot(math.exp(basin.best), sign * basin.level, linewidth=0, **look)
             crosses = style | {"marker": "x", "linewidth": 0}
             for lr in size.diverged:
-                ax.plot(lr, 0.97 if found.mode == "min" else 0.03, transform=ax.get_xaxis_transform(), **crosses)
+                ax.plot(
+                    lr,
+                    0.97 if found.mode == "min" else 0.03,
+                    transform=ax.get_xaxis_transform(),
+                    **crosses,
+                )
         legend(ax, theme)
     return figure
 

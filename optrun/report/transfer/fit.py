@@ -18,7 +18,8 @@ Array = NDArray[np.float64]
 CONFIDENCE = 0.9
 NEAR, WIDE = 2.2, 4.5
 """A parabola is fitted to the best learning rate, its neighbours, and what else lies within the first factor of it. How
-far it holds is seen by fitting once more, with what lies within the second and the next neighbours."""
+far it holds is seen by fitting once more, with what lies within the second and the next neighbours.
+"""
 GRAIN = 1 / 12
 """A grid tells where its optimum is no better than to this part of its step, as a standard deviation."""
 MIN_LRS = 3
@@ -88,14 +89,17 @@ def fit_basin(lrs: Array, costs: Array) -> Basin:
 
     Args:
         lrs: ln of the learning rates, rising; shape (k,).
-        costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid, and two seeds or
-            more have all runs there and at both neighbours.
+        costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid,
+            and two seeds or more have all runs there and at both neighbours.
 
     Returns:
-        The least squares fit of cost = c_seed + b x + a x^2: seeds share the basin, each has its own height.
+        The least squares fit of cost = c_seed + b x + a x^2: seeds share the basin, each has its
+        own height.
     """
     near, far = (_around(lrs, best_of(costs), *reach) for reach in ((1, NEAR), (2, WIDE)))
-    costs = costs[np.isfinite(costs[:, near]).sum(axis=1) > 1]  # a seed with one run in there tells its height alone
+    costs = costs[
+        np.isfinite(costs[:, near]).sum(axis=1) > 1
+    ]  # a seed with one run in there tells its height alone
     x, y = lrs[near], costs[:, near]
     best, level, curvature = _parabola(x, y)
     wide = _parabola(lrs[far], costs[:, far])[0] if far.sum() > near.sum() else math.nan
@@ -125,7 +129,11 @@ def _parabola(x: Array, costs: Array) -> tuple[float, float, float]:
     design = np.column_stack([z[at] ** 2, z[at], heights])
     a, b, *c = np.linalg.lstsq(design, costs[seed, at], rcond=None)[0]
     ends = (z[0], z[-1])
-    best = float(np.clip(-b / (2 * a), *ends)) if a > 0 else min(ends, key=lambda end: a * end**2 + b * end)
+    best = (
+        float(np.clip(-b / (2 * a), *ends))
+        if a > 0
+        else min(ends, key=lambda end: a * end**2 + b * end)
+    )
     return centre + best, float(np.mean(c) + b * best + a * best**2), float(a)
 
 
@@ -137,7 +145,8 @@ def fit_law(sizes: Array, basins: Sequence[Basin]) -> Law:
         basins: Of each.
 
     Returns:
-        An optimum's variance is the mean of the seeds' over sizes, or, if that is more, that of all deviations from the
+        An optimum's variance is the mean of the seeds' over sizes, or, if that is more, that of all
+        deviations from the
         law together: where the optima are no power law, the interval says so.
     """
     design = np.column_stack([np.ones(len(sizes)), np.log(sizes)])

@@ -27,13 +27,23 @@ class KnownLaw:
 
 
 _LAWS = {
-    "width": [(-1.426, "lr* ~ N^-0.713 of N parameters without embeddings, and N ~ width^2", "Step Law")],
-    "depth": [(-0.713, "lr* ~ N^-0.713 of N parameters without embeddings, and N ~ depth", "Step Law")],
+    "width": [
+        (-1.426, "lr* ~ N^-0.713 of N parameters without embeddings, and N ~ width^2", "Step Law")
+    ],
+    "depth": [
+        (-0.713, "lr* ~ N^-0.713 of N parameters without embeddings, and N ~ depth", "Step Law")
+    ],
     "length": [
         (-0.32, "lr* ~ D^-0.32 of D tokens, the batch fixed", "Token horizons"),
         (0.307, "lr* ~ D^0.307 of D tokens, with a batch that grows as D^0.571", "Step Law"),
     ],
-    "batch": [(0.5, "lr ~ the square root of the batch, with 1 - beta and warm-up in proportion to it", "Square root")],
+    "batch": [
+        (
+            0.5,
+            "lr ~ the square root of the batch, with 1 - beta and warm-up in proportion to it",
+            "Square root",
+        )
+    ],
 }
 _SOURCES = {
     "Step Law": ("Li et al. 2025, arXiv:2503.04715", ("adam",)),
@@ -47,7 +57,12 @@ _SOURCES = {
 
 
 def known_laws(
-    optimizer: str, lr: float, seen: Mapping[str, float], target: Mapping[str, float], *, scaled: bool
+    optimizer: str,
+    lr: float,
+    seen: Mapping[str, float],
+    target: Mapping[str, float],
+    *,
+    scaled: bool,
 ) -> list[KnownLaw]:
     """Apply the published exponents to one step from a size that was swept to the target.
 
@@ -56,12 +71,23 @@ def known_laws(
         lr: The optimum at that size.
         seen: That size.
         target: The size that is asked for.
-        scaled: Whether the parametrization carries lr over sizes of the model; no law of these is told then.
+        scaled: Whether the parametrization carries lr over sizes of the model; no law of these is
+            told then.
     """
-    kinds = {kind: ends for kind, ends in _KINDS.items() if not (scaled and kind in ("width", "depth"))}
+    kinds = {
+        kind: ends for kind, ends in _KINDS.items() if not (scaled and kind in ("width", "depth"))
+    }
     return [
-        KnownLaw(key, exponent, lr * (target[key] / value) ** exponent, says, f"{name}: {_SOURCES[name][0]}")
+        KnownLaw(
+            key,
+            exponent,
+            lr * (target[key] / value) ** exponent,
+            says,
+            f"{name}: {_SOURCES[name][0]}",
+        )
         for key, value in seen.items()
-        for kind, ends in kinds.items() if key.rpartition(".")[2] in ends
-        for exponent, says, name in _LAWS[kind] if any(part in optimizer for part in _SOURCES[name][1])
-    ]  # fmt: skip
+        for kind, ends in kinds.items()
+        if key.rpartition(".")[2] in ends
+        for exponent, says, name in _LAWS[kind]
+        if any(part in optimizer for part in _SOURCES[name][1])
+    ]

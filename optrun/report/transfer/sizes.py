@@ -11,7 +11,15 @@ import numpy as np
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import rate
-from optrun.report.arms import Arm, Contender, build_arms, build_contenders, differing, follows, telling
+from optrun.report.arms import (
+    Arm,
+    Contender,
+    build_arms,
+    build_contenders,
+    differing,
+    follows,
+    telling,
+)
 from optrun.report.collect import Run, number
 from optrun.report.transfer.fit import MIN_LRS, MIN_SEEDS, Array, Basin, best_of, fit_basin
 
@@ -40,7 +48,8 @@ class Size:
     values: Mapping[str, float]
     """Of `Axes.keys`."""
     scores: Mapping[float, Mapping[int, float]]
-    """Learning rate -> seed -> outcome, by rising lr; those at which a run diverged are left out."""
+    """Learning rate -> seed -> outcome, by rising lr; those at which a run diverged are left out.
+    """
     diverged: Sequence[float]
     """Learning rates at which a run diverged."""
     basin: Basin
@@ -73,7 +82,9 @@ def label(values: Mapping[str, float]) -> str:
     return " ".join(f"{key}={value:.12g}" for key, value in values.items())
 
 
-def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, mode: str) -> list[Sweep]:
+def find_sweeps(
+    runs: Sequence[Run], target: Mapping[str, float], metric: str, mode: str
+) -> list[Sweep]:
     """Sort runs by contender and size.
 
     Args:
@@ -83,11 +94,16 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
         mode: "min" or "max".
 
     Raises:
-        ConfigError: A key of the target that no run has, that did not vary, or that is no number above 0 in a run.
+        ConfigError: A key of the target that no run has, that did not vary, or that is no number
+            above 0 in a run.
     """
     keys = differing(runs)
     _expect_varied(target, keys, runs)
-    numeric = [key for key in keys if key != "lr" and all((number(run.setting(key)) or 0) > 0 for run in runs)]
+    numeric = [
+        key
+        for key in keys
+        if key != "lr" and all((number(run.setting(key)) or 0) > 0 for run in runs)
+    ]
     rest = [key for key in keys if key != "lr" and key not in target]
     others = [key for key in rest if key not in numeric or key.partition(".")[0] not in OF_SIZE]
     others = [key for key in others if key not in numeric or not follows(key, [*target], runs)]
@@ -95,7 +111,11 @@ def find_sweeps(runs: Sequence[Run], target: Mapping[str, float], metric: str, m
     found = []
     for contender in build_contenders(build_arms(runs, keys, metric, mode), between, mode):
         own = [run for arm in contender.arms for run in arm.counted]
-        moved = [key for key in numeric if key not in others and len({*(run.setting(key) for run in own)}) > 1]
+        moved = [
+            key
+            for key in numeric
+            if key not in others and len({*(run.setting(key) for run in own)}) > 1
+        ]
         try:
             axes = find_axes(own, target, [key for key in moved if key not in target])
         except ConfigError as error:
@@ -109,9 +129,13 @@ def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Seque
     known = {key for run in runs for key in run.config}
     for key in target:
         if key in ("lr", "seed"):
-            raise ConfigError(f"to: {key} is what is predicted or resampled. Name a size, such as training.max_steps.")
+            raise ConfigError(
+                f"to: {key} is what is predicted or resampled. Name a size, such as training.max_steps."
+            )
         if key not in known:
-            raise ConfigError(f"to: {key}: no run has this key. {did_you_mean(key, keys if keys != ['lr'] else known)}")
+            raise ConfigError(
+                f"to: {key}: no run has this key. {did_you_mean(key, keys if keys != ['lr'] else known)}"
+            )
         if key not in keys:
             found = next(run.config[key] for run in runs if key in run.config)
             value = "null" if found is None else found
@@ -120,7 +144,9 @@ def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Seque
             )
         for run in runs:
             if not (number(run.setting(key)) or 0) > 0:
-                raise ConfigError(f"to: {key} is {run.setting(key)} in {run.label}: expected a number above 0.")
+                raise ConfigError(
+                    f"to: {key} is {run.setting(key)} in {run.label}: expected a number above 0."
+                )
 
 
 def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence[str]) -> Axes:
@@ -132,7 +158,8 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
         others: Further keys that varied.
 
     Raises:
-        ConfigError: The runs do not tell the keys apart, and the target is not on the line that they moved along.
+        ConfigError: The runs do not tell the keys apart, and the target is not on the line that
+            they moved along.
     """
     asked = list(target)
     whole = dict(target)
@@ -140,7 +167,11 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
         value = _on_line(runs, asked, target, key)
         same_group = any(key.partition(".")[0] == one.partition(".")[0] for one in asked)
         if value is None or (key.partition(".")[0] in OF_SIZE and not same_group):
-            goes_on = "" if value is None else f", as in {key}={value:.12g}, which goes on as in the sweeps"
+            goes_on = (
+                ""
+                if value is None
+                else f", as in {key}={value:.12g}, which goes on as in the sweeps"
+            )
             raise ConfigError(
                 f"to: {key} varied, too, and lr may follow it as well as {', '.join(asked)}: name it{goes_on}, or give "
                 "sweeps that agree in it."
@@ -151,7 +182,9 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
         if _rank(runs, [*keys, key]) > 1 + len(keys):
             keys.append(key)
     if not keys:
-        raise ConfigError(f"one size only ({label(_values(runs[0], asked))}): sweep lr at another {asked[0]}, too.")
+        raise ConfigError(
+            f"one size only ({label(_values(runs[0], asked))}): sweep lr at another {asked[0]}, too."
+        )
     for key in asked:
         if key not in keys:
             value = _on_line(runs, keys, target, key)
@@ -174,7 +207,9 @@ def _rank(runs: Sequence[Run], keys: Sequence[str]) -> int:
     return int(np.linalg.matrix_rank(_logs(runs, keys), tol=_ON_LINE))
 
 
-def _on_line(runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, float], key: str) -> float | None:
+def _on_line(
+    runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, float], key: str
+) -> float | None:
     """Find the value of a key at the target if it is a power law of others in all runs; None: it is none."""
     rows = _logs(runs, [*keys, key])
     design, logs = rows[:, :-1], rows[:, -1]
@@ -188,7 +223,9 @@ def _on_line(runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, floa
 
 def _unidentified(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
     """Say which runs would tell two keys apart that moved together."""
-    smallest, largest = (pick(runs, key=lambda run: number(run.setting(key)) or 0.0) for pick in (min, max))
+    smallest, largest = (
+        pick(runs, key=lambda run: number(run.setting(key)) or 0.0) for pick in (min, max)
+    )
     lacking = label(_values(smallest, keys) | _values(largest, [key]))
     return (
         f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be told apart: sweep lr "
@@ -205,7 +242,11 @@ def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep
     for values, arms in sorted(groups.items()):
         size = dict(zip(axes.keys, values, strict=True))
         diverged = sorted({arm.lr for arm in arms if arm.lr is not None and arm.diverged})
-        tried = {arm.lr: arm.scores for arm in arms if arm.lr is not None and arm.lr not in diverged and arm.scores}
+        tried = {
+            arm.lr: arm.scores
+            for arm in arms
+            if arm.lr is not None and arm.lr not in diverged and arm.scores
+        }
         scores = {lr: tried[lr] for lr in sorted(tried)}
         seeds = sorted({seed for row in scores.values() for seed in row})
         lrs = np.log([*scores])
@@ -216,7 +257,13 @@ def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep
             found.missing.append(f"{label(size)}: {reason}")
         else:
             found.sizes.append(
-                Size(size, scores, diverged, fit_basin(lrs, costs), [run for arm in arms for run in arm.counted])
+                Size(
+                    size,
+                    scores,
+                    diverged,
+                    fit_basin(lrs, costs),
+                    [run for arm in arms for run in arm.counted],
+                )
             )
             if holes := [rate(lr) for lr in scores if len(scores[lr]) < len(seeds)]:
                 found.missing.append(
@@ -225,7 +272,9 @@ def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep
     return found
 
 
-def _lacking(lrs: Array, costs: Array, diverged: Sequence[float], seeds: Sequence[int], metric: str) -> str:
+def _lacking(
+    lrs: Array, costs: Array, diverged: Sequence[float], seeds: Sequence[int], metric: str
+) -> str:
     """Say why no optimum can be read from a grid; empty if one can."""
     if not len(lrs):
         return f"no run finished with {metric}"
@@ -239,7 +288,9 @@ def _lacking(lrs: Array, costs: Array, diverged: Sequence[float], seeds: Sequenc
         few = f"fewer than {MIN_SEEDS} seeds have finished at the best lr, {rate(float(lrs[best]))}, and beside it"
         return "" if whole >= MIN_SEEDS else f"{few}: run the rest"
     edge = float(lrs[best])
-    further = edge / step if best == 0 else math.sqrt(edge * above) if above < math.inf else edge * step
+    further = (
+        edge / step if best == 0 else math.sqrt(edge * above) if above < math.inf else edge * step
+    )
     more = f" below lr {rate(above)}, where runs diverged" if best and above < math.inf else ""
     if len(lrs) < MIN_LRS:
         return f"{len(lrs)} learning rates with a result: expected {MIN_LRS} or more; add lr={rate(further)}"

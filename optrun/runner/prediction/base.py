@@ -101,7 +101,8 @@ class Predictor(ABC):
         cuts: Whether `data.max_length` cuts its texts.
 
     Raises:
-        ConfigError: A column that is missing, a row that does not fit, a value of an option that does not.
+        ConfigError: A column that is missing, a row that does not fit, a value of an option that
+            does not.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
@@ -198,7 +199,10 @@ class Predictor(ABC):
         """Make the inputs of each row of what a tokenizer encoded."""
         names = [name for name in ("input_ids", "token_type_ids") if name in encoded]
         rows = zip(*(encoded[name] for name in names), strict=True)
-        return [{name: np.asarray(ids, dtype=np.int64) for name, ids in zip(names, row, strict=True)} for row in rows]
+        return [
+            {name: np.asarray(ids, dtype=np.int64) for name, ids in zip(names, row, strict=True)}
+            for row in rows
+        ]
 
     def pad_inputs(self, inputs: list[Inputs], *, left: bool = False) -> Batch:
         """Pad `input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest), on generation's side."""

@@ -24,12 +24,16 @@ class ChatAnswers(TextGeneration):
         """Find the rows and the template, and what ends an answer."""
         super().inspect()
         if "eos_token_id" not in self.given:
-            self.options_of_generation.eos_token_id = ending_ids(self.tokenizer, self.template) or None
+            self.options_of_generation.eos_token_id = (
+                ending_ids(self.tokenizer, self.template) or None
+            )
 
     def find_column(self) -> str:
         """Find the column of what is to be answered; every row is looked at, and written once."""
         self.template = use_template(self.tokenizer, None)
-        self.places = question_columns(self.rows.source, self.split, getattr(self.predicting.task, "layout", None))
+        self.places = question_columns(
+            self.rows.source, self.split, getattr(self.predicting.task, "layout", None)
+        )
         for number in range(0, len(self.split.rows), 1000):
             self._texts(range(number, min(number + 1000, len(self.split.rows))))
         return self.places.names[0]
@@ -37,7 +41,10 @@ class ChatAnswers(TextGeneration):
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
         """Encode each conversation with the opening of an answer; a text as in training."""
         texts = self._texts(numbers)
-        return [self.tokenizer(text, add_special_tokens=not own, verbose=False)["input_ids"] for text, own in texts]
+        return [
+            self.tokenizer(text, add_special_tokens=not own, verbose=False)["input_ids"]
+            for text, own in texts
+        ]
 
     def _texts(self, numbers: Sequence[int]) -> list[tuple[str, bool]]:
         """Write what the model reads of some rows, and whether a template wrote it.

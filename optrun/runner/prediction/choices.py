@@ -17,7 +17,12 @@ from optrun.task.tokens import encoded
 class ChosenTexts(Predictor):
     """Contexts and choices to the choice, its number from 0, and the probability of each."""
 
-    columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column", "text_pair_column", "choices_column")
+    columns: ClassVar[tuple[str, ...]] = (
+        "text_column",
+        "eval_text_column",
+        "text_pair_column",
+        "choices_column",
+    )
 
     def inspect(self) -> None:
         """Find the columns, and look at the choices."""
@@ -40,7 +45,10 @@ class ChosenTexts(Predictor):
             for name, ids in encoded(self.tokenizer, rows, self.predicting.max_length).items()
         }
         return [
-            {**{name: list(islice(ids, len(choices))) for name, ids in made.items()}, "choices": list(choices)}
+            {
+                **{name: list(islice(ids, len(choices))) for name, ids in made.items()},
+                "choices": list(choices),
+            }
             for choices in part.rows[self.choices]
         ]
 
@@ -51,5 +59,7 @@ class ChosenTexts(Predictor):
         for one, scores in zip(inputs, logits, strict=True):
             shares = probabilities(scores[: len(one["choices"])])
             best, each = int(shares.argmax()), [plain(share) for share in shares]
-            found.append({"prediction": one["choices"][best], "choice": best, "probabilities": each})
+            found.append(
+                {"prediction": one["choices"][best], "choice": best, "probabilities": each}
+            )
         return found

@@ -10,7 +10,15 @@ import torch
 
 from optrun.data.columns import image_column, named
 from optrun.data.images import Images
-from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain, probabilities, sigmoids
+from optrun.runner.prediction.base import (
+    Inputs,
+    Predictor,
+    Shape,
+    Values,
+    plain,
+    probabilities,
+    sigmoids,
+)
 
 
 class ClassPredictor(Predictor):
@@ -19,7 +27,11 @@ class ClassPredictor(Predictor):
     @property
     def shape(self) -> Shape:
         """Label, its probability, and those of all labels."""
-        return {"prediction": str, "probability": float, "probabilities": dict.fromkeys(self.labels, float)}
+        return {
+            "prediction": str,
+            "probability": float,
+            "probabilities": dict.fromkeys(self.labels, float),
+        }
 
     def values(self, logits: torch.Tensor) -> list[Values]:
         """Convert logits of shape (batch, classes) to predictions."""
@@ -41,7 +53,10 @@ class TextClasses(ClassPredictor):
 
     def inspect(self) -> None:
         """Find the texts."""
-        self.regression, self.several = self.predicting.task.of_numbers, self.predicting.task.of_sets
+        self.regression, self.several = (
+            self.predicting.task.of_numbers,
+            self.predicting.task.of_sets,
+        )
         self.pair = named(self.rows.columns, "text_pair_column", self.split)
         self.text = self.text_column(self.pair)
 
@@ -55,7 +70,9 @@ class TextClasses(ClassPredictor):
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training."""
         pairs = None if self.pair is None else self.texts(self.pair, numbers)
-        return self.expect_tokens(self.arrays(self.tokenize(self.texts(self.text, numbers), pairs)), numbers)
+        return self.expect_tokens(
+            self.arrays(self.tokenize(self.texts(self.text, numbers), pairs)), numbers
+        )
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass; of several labels those with a probability above one half."""
@@ -65,7 +82,10 @@ class TextClasses(ClassPredictor):
         if not self.several:
             return self.values(logits)
         rows = [self.shares(row) for row in sigmoids(logits)]
-        return [{"prediction": [name for name in row if row[name] > 0.5], "probabilities": row} for row in rows]
+        return [
+            {"prediction": [name for name in row if row[name] > 0.5], "probabilities": row}
+            for row in rows
+        ]
 
 
 class ImageClasses(ClassPredictor):

@@ -25,7 +25,9 @@ class Embeddings(Predictor):
         """Find the texts: a pair where it is named or has usual names, else one."""
         self.pooling = Pooling.of(self.predicting.model.config)
         own, there = self.rows.columns, self.split.rows.column_names
-        paired = own.text_pair_column is not None or any({*pair} <= {*there} for pair in USUAL_PAIRS)
+        paired = own.text_pair_column is not None or any(
+            {*pair} <= {*there} for pair in USUAL_PAIRS
+        )
         if paired and (own.text_column is None or own.text_pair_column is not None):
             self.names = [*pair_columns(own, self.split)]
             self.read(*self.names)
@@ -39,22 +41,31 @@ class Embeddings(Predictor):
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode each text as in training."""
-        sides = [encoded(self.tokenizer, self.texts(name, numbers), self.predicting.max_length) for name in self.names]
+        sides = [
+            encoded(self.tokenizer, self.texts(name, numbers), self.predicting.max_length)
+            for name in self.names
+        ]
         found: list[Inputs] = [
             {key: [np.asarray(side[key][at], dtype=np.int64) for side in sides] for key in sides[0]}
             for at in range(len(numbers))
         ]
         for one, number in zip(found, numbers, strict=True):
             if not all(map(len, one["input_ids"])):
-                raise ConfigError(f"{self.split.key}: row {self.split.number(number)} has a text without a token.")
+                raise ConfigError(
+                    f"{self.split.key}: row {self.split.number(number)} has a text without a token."
+                )
         return found
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
-        batch = {name: values.flatten(0, 1) for name, values in pad_choices(inputs, self.padding).items()}
+        batch = {
+            name: values.flatten(0, 1) for name, values in pad_choices(inputs, self.padding).items()
+        }
         outputs = self.predicting.forward(batch)
         mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
         vectors = self.pooling(outputs, mask).unflatten(0, (len(inputs), -1))
         if len(self.names) == 2:
             return [{"similarity": plain(one)} for one in cosines(vectors).cpu()]
-        return [{"embedding": [plain(value) for value in one]} for one in vectors[:, 0].cpu().numpy()]
+        return [
+            {"embedding": [plain(value) for value in one]} for one in vectors[:, 0].cpu().numpy()
+        ]

@@ -1,4 +1,7 @@
-"""Texts that a model writes: after a prompt, or from a text. The options are those of transformers."""
+"""Texts that a model writes: after a prompt, or from a text.
+
+The options are those of transformers.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,48 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS = 64
 """`generation.max_new_tokens` where nothing says how long a text may be."""
-_OF_OTHERS = ("output_", "return_dict", "_", "transformers_version", "is_assistant", "compile_config", "cache_config",
-              "continuous_batching", "watermarking", "assistant_")  # fmt: skip
+_OF_OTHERS = (
+    "output_",
+    "return_dict",
+    "_",
+    "transformers_version",
+    "is_assistant",
+    "compile_config",
+    "cache_config",
+    "continuous_batching",
+    "watermarking",
+    "assistant_",
+)
 """What names of transformers begin with that say nothing of the text, or hold objects."""
 _KINDS = {"a whole number": (int,), "a number": (int, float), "true or false": (bool,)}
 _KEYS = {
-    "a whole number": ("max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_beams", "top_k",
-                       "num_return_sequences", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-    "a number": ("temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_time",
-                 "repetition_penalty", "encoder_repetition_penalty", "length_penalty", "guidance_scale"),
+    "a whole number": (
+        "max_new_tokens",
+        "max_length",
+        "min_new_tokens",
+        "min_length",
+        "num_beams",
+        "top_k",
+        "num_return_sequences",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+    ),
+    "a number": (
+        "temperature",
+        "top_p",
+        "min_p",
+        "top_h",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "max_time",
+        "repetition_penalty",
+        "encoder_repetition_penalty",
+        "length_penalty",
+        "guidance_scale",
+    ),
     "true or false": ("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values"),
-}  # fmt: skip
+}
 """Types of options: transformers looks at few of them before a value meets a comparison."""
 OPTIONS = [name for names in _KEYS.values() for name in names]
 """The options most used, by transformers' names."""
@@ -42,7 +76,8 @@ def generation_config(given: Mapping[str, object], base: GenerationConfig) -> Ge
         base: Of the model.
 
     Raises:
-        ConfigError: A name that transformers does not have, a value that does not fit, or one without effect.
+        ConfigError: A name that transformers does not have, a value that does not fit, or one
+            without effect.
     """
     from transformers import GenerationConfig
 
@@ -133,9 +168,16 @@ class TextGeneration(Predictor):
             numbers: Indices of rows.
         """
         start, _ = around(self.tokenizer)
-        encoded = self.tokenizer(self.texts(self.column, numbers), add_special_tokens=False, verbose=False)["input_ids"]
-        # Nothing to go on from is the begin of a text: what stood between the documents of the training.
-        empty = [id_ for id_ in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id) if id_ is not None][:1]
+        encoded = self.tokenizer(
+            self.texts(self.column, numbers), add_special_tokens=False, verbose=False
+        )["input_ids"]
+        # Nothing to go on from is the begin of a text: what stood between the documents of the
+        # training.
+        empty = [
+            id_
+            for id_ in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+            if id_ is not None
+        ][:1]
         return [start + ids or empty for ids in encoded]
 
     def _room_for_prompts(self, room: int | None) -> int | None:
@@ -148,7 +190,9 @@ class TextGeneration(Predictor):
         if room is None:
             return None
         left = (
-            room - config.max_new_tokens if config.max_new_tokens is not None else min(config.max_length - 1, room - 1)
+            room - config.max_new_tokens
+            if config.max_new_tokens is not None
+            else min(config.max_length - 1, room - 1)
         )
         if left < 1:
             raise ConfigError(
@@ -166,7 +210,11 @@ class TextGeneration(Predictor):
         """Encode prompts; of one that leaves no room only its end."""
         kept = None if self.room is None else -self.room
         return self.expect_tokens(
-            [{"input_ids": np.asarray(ids[kept:], dtype=np.int64)} for ids in self.prompts(numbers)], numbers
+            [
+                {"input_ids": np.asarray(ids[kept:], dtype=np.int64)}
+                for ids in self.prompts(numbers)
+            ],
+            numbers,
         )
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
@@ -177,7 +225,11 @@ class TextGeneration(Predictor):
                 made = self.predicting.model.generate(
                     **batch, generation_config=self.options_of_generation, tokenizer=self.tokenizer
                 )
-        except (TypeError, ValueError, AttributeError) as error:  # of options that do not go together
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:  # of options that do not go together
             if not self.given:
                 raise
             raise _refused(self.given, error) from error
@@ -185,7 +237,10 @@ class TextGeneration(Predictor):
         found = self.tokenizer.batch_decode(made[:, begin:], skip_special_tokens=True)
         if self.several == 1:
             return [{"generation": text} for text in found]
-        return [{"generation": found[at : at + self.several]} for at in range(0, len(found), self.several)]
+        return [
+            {"generation": found[at : at + self.several]}
+            for at in range(0, len(found), self.several)
+        ]
 
 
 class TextToText(TextGeneration):

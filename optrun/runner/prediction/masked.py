@@ -23,7 +23,11 @@ class MaskedTokens(Predictor):
         self.mask = self.tokenizer.mask_token
         self.top_k = self.given["top_k"]
         entries = len(self.tokenizer)
-        if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or not 0 < self.top_k <= entries:
+        if (
+            not isinstance(self.top_k, int)
+            or isinstance(self.top_k, bool)
+            or not 0 < self.top_k <= entries
+        ):
             raise ConfigError(
                 f"top_k={self.top_k}: expected a whole number from 1 to {entries:,}, the tokens there are."
             )
@@ -55,9 +59,18 @@ class MaskedTokens(Predictor):
                 best = np.argsort(-shares, kind="stable")[: self.top_k]
                 ids[place] = best[0]
                 tokens.append(
-                    [{"token": self.tokenizer.decode([int(id_)]), "probability": plain(shares[id_])} for id_ in best]
+                    [
+                        {
+                            "token": self.tokenizer.decode([int(id_)]),
+                            "probability": plain(shares[id_]),
+                        }
+                        for id_ in best
+                    ]
                 )
             found.append(
-                {"prediction": self.tokenizer.decode(ids.tolist(), skip_special_tokens=True), "tokens": tokens}
+                {
+                    "prediction": self.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+                    "tokens": tokens,
+                }
             )
         return found

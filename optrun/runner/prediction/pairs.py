@@ -22,8 +22,8 @@ from optrun.task.pairs import REFERENCE, pair_batch, pair_outputs, pair_scores
 class PreferredAnswers(Predictor):
     """Pairs to the answer with the higher reward, the rewards, and the margin of the chosen over the rejected one.
 
-    A reward is beta times the log-ratio to the start model, or without a reference beta times the mean log-probability
-    of a token, as in training.
+    A reward is beta times the log-ratio to the start model, or without a reference beta times the
+    mean log-probability of a token, as in training.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("text_column",)
@@ -41,12 +41,19 @@ class PreferredAnswers(Predictor):
         self.start = self.predicting.start() if task.loss_type.has_reference else None
 
     def _pairs(self, split: Split) -> Iterable[Pair]:
-        return preferences(split, self.places, ROLES if self.template is None else self.template.roles)
+        return preferences(
+            split, self.places, ROLES if self.template is None else self.template.roles
+        )
 
     @property
     def shape(self) -> Shape:
         """The preferred answer, the margin, and both rewards."""
-        return {"prediction": str, "margin": float, "rewards_chosen": float, "rewards_rejected": float}
+        return {
+            "prediction": str,
+            "margin": float,
+            "rewards_chosen": float,
+            "rewards_rejected": float,
+        }
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode both answers as in training.
@@ -55,11 +62,16 @@ class PreferredAnswers(Predictor):
             ConfigError: A row of which no answer is left.
         """
         part = self.part(numbers)
-        encoder = ChatEncoder(self.task, self.template, part, self.tokenizer, self.predicting.max_length)
+        encoder = ChatEncoder(
+            self.task, self.template, part, self.tokenizer, self.predicting.max_length
+        )
         found: list[Inputs] = []
         for number, pair in zip(numbers, self._pairs(part), strict=True):
             first, second = (
-                {name: np.asarray(values[0], dtype=np.int64) for name, values in encoder([side], True).items()}
+                {
+                    name: np.asarray(values[0], dtype=np.int64)
+                    for name, values in encoder([side], True).items()
+                }
                 for side in pair
             )
             if not (first[TARGETS].any() and second[TARGETS].any()):
@@ -67,7 +79,9 @@ class PreferredAnswers(Predictor):
                     f"{self.split.key}: row {self.split.number(number)} has no answer within data.max_length="
                     f"{self.predicting.max_length}: its prompt is longer. Leave such rows out."
                 )
-            found.append({**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]})
+            found.append(
+                {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
+            )
         return found
 
     def length(self, one: Inputs) -> int:
@@ -82,7 +96,9 @@ class PreferredAnswers(Predictor):
             if self.start is not None:
                 batch[REFERENCE] = pair_outputs(self.start, batch).logps.float().view(2, -1).T
         scores = pair_scores(outputs, batch, has_reference=self.start is not None)
-        rewards = self.task.beta * torch.stack([scores.chosen, scores.rejected], dim=1).float().cpu()
+        rewards = (
+            self.task.beta * torch.stack([scores.chosen, scores.rejected], dim=1).float().cpu()
+        )
         return [
             {
                 "prediction": CHOSEN if chosen > rejected else REJECTED,

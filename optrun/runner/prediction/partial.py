@@ -1,9 +1,10 @@
 """Predictions on their way: kept beside the file they are for, so that a killed process loses a few batches at most.
 
-`OUT.partial/` holds `header.json` (which model, which rows, which options), `predictions.jsonl` (a line a row, appended
-and flushed window by window) and, at the very end, `result`, which takes its place as OUT by one call of the operating
-system. A line that was torn, and a window that was not finished, are cut off and predicted again: the batches of a
-window are a function of its rows, so that the lines are the same.
+`OUT.partial/` holds `header.json` (which model, which rows, which options), `predictions.jsonl` (a
+line a row, appended and flushed window by window) and, at the very end, `result`, which takes its
+place as OUT by one call of the operating system. A line that was torn, and a window that was not
+finished, are cut off and predicted again: the batches of a window are a function of its rows, so
+that the lines are the same.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Partial:
             OSError: The disk refused.
         """
         self.folder.mkdir(exist_ok=True)
-        strange = sorted({path.name for path in self.folder.iterdir()} - {HEADER, LINES, RESULT, LOCK})
+        strange = sorted(
+            {path.name for path in self.folder.iterdir()} - {HEADER, LINES, RESULT, LOCK}
+        )
         strange = [name for name in strange if not name.startswith(f".{HEADER}.")]
         if strange or self.folder.is_symlink():
             found = strange[0] if strange else "a link"
@@ -69,7 +72,9 @@ class Partial:
                 if header.is_file():
                     self._expect_same(header)
                 else:
-                    replace_text(header, json.dumps(self.header, indent=1, ensure_ascii=False) + "\n")
+                    replace_text(
+                        header, json.dumps(self.header, indent=1, ensure_ascii=False) + "\n"
+                    )
                 self._keep_whole()
                 opened = True
                 yield
@@ -81,9 +86,13 @@ class Partial:
         try:
             before = dict(read_json(path))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: damaged. Remove {self.folder}, and the predictions begin anew.") from error
+            raise ConfigError(
+                f"{path}: damaged. Remove {self.folder}, and the predictions begin anew."
+            ) from error
         mine = json.loads(json.dumps(self.header))
-        other = next((name for name in [*mine, *before] if before.get(name) != mine.get(name)), None)
+        other = next(
+            (name for name in [*mine, *before] if before.get(name) != mine.get(name)), None
+        )
         if other is None:
             return
         was, now = (json.dumps(side.get(other), ensure_ascii=False) for side in (before, mine))
@@ -98,7 +107,11 @@ class Partial:
         path.touch()
         ends = [0]
         with open_file(path) as file:
-            while (line := file.readline(LINE_BYTES)) and line.endswith(b"\n") and _row(line) == len(ends):
+            while (
+                (line := file.readline(LINE_BYTES))
+                and line.endswith(b"\n")
+                and _row(line) == len(ends)
+            ):
                 ends.append(file.tell())
         count = min(len(ends) - 1, self.rows)
         self.done = count if count == self.rows else count - count % self.window
@@ -175,7 +188,9 @@ def forget(out: Path) -> None:
 
 def taken(out: Path) -> ConfigError:
     """Make the refusal of a file that is there."""
-    return ConfigError(f"out={out}: is there already, and nothing is overwritten. Choose a new file, or remove it.")
+    return ConfigError(
+        f"out={out}: is there already, and nothing is overwritten. Choose a new file, or remove it."
+    )
 
 
 def _row(line: bytes) -> int | None:

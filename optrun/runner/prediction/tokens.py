@@ -15,7 +15,8 @@ from optrun.task.entities import entities, scheme_of
 class WordLabels(Predictor):
     """Lists of words to lists of labels; of labels of entities also these, whole.
 
-    The first piece of a word has its label, as in training. A word beyond `data.max_length`, or without a piece, has
+    The first piece of a word has its label, as in training. A word beyond `data.max_length`, or
+    without a piece, has
     none: null.
     """
 
@@ -33,8 +34,18 @@ class WordLabels(Predictor):
     @property
     def shape(self) -> Shape:
         """A label and its probability for each word; entities."""
-        entity: Shape = {"type": str, "start": int, "end": int, "words": [str], "probability": float}
-        return {"prediction": [str], "probability": [float], **({"entities": [entity]} if self.scheme else {})}
+        entity: Shape = {
+            "type": str,
+            "start": int,
+            "end": int,
+            "words": [str],
+            "probability": float,
+        }
+        return {
+            "prediction": [str],
+            "probability": [float],
+            **({"entities": [entity]} if self.scheme else {}),
+        }
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training, with the place of each word's first piece; -1: it has none."""
@@ -42,7 +53,11 @@ class WordLabels(Predictor):
 
         rows = [list(words) for words in self.split.rows.select(list(numbers))[self.words]]
         full = [words for words in rows if words]
-        encoded = self.tokenize(full, is_split_into_words=True) if full else BatchEncoding({"input_ids": []})
+        encoded = (
+            self.tokenize(full, is_split_into_words=True)
+            if full
+            else BatchEncoding({"input_ids": []})
+        )
         pieces = iter(enumerate(self.arrays(encoded)))
         inputs: list[Inputs] = []
         for words in rows:
@@ -60,8 +75,12 @@ class WordLabels(Predictor):
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass over the rows with a word."""
         full = [one for one in inputs if len(one["input_ids"])]
-        shares = iter(probabilities(self.predicting.forward(self.pad_inputs(full)).logits) if full else [])
-        return [self._values(one, next(shares) if len(one["input_ids"]) else None) for one in inputs]
+        shares = iter(
+            probabilities(self.predicting.forward(self.pad_inputs(full)).logits) if full else []
+        )
+        return [
+            self._values(one, next(shares) if len(one["input_ids"]) else None) for one in inputs
+        ]
 
     def _values(self, one: Inputs, shares: np.ndarray | None) -> Values:
         """Return the labels of one row.
@@ -84,7 +103,9 @@ class WordLabels(Predictor):
                     "start": start,
                     "end": end,
                     "words": one["words"][start:end],
-                    "probability": plain(min(share for share in sure[start:end] if share is not None)),
+                    "probability": plain(
+                        min(share for share in sure[start:end] if share is not None)
+                    ),
                 }
                 for kind, start, end in entities([label or "O" for label in labels])
             ]

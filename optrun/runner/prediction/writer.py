@@ -32,16 +32,21 @@ def ending_of(out: Path) -> str:
     """
     ending = out.suffix.lower()
     if ending not in ENDINGS:
-        raise ConfigError(f"out={out}: unknown ending {ending or '(none)'}. Expected one of {', '.join(ENDINGS)}.")
+        raise ConfigError(
+            f"out={out}: unknown ending {ending or '(none)'}. Expected one of {', '.join(ENDINGS)}."
+        )
     return ending
 
 
-def kept_columns(split: Split, keep: Sequence[str] | None, predicted: Iterable[str], notes: list[str]) -> list[str]:
+def kept_columns(
+    split: Split, keep: Sequence[str] | None, predicted: Iterable[str], notes: list[str]
+) -> list[str]:
     """List the columns of the file that stand beside the predictions.
 
     Args:
         split: The rows.
-        keep: As `keep=[...]` names them; None: all that are texts, numbers, dates, or lists and objects of them.
+        keep: As `keep=[...]` names them; None: all that are texts, numbers, dates, or lists and
+            objects of them.
         predicted: Columns of the predictions.
         notes: Takes which columns are left out.
 
@@ -51,13 +56,17 @@ def kept_columns(split: Split, keep: Sequence[str] | None, predicted: Iterable[s
     there = split.rows.column_names
     for name in keep or ():
         if name not in there:
-            raise ConfigError(f"keep: {split.key} has no column {name}. {did_you_mean(name, there)}")
+            raise ConfigError(
+                f"keep: {split.key} has no column {name}. {did_you_mean(name, there)}"
+            )
     bare = [name for name in there if _is_bare(split.rows.features[name])]
     if keep is None and bare:
         notes.append(f"not kept beside the predictions: {', '.join(bare)} (bytes)")
     for name in keep or ():
         if name in bare:
-            raise ConfigError(f"keep: column {name} holds bytes, which are not written beside predictions.")
+            raise ConfigError(
+                f"keep: column {name} holds bytes, which are not written beside predictions."
+            )
     names = [name for name in there if name not in bare and (keep is None or name in keep)]
     for name in (ROW, *predicted):
         if name in names:
@@ -72,10 +81,19 @@ def kept_columns(split: Split, keep: Sequence[str] | None, predicted: Iterable[s
 def _is_bare(feature: object) -> bool:
     """Tell whether a column holds bytes: images, sounds, binary."""
     kind = type(feature).__name__
-    return kind in ("Image", "Audio", "Video", "Pdf", "Nifti") or "binary" in str(getattr(feature, "dtype", ""))
+    return kind in ("Image", "Audio", "Video", "Pdf", "Nifti") or "binary" in str(
+        getattr(feature, "dtype", "")
+    )
 
 
-def write(path: Path, ending: str, split: Split, names: Sequence[str], shape: Shape, made: Iterable[Values]) -> None:
+def write(
+    path: Path,
+    ending: str,
+    split: Split,
+    names: Sequence[str],
+    shape: Shape,
+    made: Iterable[Values],
+) -> None:
     """Write all rows.
 
     Args:
@@ -130,10 +148,14 @@ def _plain(value: object) -> object:
 
 def _cell(value: object) -> object:
     """Write a cell of a csv file: lists and objects are JSON."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else csv_cell(value)
+    return (
+        json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else csv_cell(value)
+    )
 
 
-def _write_parquet(path: Path, split: Split, names: Sequence[str], shape: Shape, made: Iterator[Values]) -> None:
+def _write_parquet(
+    path: Path, split: Split, names: Sequence[str], shape: Shape, made: Iterator[Values]
+) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -151,7 +173,10 @@ def _write_parquet(path: Path, split: Split, names: Sequence[str], shape: Shape,
             if rows is not None:
                 part = rows[begin : begin + _BATCH]
                 columns += [part.column(name) for name in names]
-            columns += [pa.array([one.get(name) for one in values], schema.field(name).type) for name in shape]
+            columns += [
+                pa.array([one.get(name) for one in values], schema.field(name).type)
+                for name in shape
+            ]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 

@@ -18,7 +18,14 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import clean_leftovers, pointed, step_of
 from optrun.artifacts.run_check import check_run, refuse_damaged
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_other_manifest
+from optrun.artifacts.run_manifest import (
+    APART,
+    WRITTEN,
+    RunManifest,
+    matches,
+    read_run_manifest,
+    refuse_other_manifest,
+)
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.artifacts.trunk import Trunk, reading
 from optrun.base.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
@@ -88,14 +95,16 @@ class OpenedCheckpoint:
 def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
     """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins.
 
-    Rank 0 picks and verifies it, and writes the configuration of a run that begins; the others read the same.
+    Rank 0 picks and verifies it, and writes the configuration of a run that begins; the others read
+    the same.
 
     Args:
         session: The start of the run; its lock is held.
         resume: What was asked for; None: the run begins.
 
     Raises:
-        CheckpointError: As `open_checkpoint`; the trunk is gone, damaged, or another one than was named.
+        CheckpointError: As `open_checkpoint`; the trunk is gone, damaged, or another one than was
+            named.
     """
     world, config, own = session.world, session.config, OpenedCheckpoint()
     with ExitStack() as held:
@@ -103,11 +112,16 @@ def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedC
         def pick() -> tuple[Path | None, Trunk | None, Path | None]:
             nonlocal own
             for name in clean_leftovers(session.run):
-                session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
+                session.display.note(
+                    f"{name} was removed: left by a process that was killed while it wrote"
+                )
             trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
             if resume is not None:
                 own = open_checkpoint(
-                    session.run, resume, config, "step 0" if trunk is None else f"its trunk {trunk.folder}"
+                    session.run,
+                    resume,
+                    config,
+                    "step 0" if trunk is None else f"its trunk {trunk.folder}",
                 )
                 for note in (*resume.notes, *own.notes):
                     session.display.note(note)
@@ -116,15 +130,20 @@ def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedC
                     held.enter_context(reading(trunk.folder))
                     trunk.require()
                     started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
-                    own = OpenedCheckpoint(_load(trunk.folder, config), trunk.folder, trunk, started_from)
-                session.write_config()  # a run that is killed before its first step can be started over from this
+                    own = OpenedCheckpoint(
+                        _load(trunk.folder, config), trunk.folder, trunk, started_from
+                    )
+                # a run that is killed before its first step can be started over from this
+                session.write_config()
             return own.folder, own.trunk, own.started_from
 
         folder, trunk, started_from = world.from_main(pick)
         if folder is not None and not world.is_main:
             if trunk is not None:
                 held.enter_context(reading(trunk.folder))
-            own = OpenedCheckpoint(open_verified(folder, lazy=_is_lazy(config)), folder, trunk, started_from)
+            own = OpenedCheckpoint(
+                open_verified(folder, lazy=_is_lazy(config)), folder, trunk, started_from
+            )
         yield own
 
 
@@ -132,18 +151,22 @@ def refuse_links(run: RunDir) -> None:
     """Refuse links: a run writes nothing outside of its own directory.
 
     Raises:
-        StorageError: One of its files or folders is a link. Those in the folder of checkpoints are never followed, and
-            a tracker's library may link to its own files.
+        StorageError: One of its files or folders is a link. Those in the folder of checkpoints are
+            never followed, and a tracker's library may link to its own files.
     """
     for folder, folders, files in os.walk(run.path):
         for path in (Path(folder, name) for name in (*folders, *files)):
             inside = path.relative_to(run.path).as_posix()
             theirs = matches(inside, APART) and path.resolve().is_relative_to(run.path.resolve())
             if path.is_symlink() and matches(inside.split("/")[0], WRITTEN) and not theirs:
-                raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
+                raise StorageError(
+                    f"{path}: a link: a run writes nothing outside of its own directory. Remove it."
+                )
             kind = None if path.is_symlink() or path.is_dir() else kind_of(path)
             if kind and matches(inside.split("/")[0], WRITTEN) and not matches(inside, APART):
-                raise StorageError(f"{path}: {kind}; expected a regular file, which this run writes. Remove it.")
+                raise StorageError(
+                    f"{path}: {kind}; expected a regular file, which this run writes. Remove it."
+                )
         folders[:] = [name for name in folders if Path(folder, name) != run.checkpoints]
 
 
@@ -158,10 +181,13 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
         The manifest, and whether the summary is what the run wrote.
 
     Raises:
-        CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is written behind them.
+        CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is
+            written behind them.
     """
     refuse_damaged(run, names.METRICS, f"{names.HYDRA}/hydra.yaml")
-    wrong = check_run(run, (names.SUMMARY, f"{names.TOKENIZER}/*", f"{names.MODEL}/*", names.SAMPLES)).wrong
+    wrong = check_run(
+        run, (names.SUMMARY, f"{names.TOKENIZER}/*", f"{names.MODEL}/*", names.SAMPLES)
+    ).wrong
     for name, fault in wrong.items():
         note(
             f"warning: {fault} {'They are taken as they are.' if name == names.MANIFEST else 'Nothing of it is used.'}"
@@ -180,18 +206,21 @@ def refuse_other_formats(run: RunDir) -> None:
         refuse_other_format(folder)
 
 
-def open_checkpoint(run: RunDir, resume: ResumePoint, config: RunConfig, first: str = "step 0") -> OpenedCheckpoint:
+def open_checkpoint(
+    run: RunDir, resume: ResumePoint, config: RunConfig, first: str = "step 0"
+) -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
 
     Args:
         run: The run directory; its lock is held.
         resume: What was asked for.
-        config: Says whether weights with NaN or infinity will do, and whether tensors are read one by one.
+        config: Says whether weights with NaN or infinity will do, and whether tensors are read one
+            by one.
         first: Where the run begins, in words.
 
     Raises:
-        CheckpointError: The checkpoint that was asked for is damaged or of another run, or none is whole; every one is
-            listed with its reason.
+        CheckpointError: The checkpoint that was asked for is damaged or of another run, or none is
+            whole; every one is listed with its reason.
         ConfigError: The run is finished, and saved nothing that it could be prolonged from.
     """
     folders = checkpoint_folders(run)
@@ -200,9 +229,13 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, config: RunConfig, first: 
         refuse_foreign(resume.checkpoint, run_id)
         snapshot = _load(resume.checkpoint, config)
         # What comes after it belongs to a future that is now written anew.
-        skipped = {folder: "superseded" for folder in folders if step_of(folder) > snapshot.global_step}
+        skipped = {
+            folder: "superseded" for folder in folders if step_of(folder) > snapshot.global_step
+        }
         notes = [f"going on from {resume.checkpoint}"]
-        return OpenedCheckpoint(snapshot, resume.checkpoint, None, resume.started_from, notes, skipped)
+        return OpenedCheckpoint(
+            snapshot, resume.checkpoint, None, resume.started_from, notes, skipped
+        )
     wrong, skipped = [], {}
     for folder in folders:
         try:
@@ -236,7 +269,9 @@ def _load(folder: Path, config: RunConfig) -> Snapshot:
     snapshot = read_checkpoint(folder, lazy=_is_lazy(config))
     if not config.checkpoint.allow_nonfinite:
         trainable = snapshot.metadata.trainable or ()
-        bad = first_not_finite({name: snapshot.model[name] for name in trainable if name in snapshot.model})
+        bad = first_not_finite(
+            {name: snapshot.model[name] for name in trainable if name in snapshot.model}
+        )
         if bad is not None:
             raise CheckpointError(
                 f"{folder}: weight {bad} holds NaN or infinity: whole, but nothing to go on from "

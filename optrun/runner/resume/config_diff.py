@@ -89,7 +89,9 @@ def may_change_data(changes: Changes) -> bool:
 
 def moves_layers(changes: Changes) -> bool:
     """Tell whether a key that says which layer a parameter lies in was changed."""
-    return any(key.startswith(("param_groups.", "model.", "adapter.", "task.name")) for key in changes)
+    return any(
+        key.startswith(("param_groups.", "model.", "adapter.", "task.name")) for key in changes
+    )
 
 
 def changes_since(
@@ -97,8 +99,8 @@ def changes_since(
 ) -> dict[str, tuple[object, object]]:
     """Map each dotted key that changed to the value a checkpoint was saved with and the one in force.
 
-    A path that was relative to where the run was started, and is absolute now, is no change: it would count as the
-    change that permits other rows.
+    A path that was relative to where the run was started, and is absolute now, is no change: it
+    would count as the change that permits other rows.
 
     Args:
         saved: Of the checkpoint.
@@ -106,7 +108,11 @@ def changes_since(
         started_from: The folder the run was started from; None: it is not known.
     """
     found, keys = differences(saved.config, values), path_keys(values)
-    return {key: pair for key, pair in found.items() if not is_path(key, keys) or not same_files(*pair, started_from)}
+    return {
+        key: pair
+        for key, pair in found.items()
+        if not is_path(key, keys) or not same_files(*pair, started_from)
+    }
 
 
 def refuse_idle(changes: Changes, done: int) -> None:
@@ -120,7 +126,9 @@ def refuse_idle(changes: Changes, done: int) -> None:
         ConfigError: One of them would say that something else was computed.
     """
     idle = [
-        f"{key}={_shown(now)} (was {_shown(before)})" for key, (before, now) in changes.items() if not is_harmless(key)
+        f"{key}={_shown(now)} (was {_shown(before)})"
+        for key, (before, now) in changes.items()
+        if not is_harmless(key)
     ]
     if idle:
         raise ConfigError(
@@ -142,7 +150,8 @@ def table(
         changes: Since the checkpoint.
         title: Stands above.
         derived: What keys mean whose values nobody gave.
-        examples: Of a step, then and now: where these differ, so do the numbers of another number of ranks.
+        examples: Of a step, then and now: where these differ, so do the numbers of another number
+            of ranks.
 
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))
@@ -157,10 +166,13 @@ def table(
             return f"{MEANINGS['data']}: {examples[0]} a step then, {examples[1]} now"
         return derived.get(key) or MEANINGS[meaning(key)]
 
-    rows = [(key, _shown(before), _shown(now), means(key)) for key, (before, now) in changes.items()]
+    rows = [
+        (key, _shown(before), _shown(now), means(key)) for key, (before, now) in changes.items()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
-        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}" for key, before, now, what in rows
+        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}"
+        for key, before, now, what in rows
     ]
     return "\n".join([title, *lines])
 

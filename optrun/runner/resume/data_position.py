@@ -66,7 +66,9 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
         before = saved.config.get("data", {})
         parts = saved.plan.get("parts") or {}
         commits = {match[1] for part in parts if (match := _OF_HUB.match(part))}
-        if len(commits) == 1 and all(before.get(key) == getattr(data, key) for key in ("path", "revision")):
+        if len(commits) == 1 and all(
+            before.get(key) == getattr(data, key) for key in ("path", "revision")
+        ):
             return str(commits.pop())
     return commit_of(data)
 
@@ -83,7 +85,9 @@ def vocabulary_digest(tokenizer: object) -> str:
     """Digest tokens with their ids; empty for what has no vocabulary, such as an image processor."""
     if not hasattr(tokenizer, "get_vocab"):
         return ""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[
+        :16
+    ]
 
 
 def class_names(model_config: PlainMapping) -> list[str]:
@@ -101,9 +105,12 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         changes: Since the checkpoint.
 
     Raises:
-        ConfigError: The examples, or what their numbers mean, are not those the run was started with.
+        ConfigError: The examples, or what their numbers mean, are not those the run was started
+            with.
     """
-    named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
+    named = ", ".join(
+        key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed"
+    )
     parts = _changed_parts(saved.plan, now.plan)
     if parts and "seed" not in changes and not may_change_data(changes):
         raise ConfigError(
@@ -111,7 +118,11 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
             "with another data.train."
         )
     if saved.tokenizer not in (None, now.tokenizer):
-        why = f"{named}: with this change" if named else "RUN_DIR/tokenizer is missing or damaged, and from this data"
+        why = (
+            f"{named}: with this change"
+            if named
+            else "RUN_DIR/tokenizer is missing or damaged, and from this data"
+        )
         raise ConfigError(
             f"{why} the tokenizer is another one: the trained weights would read other words. "
             f"{'Start' if named else 'Restore it, or start'} a new run."
@@ -124,7 +135,11 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         )
     before, fingerprint = saved.plan["fingerprint"], now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
-        why = " (seed decides here which examples are kept for evaluation)" if "seed" in changes else ""
+        why = (
+            " (seed decides here which examples are kept for evaluation)"
+            if "seed" in changes
+            else ""
+        )
         raise ConfigError(
             f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
             f"their order or their content changed{why}. Restore it, or start a new run."
@@ -140,7 +155,10 @@ def _changed_parts(before: Plan, now: Plan) -> str:
     if then is None or here is None:
         return ""
     if not set(then) & set(here):
-        then, here = ({path.rsplit("/", 1)[-1]: content for path, content in parts.items()} for parts in (then, here))
+        then, here = (
+            {path.rsplit("/", 1)[-1]: content for path, content in parts.items()}
+            for parts in (then, here)
+        )
     changed = [f"{name} changed" for name in then if name in here and then[name] != here[name]]
     changed += [f"{name} is gone" for name in then if name not in here]
     changed += [f"{name} is new" for name in here if name not in then]
@@ -194,9 +212,10 @@ def of_steps(plan: Plan) -> PlainDict:
 def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
     """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
 
-    With another batch size or accumulation the order of the epoch stays as it is, and the first new step begins at or
-    right after the last example that was seen: none comes twice. With other examples or another order, and where
-    examples are grouped by length, the rest of the epoch is left out.
+    With another batch size or accumulation the order of the epoch stays as it is, and the first new
+    step begins at or
+    right after the last example that was seen: none comes twice. With other examples or another
+    order, and where examples are grouped by length, the rest of the epoch is left out.
 
     Args:
         before: `plan_values` of the checkpoint.
@@ -207,17 +226,26 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
     Returns:
         A note about what happens to the position; None: the plan is the same.
     """
-    before = {**plan_values(plan, fingerprint), "ordering": "permutation", **before}  # an older run says less of it
+    before = {
+        **plan_values(plan, fingerprint),
+        "ordering": "permutation",
+        **before,
+    }  # an older run says less of it
     before.pop("parts", None)  # they are a part of the fingerprint
     if of_steps(before) == of_steps(plan_values(plan, fingerprint)):
         return None
-    old = EpochPlan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])
+    old = EpochPlan(
+        before["examples"], before["batch_size"], before["accumulation"], before["seed"]
+    )
     epoch, step_in_epoch = old.locate(state.position)
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
     # Grouped by length, the order depends on the size of a step as well.
     grouped = before.get("grouped", False) or plan.lengths is not None
-    same_order = before["ordering"] == plan.ordering and (old.seed, old.examples) == (plan.seed, plan.examples)
+    same_order = before["ordering"] == plan.ordering and (old.seed, old.examples) == (
+        plan.seed,
+        plan.examples,
+    )
     if same_examples and not grouped and same_order:
         size = plan.accumulation * plan.batch_size
         new_step = min(-(-seen // size), plan.steps_per_epoch)
@@ -230,7 +258,11 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
     else:
         left_out = old.examples - seen if step_in_epoch else 0
         position = (epoch + bool(step_in_epoch)) * plan.steps_per_epoch
-        orders = "" if before["ordering"] == plan.ordering else f" ({before['ordering']} then, {plan.ordering} now)"
+        orders = (
+            ""
+            if before["ordering"] == plan.ordering
+            else f" ({before['ordering']} then, {plan.ordering} now)"
+        )
         note = (
             f"the examples or their order changed{orders}: training goes on at the start of a new epoch; {left_out:,} "
             f"examples of epoch {epoch + 1} are left out."

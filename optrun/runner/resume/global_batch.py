@@ -38,8 +38,8 @@ def settle_batch(
 ) -> SettledBatch:
     """Decide how many examples a micro-batch has, and how many micro-batches a step.
 
-    A checkpoint's step keeps its examples. A value that was changed since, or an accumulation or a global batch on the
-    command line, decides instead.
+    A checkpoint's step keeps its examples. A value that was changed since, or an accumulation or a
+    global batch on the command line, decides instead.
 
     Args:
         request: Configuration and command line.
@@ -63,16 +63,29 @@ def settle_batch(
         return settled
     typed = not branches and is_typed(MICRO, request.overrides)
     given = training.per_device_train_batch_size if typed else None
-    held = replace(training, global_batch_size=whole, per_device_train_batch_size=given, gradient_accumulation_steps=1)
+    held = replace(
+        training,
+        global_batch_size=whole,
+        per_device_train_batch_size=given,
+        gradient_accumulation_steps=1,
+    )
     try:
         micro, count = held.step_over(ranks, most)
     except ConfigError as error:
         raise ConfigError(_refusal(whole, ranks, given)) from error
     each = count // ranks
-    follows = training.global_batch_size is not None and training.gradient_accumulation_steps in (1, each)
-    settled = _settled(request, micro, training.gradient_accumulation_steps if follows else each, count)
+    follows = training.global_batch_size is not None and training.gradient_accumulation_steps in (
+        1,
+        each,
+    )
+    settled = _settled(
+        request, micro, training.gradient_accumulation_steps if follows else each, count
+    )
     kept = f"{whole} examples a step, as before"
-    settled.derived = {ACCUMULATION: kept, MICRO: kept if micro == most else f"{kept}; dropout is drawn otherwise"}
+    settled.derived = {
+        ACCUMULATION: kept,
+        MICRO: kept if micro == most else f"{kept}; dropout is drawn otherwise",
+    }
     settled.examples = (whole, whole)
     return settled
 
@@ -80,8 +93,9 @@ def settle_batch(
 def _decides(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
     """Tell whether somebody asks for another batch than the checkpoint's.
 
-    A branch is asked by values that are not its trunk's. A run that goes on is asked by its command line: ranks that
-    are started once more have the values of the first start, and none of those that were derived since.
+    A branch is asked by values that are not its trunk's. A run that goes on is asked by its command
+    line: ranks that are started once more have the values of the first start, and none of those
+    that were derived since.
     """
     before = saved.config.get("training", {})
 
@@ -92,16 +106,22 @@ def _decides(request: Request, saved: CheckpointMetadata, *, branches: bool) -> 
 
     if branches:
         return any(map(differs, (MICRO, ACCUMULATION, WHOLE)))
-    typed = [key for key in (MICRO, ACCUMULATION, WHOLE, "training") if is_typed(key, request.overrides)]
+    typed = [
+        key for key in (MICRO, ACCUMULATION, WHOLE, "training") if is_typed(key, request.overrides)
+    ]
     return bool(typed) and (typed != [MICRO] or differs(MICRO))
 
 
 def _settled(request: Request, micro: int, accumulation: int, count: int) -> SettledBatch:
     config = request.config
-    training = replace(config.training, per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation)
+    training = replace(
+        config.training, per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation
+    )
     numbers = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation}
     values = {**request.values, "training": {**request.values["training"], **numbers}}
-    return SettledBatch(replace(request, config=replace(config, training=training), values=values), micro, count)
+    return SettledBatch(
+        replace(request, config=replace(config, training=training), values=values), micro, count
+    )
 
 
 def _refusal(whole: int, ranks: int, given: int | None) -> str:
@@ -122,7 +142,9 @@ def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None
     micro, whole = settled.micro_batch_size, request.config.training.global_batch_size
     if request.config.training.per_device_train_batch_size is not None or micro == MOST_PER_DEVICE:
         return None
-    return f"{MICRO}={micro}: follows from {WHOLE}={whole} on {ranks} rank{'s' if ranks > 1 else ''}"
+    return (
+        f"{MICRO}={micro}: follows from {WHOLE}={whole} on {ranks} rank{'s' if ranks > 1 else ''}"
+    )
 
 
 def asked_for(changes: Changes, derived: Collection[str]) -> Changes:

@@ -72,8 +72,10 @@ def restore_state(
         Notes for the user.
 
     Raises:
-        ConfigError: A change made the weights or the optimizer state unfit; key and tensor are named.
-        CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
+        ConfigError: A change made the weights or the optimizer state unfit; key and tensor are
+            named.
+        CheckpointError: They do not fit without any change, or are in memory not what they are in
+            the file.
     """
     snapshot = restore_weights(snapshot, model, changes)
     notes: list[str] = []
@@ -106,7 +108,8 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
 
     Raises:
         ConfigError: A change made the weights unfit; key and tensor are named.
-        CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
+        CheckpointError: They do not fit without any change, or are in memory not what they are in
+            the file.
     """
     if is_sharded(model):
         snapshot = slices_of(snapshot, model_tensors(model))
@@ -115,7 +118,9 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
         load_model_tensors(model, snapshot.model)
     except CheckpointError as error:
         raise _unfit(str(error), changes, ("model.", "adapter.", "task.", "data.")) from error
-    refuse_mutated(names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model))
+    refuse_mutated(
+        names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model)
+    )
     return snapshot
 
 
@@ -143,7 +148,11 @@ def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Cha
     for name, tensor in model_tensors(model).items():
         saved = snapshot.model.get(name)
         if saved is not None and saved.dtype != tensor.dtype:
-            raise _unfit(f"{name}: {saved.dtype} in the checkpoint, {tensor.dtype} in the model.", changes, ("model.",))
+            raise _unfit(
+                f"{name}: {saved.dtype} in the checkpoint, {tensor.dtype} in the model.",
+                changes,
+                ("model.",),
+            )
 
 
 def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
@@ -179,9 +188,13 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
             scheduler.load_state_dict(saved)
         before, now = saved["last_lr"], scheduler.get_last_lr()
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{names.CHECKPOINT_STATE}: the schedule's state cannot be read: {error}") from error
+        raise CheckpointError(
+            f"{names.CHECKPOINT_STATE}: the schedule's state cannot be read: {error}"
+        ) from error
     if before != now:
-        notes.append(f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now")
+        notes.append(
+            f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now"
+        )
     return notes
 
 
@@ -197,11 +210,16 @@ def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule
     """
 
     def watched(state: Schedule) -> list[object]:
-        return [state["metric"], *(plateau and plateau.get("mode") for plateau in state["plateaus"])]
+        return [
+            state["metric"],
+            *(plateau and plateau.get("mode") for plateau in state["plateaus"]),
+        ]
 
     if "metric" not in saved or watched(saved) == watched(own):
         return [], saved
-    plateaus = [plateau and {**plateau, "best": None, "num_bad": 0} for plateau in saved["plateaus"]]
+    plateaus = [
+        plateau and {**plateau, "best": None, "num_bad": 0} for plateau in saved["plateaus"]
+    ]
     note = (
         f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of {saved['metric']} is "
         "forgotten, the reductions it made stay"
@@ -225,7 +243,11 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
 def other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
     """Warn where the run goes on under other conditions than it was saved under; else None."""
     saved = {"ranks": 1, **(metadata.environment or {})}
-    other = [f"{key} {saved[key]} then, {value} now" for key, value in now.items() if saved.get(key, value) != value]
+    other = [
+        f"{key} {saved[key]} then, {value} now"
+        for key, value in now.items()
+        if saved.get(key, value) != value
+    ]
     if not other:
         return None
     return f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is not promised."

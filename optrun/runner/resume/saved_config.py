@@ -25,7 +25,9 @@ from optrun.config.saved import differences, read_config, refuse_interpolations
 
 def as_text(values: Mapping[str, object]) -> str:
     """Write a resolved configuration as YAML: the text that `OmegaConf.to_yaml` makes of it."""
-    return str(yaml.dump(dict(values), allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper()))
+    return str(
+        yaml.dump(dict(values), allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
+    )
 
 
 def digest_of(text: str) -> str:
@@ -33,10 +35,13 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, object], str | None]:
+def configuration_of(
+    run: RunDir, given: Sequence[str] = ()
+) -> tuple[dict[str, object], str | None]:
     """Read the configuration that a run was started with, and what was changed when it went on.
 
-    A change that is made with `resume=` is in the file before it is in a checkpoint; then the summary knows the file.
+    A change that is made with `resume=` is in the file before it is in a checkpoint; then the
+    summary knows the file.
 
     Args:
         run: The run directory.
@@ -46,8 +51,8 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
         Resolved values, and a note where they are those of a checkpoint.
 
     Raises:
-        ConfigError: The file was changed by somebody else, holds an interpolation or the name of code, or is lost
-            without a checkpoint.
+        ConfigError: The file was changed by somebody else, holds an interpolation or the name of
+            code, or is lost without a checkpoint.
         OtherFormatError: A newer optrun wrote the newest checkpoint.
     """
     held = _of_newest_checkpoint(run)
@@ -75,9 +80,13 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
         return values, None
     if as_text(kept).startswith(read_text(run.config)):
         return kept, _taken(f"{run.config}: cut.", folder)
-    open_keys = [key for key in changes if not any(key == own or key.startswith(f"{own}.") for own in given)]
+    open_keys = [
+        key for key in changes if not any(key == own or key.startswith(f"{own}.") for own in given)
+    ]
     if open_keys:
-        listed = ", ".join(f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5])
+        listed = ", ".join(
+            f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5]
+        )
         key, (before, now) = open_keys[0], changes[open_keys[0]]
         raise ConfigError(
             f"{run.config}: {listed}: changed since {folder} was saved, and not on the command line. To train with it, "

@@ -1,6 +1,7 @@
 """`state.json` of a checkpoint, looked through by key before a run goes on from it.
 
-Checksums say that a file is what was written, not that a person's script wrote something sensible and sealed it again.
+Checksums say that a file is what was written, not that a person's script wrote something sensible
+and sealed it again.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
         CheckpointError: With the first key whose value is none that a run saves.
     """
     for fault in _faults(from_json(metadata.to_dict())):
-        raise CheckpointError(f"{folder / CHECKPOINT_STATE}: {fault}. Its checksums are right, but no run saved this.")
+        raise CheckpointError(
+            f"{folder / CHECKPOINT_STATE}: {fault}. Its checksums are right, but no run saved this."
+        )
 
 
 def _faults(state: PlainDict) -> Iterator[str]:
@@ -157,7 +160,9 @@ def _faults(state: PlainDict) -> Iterator[str]:
     yield from _wrong_counters(state["train"], state["global_step"])
     if not state["scheduler"]["last_lr"]:
         yield _expected("scheduler.last_lr", [], "a learning rate for each group")
-    counted = state.get("callbacks", {}).get(EarlyStopping.key, {"metric": "", "mode": "", "counter": 0, "best": None})
+    counted = state.get("callbacks", {}).get(
+        EarlyStopping.key, {"metric": "", "mode": "", "counter": 0, "best": None}
+    )
     if fault := _wrong(f"callbacks.{EarlyStopping.key}", counted, _Counted):
         yield fault
     classes = state["model_config"].get("id2label") or {}
@@ -177,14 +182,23 @@ def _faults(state: PlainDict) -> Iterator[str]:
 
 def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
     ended = train.get("without_end", {})
-    by_step = [key for held in (train, ended) for name in ("ranking", "ranking_losses") for key in held.get(name, {})]
+    by_step = [
+        key
+        for held in (train, ended)
+        for name in ("ranking", "ranking_losses")
+        for key in held.get(name, {})
+    ]
     if train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
     elif foreign := [key for key in ended if key not in get_type_hints(Ended)]:
         yield f"train.without_end: {_shown(foreign[0])} is none of {', '.join(get_type_hints(Ended))}"
     elif other := [key for key in by_step if not key.isdecimal()]:
         yield f"train.ranking: {_shown(min(other))} is no step"
-    elif not 0 <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0) < 2**63:
+    elif (
+        not 0
+        <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0)
+        < 2**63
+    ):
         yield _expected("train.data_shift", train["data_shift"], "a position in the data")
 
 
@@ -198,13 +212,19 @@ def _wrong(key: str, value: object, kind: Any) -> str | None:
     if origin is list:
         if not isinstance(value, list):
             return _expected(key, value, "a list")
-        return next(filter(None, (_wrong(f"{key}[{at}]", item, args[0]) for at, item in enumerate(value))), None)
+        return next(
+            filter(None, (_wrong(f"{key}[{at}]", item, args[0]) for at, item in enumerate(value))),
+            None,
+        )
     if origin is None and kind not in _EXPECTED:
         return _wrong_keys(key, value, kind)
     if origin is dict:
         if not isinstance(value, dict):
             return _expected(key, value, "a mapping")
-        return next(filter(None, (_wrong(f"{key}.{name}", item, args[1]) for name, item in value.items())), None)
+        return next(
+            filter(None, (_wrong(f"{key}.{name}", item, args[1]) for name, item in value.items())),
+            None,
+        )
     if kind is float:
         good = isinstance(value, int | float) and not isinstance(value, bool)
     elif origin is Annotated:

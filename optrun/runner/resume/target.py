@@ -39,7 +39,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
 
     Args:
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
-        run_dir: `hydra.run.dir` where the command line names one: `latest` and `auto` then look there alone.
+        run_dir: `hydra.run.dir` where the command line names one: `latest` and `auto` then look
+            there alone.
         outputs: Where runs lie otherwise.
 
     Returns:
@@ -57,7 +58,9 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
         found = _latest(run_dir, outputs)
         if found is None and value == "latest":
             where = run_dir if run_dir is not None else outputs
-            raise CheckpointError(f"resume=latest: no run in {where}. Start one without resume, or with resume=auto.")
+            raise CheckpointError(
+                f"resume=latest: no run in {where}. Start one without resume, or with resume=auto."
+            )
         return found
     target = locate(value, "resume=")
     if run_dir is not None and run_dir.resolve() != target.run.path.resolve():
@@ -75,7 +78,12 @@ def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
     started = []
     for path in find_runs(outputs):
         try:
-            started.append((str(read_summary(RunDir(path).summary, any_format=True).get("started_at", "")), str(path)))
+            started.append(
+                (
+                    str(read_summary(RunDir(path).summary, any_format=True).get("started_at", "")),
+                    str(path),
+                )
+            )
         except (OSError, ValueError):
             continue  # no summary: the run did not get as far as its first step
     return Target(RunDir(max(started)[1]), None) if started else None
@@ -104,8 +112,12 @@ def locate(value: str, key: str = "") -> Target:
         name = read_text(path, errors="replace").strip()
         path = path.parent / name if parse_step(name) is not None else path
     if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
-        raise CheckpointError(f"{key}{value}: a link: what lies outside of a run directory is not read as part of it.")
-    if path.is_dir() and (parse_step(path.name) is not None or (path / CHECKPOINT_MANIFEST).is_file()):
+        raise CheckpointError(
+            f"{key}{value}: a link: what lies outside of a run directory is not read as part of it."
+        )
+    if path.is_dir() and (
+        parse_step(path.name) is not None or (path / CHECKPOINT_MANIFEST).is_file()
+    ):
         run = path.resolve().parent.parent
         return Target(RunDir(run), path)
     if path.is_dir() and path.name == CHECKPOINTS and RunDir(path.parent).is_run():
@@ -115,7 +127,9 @@ def locate(value: str, key: str = "") -> Target:
         hint = f" Runs below it: {', '.join(map(str, runs))}." if runs else ""
         if not runs and path.is_dir() and any(path.glob("*.safetensors")):
             hint = " It has weights alone: model=pretrained model.path=DIR begins a run with them."
-        raise ConfigError(f"{key}{value}: neither a run directory nor a checkpoint of optrun's.{hint}")
+        raise ConfigError(
+            f"{key}{value}: neither a run directory nor a checkpoint of optrun's.{hint}"
+        )
     return Target(RunDir(path), None)
 
 

@@ -23,7 +23,10 @@ def test_they_are_those_of_the_libraries() -> None:
     assert digest_of(io.BytesIO(CONTENT), "xxh3").hexdigest() == xxhash.xxh3_128_hexdigest(CONTENT)
     assert digest_of(io.BytesIO(CONTENT)).hexdigest() == hashlib.sha256(CONTENT).hexdigest()
     for size in (0, 7, 5_000_000, len(CONTENT)):
-        assert digest_of(io.BytesIO(CONTENT), size=size).hexdigest() == hashlib.sha256(CONTENT[:size]).hexdigest()
+        assert (
+            digest_of(io.BytesIO(CONTENT), size=size).hexdigest()
+            == hashlib.sha256(CONTENT[:size]).hexdigest()
+        )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -43,11 +46,16 @@ def test_a_checkpoint_says_which_it_has_and_is_held_to_it(tmp_path: Path, algori
     assert [str(path) in problem for problem in problems(folder)] == [True]
 
 
-@pytest.mark.parametrize("entry", [{"size": 1}, {"size": 1, "xxh3": "0", "sha256": "0"}, {"size": 1, "md5": "0"}])
+@pytest.mark.parametrize(
+    "entry", [{"size": 1}, {"size": 1, "xxh3": "0", "sha256": "0"}, {"size": 1, "md5": "0"}]
+)
 def test_none_two_or_an_unknown_one_is_damage(tmp_path: Path, entry: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="unpack"):
         Entry.read(entry)
     folder = make_run(tmp_path / "run", (1,)).checkpoint(1)
-    edit_manifest(folder, lambda manifest: manifest["files"].__setitem__(0, {"name": "model.safetensors", **entry}))
+    edit_manifest(
+        folder,
+        lambda manifest: manifest["files"].__setitem__(0, {"name": "model.safetensors", **entry}),
+    )
     with pytest.raises(CheckpointError, match=r"manifest.json: damaged"):
         read_manifest(folder)

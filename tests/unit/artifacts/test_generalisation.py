@@ -11,15 +11,24 @@ from optrun.artifacts.generalisation import Verdict, generalisation_of, sentence
 
 
 def run(
-    before: float | None, after: float, train: float | None, classes: list[tuple[str, int, int]] | None = None
+    before: float | None,
+    after: float,
+    train: float | None,
+    classes: list[tuple[str, int, int]] | None = None,
 ) -> dict[str, Any]:
     """A summary; of each class its name, how many there are, and how many of these were found."""
     last = {"eval/loss": after} | ({} if train is None else {"train/loss": train})
-    rows = [{"class": name, "support": there, "recall": right / there} for name, there, right in classes or ()]
+    rows = [
+        {"class": name, "support": there, "recall": right / there}
+        for name, there, right in classes or ()
+    ]
     return {
         "global_step": 80,
         "main_metric": {"name": "eval/accuracy" if classes else "eval/loss", "mode": "max"},
-        "metrics": {"last": last, "before_training": {} if before is None else {"eval/loss": before}},
+        "metrics": {
+            "last": last,
+            "before_training": {} if before is None else {"eval/loss": before},
+        },
         "classes": {"step": 80, "sets": {"": {"classes": rows}}} if classes else None,
     }
 
@@ -36,7 +45,11 @@ GUESSED = [("neg", 51, 27), ("pos", 49, 25)]
         (run(0.69, 0.41, 0.38), GENERALISES, ["generalises", "0.41", "0.38", "0.69"]),
         (run(5.8, 3.9, 0.5), PARTLY, ["in part", "3.9", "0.5", "5.8"]),
         (run(0.69, 1.68, 0.007), MEMORISED, ["memorised", "1.68", "0.007", "0.69"]),
-        (run(0.69, 0.7, 0.66), NO_BETTER, ["no better than before training", "0.7", "0.66", "0.69"]),
+        (
+            run(0.69, 0.7, 0.66),
+            NO_BETTER,
+            ["no better than before training", "0.7", "0.66", "0.69"],
+        ),
         (
             run(6.91, 6.9, 6.9),
             NO_BETTER,
@@ -46,11 +59,27 @@ GUESSED = [("neg", 51, 27), ("pos", 49, 25)]
         (run(0.69, math.nan, 0.2), MEMORISED, []),
         (run(0.69, 0.41, None), GENERALISES, ["0.41"]),
         (run(0.69, 0.2, 0.25, HALVES), GENERALISES, ["0.93", "'neg'", "0.51", "100"]),
-        (run(0.69, 1.9, 0.01, HALVES), PARTLY, ["0.93", "1.9"]),  # right, and too sure of what is wrong
-        (run(0.69, 0.69, 0.69, ALWAYS), NO_BETTER, ["no better than always answering 'neg'", "0.51"]),
-        (run(0.69, 0.69, 0.69, GUESSED), NO_BETTER, ["not clearly better than always answering 'neg'", "0.52"]),
+        (
+            run(0.69, 1.9, 0.01, HALVES),
+            PARTLY,
+            ["0.93", "1.9"],
+        ),  # right, and too sure of what is wrong
+        (
+            run(0.69, 0.69, 0.69, ALWAYS),
+            NO_BETTER,
+            ["no better than always answering 'neg'", "0.51"],
+        ),
+        (
+            run(0.69, 0.69, 0.69, GUESSED),
+            NO_BETTER,
+            ["not clearly better than always answering 'neg'", "0.52"],
+        ),
         (run(0.69, 1.68, 0.007, GUESSED), MEMORISED, ["memorised", "0.52", "'neg'"]),
-        (run(None, 1.9, 0.01, HALVES), BETTER, ["better than always answering 'neg'", "0.93", "1.9"]),
+        (
+            run(None, 1.9, 0.01, HALVES),
+            BETTER,
+            ["better than always answering 'neg'", "0.93", "1.9"],
+        ),
         (run(None, 0.7, 0.7, ALWAYS), NO_BETTER, ["'neg'"]),
     ],
 )

@@ -50,7 +50,10 @@ def test_a_record_needs_a_step(tmp_path: Path, step: object) -> None:
 
 
 def test_a_value_that_is_no_json_is_named(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(TypeError, match=r"train/loss: .* got complex"):
+    with (
+        MetricsWriter(tmp_path / "m") as metrics,
+        pytest.raises(TypeError, match=r"train/loss: .* got complex"),
+    ):
         metrics.write({"step": 1, "train/loss": 1j})
     assert (tmp_path / "m").read_bytes() == b""
 
@@ -75,7 +78,9 @@ def test_a_torn_last_line_is_reported_and_the_next_writer_goes_on(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "line", [b"\x00\x00\x00", b"\xff\xfe{", b"[1]", b"{}", b'{"step": "x"}', b"[" * 100_000], ids=range(6)
+    "line",
+    [b"\x00\x00\x00", b"\xff\xfe{", b"[1]", b"{}", b'{"step": "x"}', b"[" * 100_000],
+    ids=range(6),
 )
 def test_a_line_that_is_no_record_costs_only_itself(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -112,7 +117,10 @@ def test_series_orders_by_step_and_the_later_line_wins(tmp_path: Path) -> None:
 
 def test_summary_round_trip_is_strict_json(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    write_summary(path, {"message": "NaN", "metrics": {"last": {"eval/loss": math.nan}}, "overrides": ("lr=1",)})
+    write_summary(
+        path,
+        {"message": "NaN", "metrics": {"last": {"eval/loss": math.nan}}, "overrides": ("lr=1",)},
+    )
     _strict(path.read_text())
     summary = read_summary(path)
     assert summary["message"] == "NaN"

@@ -13,15 +13,22 @@ NAN, INF = math.nan, math.inf
 def test_equals_go_by_loss_and_then_by_the_later_step() -> None:
     values = {10: 0.5, 20: 1.0, 30: 1.0, 40: 1.0, 50: 1.0, 60: NAN}
     assert rank_steps(values, {20: 0.2, 30: 0.1, 40: 0.1, 50: NAN}, "max") == [40, 30, 20, 50, 10]
-    assert rank_steps(values, {}, "max") == [50, 40, 30, 20, 10], "a checkpoint of before knows no losses"
+    assert rank_steps(values, {}, "max") == [50, 40, 30, 20, 10], (
+        "a checkpoint of before knows no losses"
+    )
     assert rank_steps({1: INF, 2: 1.0, 3: 1.0}, {2: 1.0, 3: 1.0}, "min") == [3, 2, 1]
 
 
 def _log(name: str, values: dict[int, float], losses: dict[int, float] | None = None) -> MetricsLog:
     beside = f"{name.rpartition('/')[0]}/loss"
     steps = sorted({*values, *(losses or {})})
-    lines = [{"step": step, name: values.get(step)} | ({beside: losses[step]} if losses else {}) for step in steps]
-    return MetricsLog([{key: value for key, value in line.items() if value is not None} for line in lines])
+    lines = [
+        {"step": step, name: values.get(step)} | ({beside: losses[step]} if losses else {})
+        for step in steps
+    ]
+    return MetricsLog(
+        [{key: value for key, value in line.items() if value is not None} for line in lines]
+    )
 
 
 def test_before_the_first_step_nothing_is_best() -> None:

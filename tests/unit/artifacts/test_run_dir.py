@@ -42,7 +42,16 @@ def test_a_folder_of_configuration_is_no_run(tmp_path: Path) -> None:
 
 def test_names_are_those_promised(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    files = (run.config, run.metrics, run.summary, run.curves, run.checkpoint(100), run.best, run.last, run.model)
+    files = (
+        run.config,
+        run.metrics,
+        run.summary,
+        run.curves,
+        run.checkpoint(100),
+        run.best,
+        run.last,
+        run.model,
+    )
     assert [str(file.relative_to(tmp_path)) for file in files] == [
         "config.yaml",
         "metrics.jsonl",

@@ -25,7 +25,9 @@ def stored(folder: Path, parts: list[Part], shape: Any = (7, 5)) -> StoredTensor
     for number, (top, bottom, left, right) in enumerate(parts):
         files.append(folder / f"shard-{number}.safetensors")
         offsets = json.dumps({"w": {"saved_offsets": [top, left]}})
-        write_tensors(files[-1], {"w": WHOLE[top:bottom, left:right]}, {"DCP_SHARDING_INFO": offsets})
+        write_tensors(
+            files[-1], {"w": WHOLE[top:bottom, left:right]}, {"DCP_SHARDING_INFO": offsets}
+        )
     return StoredTensors(files, {"w": {"dtype": "float32", "shape": list(shape)}})
 
 
@@ -81,18 +83,29 @@ def test_offsets_beyond_the_tensor(tmp_path: Path) -> None:
     path = tmp_path / "shard.safetensors"
     for offsets in ([-1, 0], [4, 0], [0], [0, 0, 0]):
         path.unlink(missing_ok=True)
-        write_tensors(path, {"w": WHOLE}, {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": offsets}})})
+        write_tensors(
+            path, {"w": WHOLE}, {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": offsets}})}
+        )
         with pytest.raises(CheckpointError, match="not whole"):
             StoredTensors([path], {"w": {"dtype": "float32", "shape": [7, 5]}})
 
 
 def test_no_dimension_no_element_and_a_file_of_the_whole_form(tmp_path: Path) -> None:
-    tensors = {"none": torch.empty(0, 3), "step": torch.tensor(3.0), "bf16": torch.ones(2).bfloat16()}
+    tensors = {
+        "none": torch.empty(0, 3),
+        "step": torch.tensor(3.0),
+        "bf16": torch.ones(2).bfloat16(),
+    }
     write_tensors(tmp_path / "a.safetensors", tensors)
-    read = StoredTensors([tmp_path / "a.safetensors"], {name: describe(tensor) for name, tensor in tensors.items()})
+    read = StoredTensors(
+        [tmp_path / "a.safetensors"], {name: describe(tensor) for name, tensor in tensors.items()}
+    )
     assert list(read) == list(tensors)
     assert len(read) == 3
-    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(
+        torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype
+        for name, tensor in tensors.items()
+    )
     with pytest.raises(KeyError):
         read["other"]
 
@@ -129,19 +142,31 @@ def test_errors_of_a_rank_keep_their_class() -> None:
     assert type(of_rank(2, StorageError("full"))) is StorageError
     told = of_rank(1, OSError(28, "No space left on device", "/a/b"))
     assert isinstance(told, OSError)
-    assert (told.errno, told.strerror, told.filename) == (28, "rank 1: No space left on device", "/a/b")
+    assert (told.errno, told.strerror, told.filename) == (
+        28,
+        "rank 1: No space left on device",
+        "/a/b",
+    )
     assert "rank 0: KeyError" in str(of_rank(0, KeyError("x")))
 
 
 def test_a_lost_rank_is_told_as_that() -> None:
-    with pytest.raises(Exception, match="another rank no longer answers: gone") as told, answering():
+    with (
+        pytest.raises(Exception, match="another rank no longer answers: gone") as told,
+        answering(),
+    ):
         raise RuntimeError("gone\nwith a stack")
     assert getattr(told.value, "exit_code", None) == 1
 
 
 def test_tensors_on_disk_are_the_same_in_a_file_that_has_no_name(tmp_path: Path) -> None:
     """They may be changed as others are; one that is read when it is its turn is held no longer."""
-    tensors = {"w": WHOLE, "half": WHOLE.bfloat16()[:3].T, "count": torch.tensor(7), "none": torch.empty(0, 5)}
+    tensors = {
+        "w": WHOLE,
+        "half": WHOLE.bfloat16()[:3].T,
+        "count": torch.tensor(7),
+        "none": torch.empty(0, 5),
+    }
     found = tensors_on_disk(((name, tensor.clone()) for name, tensor in tensors.items()), tmp_path)
     assert not list(tmp_path.iterdir())
     for name, tensor in tensors.items():

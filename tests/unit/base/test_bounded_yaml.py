@@ -32,10 +32,23 @@ MERGED = "a: &a {x: 1, y: 2}\n" + "\n".join(
     [
         *(bomb(5), bomb(9), bomb(40), MERGED),
         *("a: " + "[" * 100_000, "a: &a {b: *a}", "- " * 100_000, "x: 1\n" * 2_000_000),
-        *("seed: 0x" + "f" * 9_000, "seed: 1" + ":1" * 9_000, "seed: !!int '-0b" + "1" * 90_000 + "'"),
+        *(
+            "seed: 0x" + "f" * 9_000,
+            "seed: 1" + ":1" * 9_000,
+            "seed: !!int '-0b" + "1" * 90_000 + "'",
+        ),
     ],
     ids=[
-        *("hundred thousand", "billion", "more", "mappings", "deep", "itself", "deep dashes", "large"),
+        *(
+            "hundred thousand",
+            "billion",
+            "more",
+            "mappings",
+            "deep",
+            "itself",
+            "deep dashes",
+            "large",
+        ),
         *("hexadecimal", "in sixties", "binary"),
     ],
 )

@@ -38,7 +38,9 @@ def test_a_command_starts_without_passes_and_trains_as_usual(
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 75
-    assert len(gc.get_objects()) < 10_000, "next to nothing is left for the passes at the end of the process"
+    assert len(gc.get_objects()) < 10_000, (
+        "next to nothing is left for the passes at the end of the process"
+    )
 
 
 def test_the_collector_of_another_program_is_left_alone(usual: tuple[int, int, int]) -> None:
@@ -53,7 +55,9 @@ def test_the_collector_of_another_program_is_left_alone(usual: tuple[int, int, i
         gc.enable()
 
 
-def test_what_a_run_made_is_finished_at_the_end(usual: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_made_is_finished_at_the_end(
+    usual: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = []
 
     class Callback:

@@ -21,7 +21,10 @@ STEPS = 9
 def groups(scale: float = 1.0) -> list[dict[str, Any]]:
     def params(prefix: str, count: int) -> list[Any]:
         shape = (3, 2)
-        return [(f"{prefix}.{i}", torch.nn.Parameter(torch.empty(shape, device="meta"))) for i in range(count)]
+        return [
+            (f"{prefix}.{i}", torch.nn.Parameter(torch.empty(shape, device="meta")))
+            for i in range(count)
+        ]
 
     return [
         {"params": params("w", 6), "weight_decay": 0.1, "lr_scale": scale},
@@ -30,17 +33,31 @@ def groups(scale: float = 1.0) -> list[dict[str, Any]]:
 
 
 def certify(
-    monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str, *, scale: float = 1.0, **planted: Any
+    monkeypatch: pytest.MonkeyPatch,
+    choice: str,
+    dialect: str,
+    *,
+    scale: float = 1.0,
+    **planted: Any,
 ) -> Verdict:
     """With a preset in force, and options over it."""
     options = {**defaults_of(choice), **dialect_options(choice, dialect, **planted)}
 
     def build(config: Any, *args: Any, **kwargs: Any) -> Any:
-        return build_optimizer(choice, *args, **kwargs, **({} if kwargs.keys() - {"lr"} else options))
+        return build_optimizer(
+            choice, *args, **kwargs, **({} if kwargs.keys() - {"lr"} else options)
+        )
 
     monkeypatch.setattr(certificate, "build_optimizer", build)
     return certificate.certify(
-        choice, groups(scale), choice=choice, dialect=dialect, lr=0.02, options=options, steps=STEPS, seed=0
+        choice,
+        groups(scale),
+        choice=choice,
+        dialect=dialect,
+        lr=0.02,
+        options=options,
+        steps=STEPS,
+        seed=0,
     )
 
 
@@ -69,15 +86,22 @@ def certify(
 def test_a_planted_difference_is_named(
     monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str, planted: dict[str, Any], term: str
 ) -> None:
-    preset, option = {**defaults_of(choice), **dialect_options(choice, dialect)}, next(iter(planted))
+    preset, option = (
+        {**defaults_of(choice), **dialect_options(choice, dialect)},
+        next(iter(planted)),
+    )
     verdict = certify(monkeypatch, choice, dialect, **planted)
     assert not verdict.equal
     assert verdict.terms == [term]
     assert verdict.overrides == [f"optimizer.{option}={json.dumps(preset[option]).strip(chr(34))}"]
 
 
-@pytest.mark.parametrize(("choice", "dialect"), [("lamb", "timm"), ("adamax", "keras"), ("adamw", "paper")])
-def test_what_is_equal_is_called_so(monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str) -> None:
+@pytest.mark.parametrize(
+    ("choice", "dialect"), [("lamb", "timm"), ("adamax", "keras"), ("adamw", "paper")]
+)
+def test_what_is_equal_is_called_so(
+    monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str
+) -> None:
     verdict = certify(monkeypatch, choice, dialect)
     assert verdict.equal
     assert verdict.largest < 1e-12
@@ -85,7 +109,9 @@ def test_what_is_equal_is_called_so(monkeypatch: pytest.MonkeyPatch, choice: str
 
 
 @pytest.mark.parametrize(("choice", "dialect"), [("lamb", "timm"), ("adamw", "paper")])
-def test_a_group_whose_rate_is_0_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str) -> None:
+def test_a_group_whose_rate_is_0_is_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str
+) -> None:
     assert certify(monkeypatch, choice, dialect, scale=0.0).equal
 
 
@@ -148,7 +174,12 @@ def test_a_class_of_the_users_on_either_side(
     try:
         assert optrun(*line, "optimizer=lamb", "dialect=mine") == 1
         said = capsys.readouterr().out
-        for fact in ("Mine, the class of optimizer=mine", "gradient averaging", "clamp of", "optimizer.max_trust=1.0"):
+        for fact in (
+            "Mine, the class of optimizer=mine",
+            "gradient averaging",
+            "clamp of",
+            "optimizer.max_trust=1.0",
+        ):
             assert fact in said
         assert optrun(*line, "optimizer=mine", "dialect=timm") == 1
         assert "gradient averaging" in capsys.readouterr().out
@@ -171,8 +202,14 @@ def test_a_class_of_the_users_on_either_side(
             ["parametrization=mup", "transfer"],
         ),
         (["dialect=timm", "--kills", "2"], ["--kills", "certify resume"]),
-        (["dialect=timm", "optimizer=lamb", "optimizer.max_coeff=3"], ["optimizer.max_coeff", "optimizer.max_trust"]),
-        (["dialect=timm", "optimizer=lamb", "optimizer.min_trust=2", "optimizer.max_trust=1"], ["max_trust=1", "2"]),
+        (
+            ["dialect=timm", "optimizer=lamb", "optimizer.max_coeff=3"],
+            ["optimizer.max_coeff", "optimizer.max_trust"],
+        ),
+        (
+            ["dialect=timm", "optimizer=lamb", "optimizer.min_trust=2", "optimizer.max_trust=1"],
+            ["max_trust=1", "2"],
+        ),
     ],
 )
 def test_refused_in_one_message(

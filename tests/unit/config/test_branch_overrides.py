@@ -19,10 +19,23 @@ def composed(hydra: Hydra, *tokens: str) -> dict:
 TRUNKS = {
     "default": [],
     "lr": ["lr=3e-4", "optimizer=lamb", "optimizer.betas=[0.8,0.95]"],
-    "dialect": ["optimizer=lamb", "optimizer.dialect=timm", "optimizer.weight_decay=0.3", "lr=1e-2"],
-    "rules": ["param_groups=layerwise", "param_groups.rules=[{pattern: 'wte|bias$', lr_scale: 0.1}]"],
+    "dialect": [
+        "optimizer=lamb",
+        "optimizer.dialect=timm",
+        "optimizer.weight_decay=0.3",
+        "lr=1e-2",
+    ],
+    "rules": [
+        "param_groups=layerwise",
+        "param_groups.rules=[{pattern: 'wte|bias$', lr_scale: 0.1}]",
+    ],
     "schedule": ["scheduler=multistep", "scheduler.milestones=[3,7]", "training.max_steps=9"],
-    "sets": ["data=files", "data.train=a.txt", "data.eval={dev: 'b c.txt', hard: it.txt}", "clip=none"],
+    "sets": [
+        "data=files",
+        "data.train=a.txt",
+        "data.eval={dev: 'b c.txt', hard: it.txt}",
+        "clip=none",
+    ],
     "architecture": [
         "model=from_config",
         "model.model_type=llama",
@@ -30,7 +43,12 @@ TRUNKS = {
         "training.eval_steps=null",
     ],
     "removed": ["model=gpt_tiny", "~model.config.n_head"],
-    "ranks": ["distributed=ddp", "training.nproc_per_node=2", "training.num_train_epochs=2.5", "seed=7"],
+    "ranks": [
+        "distributed=ddp",
+        "training.nproc_per_node=2",
+        "training.num_train_epochs=2.5",
+        "seed=7",
+    ],
     "text": ["task.prompt='it\\'s = a, [b] {c} $ @'", "run_name=oak"],
 }
 
@@ -38,7 +56,11 @@ FAST = ("dialect", "sets")
 
 
 @pytest.mark.parametrize(
-    "tokens", [pytest.param(TRUNKS[name], id=name, marks=[] if name in FAST else pytest.mark.slow) for name in TRUNKS]
+    "tokens",
+    [
+        pytest.param(TRUNKS[name], id=name, marks=[] if name in FAST else pytest.mark.slow)
+        for name in TRUNKS
+    ],
 )
 def test_composed_again_it_is_the_same(tokens: list[str]) -> None:
     hydra = store.open_hydra()
@@ -51,7 +73,9 @@ def test_composed_again_it_is_the_same(tokens: list[str]) -> None:
 @pytest.mark.slow
 def test_another_choice_brings_its_own_values() -> None:
     hydra = store.open_hydra()
-    values = composed(hydra, "lr=3e-4", "optimizer.weight_decay=0.3", "training.max_steps=9", "distributed=ddp")
+    values = composed(
+        hydra, "lr=3e-4", "optimizer.weight_decay=0.3", "training.max_steps=9", "distributed=ddp"
+    )
     trunk = as_overrides(hydra, values, "trunk")
 
     def branch(*typed: str) -> dict:
@@ -60,7 +84,11 @@ def test_another_choice_brings_its_own_values() -> None:
     assert branch("optimizer=lamb")["lr"] == 2e-2
     assert branch("optimizer=lamb", "lr=1e-5")["lr"] == 1e-5
     same = branch("optimizer=adamw", "optimizer.eps=1e-6")
-    assert (same["lr"], same["optimizer"]["weight_decay"], same["optimizer"]["eps"]) == (3e-4, 0.3, 1e-6)
+    assert (same["lr"], same["optimizer"]["weight_decay"], same["optimizer"]["eps"]) == (
+        3e-4,
+        0.3,
+        1e-6,
+    )
     longer = branch("training.num_train_epochs=3")["training"]
     assert (longer["max_steps"], longer["num_train_epochs"]) == (None, 3)
     assert branch("distributed=none")["training"]["nproc_per_node"] == "auto"

@@ -11,15 +11,29 @@ from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema import clip, param_groups, scheduler
 
-GROUPS = {"clip": clip.SCHEMAS, "param_groups": param_groups.SCHEMAS, "scheduler": scheduler.SCHEMAS}
+GROUPS = {
+    "clip": clip.SCHEMAS,
+    "param_groups": param_groups.SCHEMAS,
+    "scheduler": scheduler.SCHEMAS,
+}
 
 
 @pytest.mark.parametrize(
     ("group", "name", "options", "said"),
     [
-        ("param_groups", "layerwise", {"decay_rate": "a"}, "param_groups.decay_rate='a': expected a number, got str"),
+        (
+            "param_groups",
+            "layerwise",
+            {"decay_rate": "a"},
+            "param_groups.decay_rate='a': expected a number, got str",
+        ),
         ("param_groups", "layerwise", {"decay_rate": [0.9]}, "expected a number, got list"),
-        ("param_groups", "layerwise", {"n_layers": 2.5}, "param_groups.n_layers=2.5: expected a whole number"),
+        (
+            "param_groups",
+            "layerwise",
+            {"n_layers": 2.5},
+            "param_groups.n_layers=2.5: expected a whole number",
+        ),
         ("param_groups", "standard", {"decay_embeddings": "perhaps"}, "expected true or false"),
         ("param_groups", "standard", {"rules": 3}, "expected a list"),
         ("scheduler", "cosine", {"num_warmup_steps": "many"}, "scheduler.num_warmup_steps='many'"),
@@ -38,7 +52,12 @@ def test_a_range_is_a_value_error() -> None:
 
 
 def test_numbers_of_any_kind_pass() -> None:
-    made = choice("param_groups", param_groups.SCHEMAS, "layerwise", {"decay_rate": np.float64(0.5), "n_layers": 3})
+    made = choice(
+        "param_groups",
+        param_groups.SCHEMAS,
+        "layerwise",
+        {"decay_rate": np.float64(0.5), "n_layers": 3},
+    )
     assert (made.decay_rate, made.n_layers) == (0.5, 3)
     made = choice("param_groups", param_groups.SCHEMAS, "layerwise", {"decay_rate": "0.5"})
     assert made.decay_rate == 0.5

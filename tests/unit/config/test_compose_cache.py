@@ -47,15 +47,21 @@ def same(node: Any, copied: Any) -> None:
         assert below[key]._get_parent() is copied
 
 
-@pytest.mark.parametrize("words", [["optimizer=lamb"], ["data=mixture", "data.mixture={a: {train: [a.txt, b.txt]}}"]])
+@pytest.mark.parametrize(
+    "words", [["optimizer=lamb"], ["data=mixture", "data.mixture={a: {train: [a.txt, b.txt]}}"]]
+)
 def test_a_copied_tree_and_its_text_are_those_of_omegaconf(words: list[str]) -> None:
     cfg = store.compose(store.open_hydra(), "config", [*words, "run_name='a: \u00fc # b'"])
     copied = copy.deepcopy(cfg)
     same(cfg, copied)
     assert copied == cfg
-    python = type("Python", (yaml.Dumper,), {"yaml_representers": get_omega_conf_dumper().yaml_representers})
+    python = type(
+        "Python", (yaml.Dumper,), {"yaml_representers": get_omega_conf_dumper().yaml_representers}
+    )
     plain = OmegaConf.to_container(cfg, enum_to_str=True)
-    assert OmegaConf.to_yaml(cfg) == yaml.dump(plain, allow_unicode=True, sort_keys=False, Dumper=python)
+    assert OmegaConf.to_yaml(cfg) == yaml.dump(
+        plain, allow_unicode=True, sort_keys=False, Dumper=python
+    )
 
 
 def test_a_folder_of_ones_own_is_read_anew(tmp_path: Path) -> None:
@@ -63,4 +69,9 @@ def test_a_folder_of_ones_own_is_read_anew(tmp_path: Path) -> None:
     recipe.parent.mkdir()
     for eps in (1e-3, 1e-4):
         recipe.write_text(f"defaults: [lamb, _self_]\neps: {eps}\n")
-        assert store.compose(store.open_hydra(str(tmp_path)), "config", ["optimizer=mine"]).optimizer.eps == eps
+        assert (
+            store.compose(
+                store.open_hydra(str(tmp_path)), "config", ["optimizer=mine"]
+            ).optimizer.eps
+            == eps
+        )

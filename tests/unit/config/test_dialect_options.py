@@ -26,7 +26,9 @@ def chosen(choice: str) -> DictConfig:
     return store.without_hydra(store.compose(store.open_hydra(), "config", [f"optimizer={choice}"]))
 
 
-@pytest.mark.parametrize(("choice", "dialect"), [(c, d) for c, presets in DIALECTS.items() for d in presets])
+@pytest.mark.parametrize(
+    ("choice", "dialect"), [(c, d) for c, presets in DIALECTS.items() for d in presets]
+)
 def test_a_preset_is_what_the_class_is_built_with(choice: str, dialect: str) -> None:
     tree = chosen(choice).copy()
     tree.optimizer.dialect = dialect
@@ -38,30 +40,45 @@ def test_a_preset_is_what_the_class_is_built_with(choice: str, dialect: str) -> 
 
 def test_what_is_given_comes_first(tmp_path: Path) -> None:
     """On the command line and in a file of the user's, also where it is optrun's own default."""
-    given = composed("optimizer=lamb", "optimizer.dialect=deepspeed", "optimizer.eps=1e-6", "optimizer.max_trust=null")
+    given = composed(
+        "optimizer=lamb",
+        "optimizer.dialect=deepspeed",
+        "optimizer.eps=1e-6",
+        "optimizer.max_trust=null",
+    )
     options = options_of(given.optimizer)
     assert (options["eps"], options["max_trust"], options["min_trust"]) == (1e-6, None, 0.01)
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "optimizer" / "mine.yaml").write_text(
         "defaults: [lamb, _self_]\nname: mine\ndialect: pytorch_optimizer\nmax_param_norm: 3.0\n"
     )
-    own = store.typed(store.without_hydra(store.compose(store.open_hydra(str(tmp_path)), "config", ["optimizer=mine"])))
+    own = store.typed(
+        store.without_hydra(
+            store.compose(store.open_hydra(str(tmp_path)), "config", ["optimizer=mine"])
+        )
+    )
     options = options_of(own.optimizer)
     assert (options["max_param_norm"], options["bias_correction"]) == (3.0, "lr_first")
 
 
 def test_keras_adds_its_own_eps() -> None:
-    assert dialect_options("lamb", "keras")["eps"] == dialect_options("adamax", "keras")["eps"] == 1e-7
+    assert (
+        dialect_options("lamb", "keras")["eps"] == dialect_options("adamax", "keras")["eps"] == 1e-7
+    )
 
 
 def test_the_lists_of_the_model_garden_are_one() -> None:
-    words = ["optimizer=lamb", "optimizer.dialect=tensorflow", "optimizer.exclude_from_weight_decay=[bias]"]
+    words = [
+        "optimizer=lamb",
+        "optimizer.dialect=tensorflow",
+        "optimizer.exclude_from_weight_decay=[bias]",
+    ]
     assert options_of(composed(*words).optimizer)["exclude_from_layer_adaptation"] == ["bias"]
     apart = composed(*words, "optimizer.exclude_from_layer_adaptation=[norm]").optimizer
     assert options_of(apart)["exclude_from_layer_adaptation"] == ["norm"]
-    assert dialect_options("lamb", "tensorflow", exclude_from_weight_decay=["b"])["exclude_from_layer_adaptation"] == [
-        "b"
-    ]
+    assert dialect_options("lamb", "tensorflow", exclude_from_weight_decay=["b"])[
+        "exclude_from_layer_adaptation"
+    ] == ["b"]
 
 
 def test_a_saved_run_holds_values_and_keeps_its_dialect() -> None:
@@ -71,7 +88,9 @@ def test_a_saved_run_holds_values_and_keeps_its_dialect() -> None:
     assert saved.optimizer.step_count.value == "optimizer"
     same = changed(hydra, saved, ["optimizer.dialect=optax", "optimizer.eps=1e-4"])
     assert same.optimizer.eps == 1e-4
-    with pytest.raises(ConfigError, match=r"optimizer.dialect=timm: the options of optimizer.dialect=optax stand"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer.dialect=timm: the options of optimizer.dialect=optax stand"
+    ):
         changed(hydra, saved, ["optimizer.dialect=timm"])
     other = changed(hydra, saved, ["optimizer=adamax", "optimizer.dialect=torch"])
     assert other.optimizer.eps_form.value == "gradient"
@@ -113,9 +132,19 @@ def test_a_keyword_of_a_package_is_answered(capsys: pytest.CaptureFixture[str]) 
     for option in ("maximize", "capturable", "differentiable"):
         with pytest.raises(TypeError, match=f"Lamb has no option '{option}'. Not offered: "):
             Lamb(toy().items(), **{option: True})
-    with pytest.raises(TypeError, match=r"lr=tensor\(0.1000\): expected a number of 0 or more.*lr\.item\(\)"):
+    with pytest.raises(
+        TypeError, match=r"lr=tensor\(0.1000\): expected a number of 0 or more.*lr\.item\(\)"
+    ):
         Lamb(toy().items(), lr=torch.tensor(0.1))
-    for wanted in ("max_grad_norm", "trust_clip", "max_coeff", "set_grad_none", "clamp_value", "debias", "adam"):
+    for wanted in (
+        "max_grad_norm",
+        "trust_clip",
+        "max_coeff",
+        "set_grad_none",
+        "clamp_value",
+        "debias",
+        "adam",
+    ):
         assert wanted in OPTIMIZERS
     keys = set().union(*(keys_of(group) for group in GROUPS)) | set(GROUPS)
     for answer in OPTIMIZERS.values():

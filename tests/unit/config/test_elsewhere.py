@@ -22,15 +22,44 @@ FIELDS = [field.name for field in dataclasses.fields(transformers.TrainingArgume
 TABLES = elsewhere.KNOWN
 # The configuration dataclasses of hydra-optuna-sweeper 1.2, below hydra.sweeper.
 PLUGIN = (
-    "direction", "storage", "study_name", "n_trials", "n_jobs", "max_failure_rate", "params", "search_space",
-    "custom_search_space", "sampler.seed", "sampler._target_", "sampler.n_startup_trials", "sampler.n_ei_candidates",
-    "sampler.multivariate", "sampler.consider_prior", "sampler.sigma0", "sampler.population_size", "sampler.qmc_type",
-)  # fmt: skip
+    "direction",
+    "storage",
+    "study_name",
+    "n_trials",
+    "n_jobs",
+    "max_failure_rate",
+    "params",
+    "search_space",
+    "custom_search_space",
+    "sampler.seed",
+    "sampler._target_",
+    "sampler.n_startup_trials",
+    "sampler.n_ei_candidates",
+    "sampler.multivariate",
+    "sampler.consider_prior",
+    "sampler.sigma0",
+    "sampler.population_size",
+    "sampler.qmc_type",
+)
 RANKS = (
-    "average_tokens_across_devices", "ddp_backend", "ddp_timeout", "deepspeed", "devices", "eval_use_gather_object",
-    "fsdp", "fsdp_config", "global_batch_size", "local_rank", "nnodes", "nproc_per_node", "num_machines", "num_nodes",
-    "num_processes", "parallelism_config", "strategy",
-)  # fmt: skip
+    "average_tokens_across_devices",
+    "ddp_backend",
+    "ddp_timeout",
+    "deepspeed",
+    "devices",
+    "eval_use_gather_object",
+    "fsdp",
+    "fsdp_config",
+    "global_batch_size",
+    "local_rank",
+    "nnodes",
+    "nproc_per_node",
+    "num_machines",
+    "num_nodes",
+    "num_processes",
+    "parallelism_config",
+    "strategy",
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +80,9 @@ def test_every_field_of_the_installed_version_is_in_the_table() -> None:
 
 def test_every_counterpart_exists(there: set[str]) -> None:
     """Each word of one, where it takes several: `distributed=NAME training.nproc_per_node=N`."""
-    answers = {name: found.split() for name, found in TABLES.items() if not found.startswith("not offered")}
+    answers = {
+        name: found.split() for name, found in TABLES.items() if not found.startswith("not offered")
+    }
     named = {(name, word.partition("=")[0]) for name, words in answers.items() for word in words}
     assert {(name, key) for name, key in named if key not in there} == set()
 
@@ -115,13 +146,20 @@ def test_sequences_that_no_rank_holds_whole(key: str, composed: DictConfig) -> N
 
 def test_nothing_is_promised() -> None:
     """A sentence that says "yet" goes stale unseen: what comes later changes another file."""
-    assert [name for name, found in {**TABLES, **elsewhere.OPTIMIZERS}.items() if "not offered yet" in found] == []
+    assert [
+        name
+        for name, found in {**TABLES, **elsewhere.OPTIMIZERS}.items()
+        if "not offered yet" in found
+    ] == []
 
 
 def test_verbs_and_their_keys_in_a_reason_exist() -> None:
     reasons = " ".join(found for found in TABLES.values() if found.startswith("not offered"))
     assert set(re.findall(r"optrun ([a-z]+) RUN_DIR", reasons)) == {"evaluate", "export", "predict"}
-    for verb, words in ((export, ("push_to_hub=NAME", "private=true")), (predict, ("data.eval=FILE", "out=FILE"))):
+    for verb, words in (
+        (export, ("push_to_hub=NAME", "private=true")),
+        (predict, ("data.eval=FILE", "out=FILE")),
+    ):
         for word in words:
             assert word in reasons
             assert word in verb.parser().format_help(), "the verb takes it"
@@ -136,21 +174,45 @@ def test_verbs_and_their_keys_in_a_reason_exist() -> None:
         (["trainer.num_nodes=2"], ["called distributed=NAME distributed.nnodes=N."]),
         (["global_batch_size=64"], ["called training.global_batch_size."]),
         (["--do_predict"], ["Not offered: optrun predict RUN_DIR data.eval=FILE out=FILE"]),
-        (["hub_model_id=me/it"], ["optrun export RUN_DIR DEST push_to_hub=NAME [private=true] does"]),
+        (
+            ["hub_model_id=me/it"],
+            ["optrun export RUN_DIR DEST push_to_hub=NAME [private=true] does"],
+        ),
         (["packing=true"], ["called task.packing."]),
-        (["training.assistant_only_loss=true"], ["called task=sft task.assistant_only_loss=VALUE."]),
+        (
+            ["training.assistant_only_loss=true"],
+            ["called task=sft task.assistant_only_loss=VALUE."],
+        ),
         (["--completion_only_loss=true"], ["written task=sft task.completion_only_loss=VALUE."]),
         (["r=8"], ["called adapter=lora adapter.r=VALUE."]),
         (["lora.target_modules=[q_proj]"], ["called adapter=lora adapter.target_modules=VALUE."]),
         (["--lora-alpha", "16"], ["written adapter=lora adapter.lora_alpha=VALUE."]),
-        (["data=mixture", "data.sources={a: {train: a.jsonl}}"], ["data.sources: no such key", "called data.mixture."]),
+        (
+            ["data=mixture", "data.sources={a: {train: a.jsonl}}"],
+            ["data.sources: no such key", "called data.mixture."],
+        ),
         (["training.learning_rate=1e-3"], ["training.learning_rate", "called lr"]),
         (["--deepspeed", "x.json"], ["--deepspeed: no such option", "Not offered"]),
-        (["explain", "--per-device-train-batch-size", "8"], ["written training.per_device_train_batch_size=VALUE"]),
-        (["-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=minimize", "lr=1,2"], ["called checkpoint.mode"]),
-        (["-m", "hydra/sweeper=optuna", "hydra.sweeper.study_name=x", "lr=1,2"], ["Not offered", "hydra.sweep.dir"]),
-        (["-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=tpe", "lr=1,2"], ["written hydra.sweeper.sampler=NAME"]),
-        (["-m", "hydra.sweeper.n_trials=3", "lr=1,2"], ["hydra.sweeper.n_trials", "belongs to hydra/sweeper=optuna"]),
+        (
+            ["explain", "--per-device-train-batch-size", "8"],
+            ["written training.per_device_train_batch_size=VALUE"],
+        ),
+        (
+            ["-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=minimize", "lr=1,2"],
+            ["called checkpoint.mode"],
+        ),
+        (
+            ["-m", "hydra/sweeper=optuna", "hydra.sweeper.study_name=x", "lr=1,2"],
+            ["Not offered", "hydra.sweep.dir"],
+        ),
+        (
+            ["-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=tpe", "lr=1,2"],
+            ["written hydra.sweeper.sampler=NAME"],
+        ),
+        (
+            ["-m", "hydra.sweeper.n_trials=3", "lr=1,2"],
+            ["hydra.sweeper.n_trials", "belongs to hydra/sweeper=optuna"],
+        ),
         (["trainer.max_epochs=3"], ["trainer.max_epochs", "called training.num_train_epochs"]),
         (["--eps", "1"], ["written clip.eps=VALUE or optimizer.eps=VALUE"]),
         (["--training.max_steps", "1"], ["written training.max_steps=VALUE"]),

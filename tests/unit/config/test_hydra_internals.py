@@ -38,10 +38,20 @@ def test_one_module_imports_them() -> None:
 
 def test_a_configuration_is_written_as_omegaconf_writes_it() -> None:
     values: dict[str, object] = {
-        "lr": 1e-3, "text": "1e-3", "yes": "on", "none": None, "nan": float("nan"), "empty": {},
+        "lr": 1e-3,
+        "text": "1e-3",
+        "yes": "on",
+        "none": None,
+        "nan": float("nan"),
+        "empty": {},
         "names": ["a", "\u00e4\n"],
-        "nested": {"reference": "${oc.env:HOME}", "long": "word " * 40, "number": "0123", "missing": "???"},
-    }  # fmt: skip
+        "nested": {
+            "reference": "${oc.env:HOME}",
+            "long": "word " * 40,
+            "number": "0123",
+            "missing": "???",
+        },
+    }
     assert as_text(values) == OmegaConf.to_yaml(OmegaConf.create(values))
 
 
@@ -57,7 +67,13 @@ def test_hydra_composes_runs_and_shows() -> None:
     assert parameters(internals.Hydra.run)[1:4] == ["config_name", "task_function", "overrides"]
     for name in ("app_help", "hydra_help", "shell_completion", "show_cfg", "show_info"):
         assert callable(getattr(internals.Hydra, name))
-    assert parameters(internals.Hydra.show_cfg)[1:] == ["config_name", "overrides", "cfg_type", "package", "resolve"]
+    assert parameters(internals.Hydra.show_cfg)[1:] == [
+        "config_name",
+        "overrides",
+        "cfg_type",
+        "package",
+        "resolve",
+    ]
 
 
 def test_a_loader_of_ones_own_answers_for_the_repository() -> None:
@@ -74,8 +90,11 @@ def test_a_loader_of_ones_own_answers_for_the_repository() -> None:
     assert source is not None
     assert source.scheme() == "file"
     assert parameters(internals.ConfigLoaderImpl.get_group_options)[1:] == [
-        "group_name", "results_filter", "config_name", "overrides",
-    ]  # fmt: skip
+        "group_name",
+        "results_filter",
+        "config_name",
+        "overrides",
+    ]
 
 
 def test_the_basic_launcher_is_named_by_the_prefix() -> None:
@@ -85,7 +104,11 @@ def test_the_basic_launcher_is_named_by_the_prefix() -> None:
 
 
 def test_the_parser_knows_the_options_that_are_answered_for() -> None:
-    options = {option for action in internals.get_args_parser()._actions for option in action.option_strings}
+    options = {
+        option
+        for action in internals.get_args_parser()._actions
+        for option in action.option_strings
+    }
     assert {
         "--cfg",
         "--resolve",
@@ -96,4 +119,10 @@ def test_the_parser_knows_the_options_that_are_answered_for() -> None:
         "--config-name",
         "--config-dir",
     } <= options
-    assert {"--help", "--hydra-help", "--shell-completion", "--config-path", "--experimental-rerun"} <= options
+    assert {
+        "--help",
+        "--hydra-help",
+        "--shell-completion",
+        "--config-path",
+        "--experimental-rerun",
+    } <= options

@@ -54,8 +54,13 @@ def test_a_registered_choice_is_one_of_its_group() -> None:
     assert row.load() is first
     assert row.origin == __name__
     assert default_values("optimizer", "first") == {
-        "name": "first", "default_lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.99), "names": [], "needed": "???",
-    }  # fmt: skip
+        "name": "first",
+        "default_lr": 1e-3,
+        "weight_decay": 0.0,
+        "betas": (0.9, 0.99),
+        "names": [],
+        "needed": "???",
+    }
 
 
 def test_what_may_be_null_needs_no_default() -> None:
@@ -157,4 +162,6 @@ def test_a_plugin_of_a_stored_run_finds_the_names_of_0_1(tmp_path: Path) -> None
     try:
         assert loaded["names"]
     finally:
-        plugins.forget(next(name for name, record in plugins.LOADED.items() if record["path"] == str(file)))
+        plugins.forget(
+            next(name for name, record in plugins.LOADED.items() if record["path"] == str(file))
+        )

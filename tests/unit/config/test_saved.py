@@ -12,7 +12,9 @@ from optrun.config.overrides import checked
 
 
 def composed(*words: str) -> dict:
-    return saved.plain(store.without_hydra(store.compose(store.open_hydra(), "config", list(words))))
+    return saved.plain(
+        store.without_hydra(store.compose(store.open_hydra(), "config", list(words)))
+    )
 
 
 def test_no_change_is_no_difference() -> None:
@@ -24,12 +26,16 @@ def test_no_change_is_no_difference() -> None:
 def test_values_and_choices_change() -> None:
     values = composed("optimizer=lamb", "lr=2e-3")
     words = ["lr=1e-3", "scheduler=constant", "model.config.n_layer=3", "optimizer=lamb"]
-    after = saved.plain(saved.changed(store.open_hydra(), saved.with_schemas(values, "here"), words))
+    after = saved.plain(
+        saved.changed(store.open_hydra(), saved.with_schemas(values, "here"), words)
+    )
     found = saved.differences(values, after)
     assert found["lr"] == (2e-3, 1e-3)
     assert found["scheduler.name"] == ("cosine", "constant")
     assert found["model.config.n_layer"] == (2, 3)
-    assert not [key for key in found if key.startswith("optimizer.")], "the same choice keeps the values it was given"
+    assert not [key for key in found if key.startswith("optimizer.")], (
+        "the same choice keeps the values it was given"
+    )
 
 
 def test_an_element_of_a_list_is_changed_by_its_number(tmp_path: Path) -> None:
@@ -51,7 +57,9 @@ def test_a_warmup_in_steps_takes_the_place_of_the_usual_share() -> None:
     """As on a fresh line: the share was written down by optrun, not by the user."""
     values = composed()
     assert values["scheduler"]["warmup_ratio"] == 0.05
-    after = saved.changed(store.open_hydra(), saved.with_schemas(values, "here"), ["scheduler.num_warmup_steps=7"])
+    after = saved.changed(
+        store.open_hydra(), saved.with_schemas(values, "here"), ["scheduler.num_warmup_steps=7"]
+    )
     assert (after.scheduler.num_warmup_steps, after.scheduler.warmup_ratio) == (7, None)
 
 
@@ -65,7 +73,12 @@ def test_a_mixture_of_before_had_sources() -> None:
 
 @pytest.mark.parametrize(
     ("word", "piece"),
-    [("lr=abc", "a number"), ("optimizer=lam", "lamb"), ("optimizer.foo=1", "no such key"), ("lr=1,2", "sweep")],
+    [
+        ("lr=abc", "a number"),
+        ("optimizer=lam", "lamb"),
+        ("optimizer.foo=1", "no such key"),
+        ("lr=1,2", "sweep"),
+    ],
 )
 def test_wrong_words_are_refused(word: str, piece: str) -> None:
     tree = saved.with_schemas(composed(), "here")

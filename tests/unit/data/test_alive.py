@@ -28,13 +28,22 @@ def test_signs_are_given_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signs == [100.0, 100.5, 101.0, 101.5]
 
 
-def test_what_is_told_with_nobody_to_hear_it_stands_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_with_nobody_to_hear_it_stands_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     alive.tell("waiting")
     assert capsys.readouterr().err == "optrun: waiting\n"
 
 
 def _tokenise(folder: Path) -> None:
-    write_ids(iter(["a", "b"]), lambda batch, _: {"input_ids": [[1] for _ in batch]}, None, folder, "int32", 2)
+    write_ids(
+        iter(["a", "b"]),
+        lambda batch, _: {"input_ids": [[1] for _ in batch]},
+        None,
+        folder,
+        "int32",
+        2,
+    )
 
 
 WORKS: dict[str, Callable[[Path], object]] = {

@@ -39,7 +39,9 @@ def test_files_by_content_and_order(tmp_path: Path) -> None:
     a.write_bytes(b"x" * 3_000_000)
     b.write_bytes(b"y")
     assert digest_files([a, b]) == digest_files([a, b])
-    assert len({digest_files([a, b]), digest_files([b, a]), digest_files([a]), digest_files([])}) == 4
+    assert (
+        len({digest_files([a, b]), digest_files([b, a]), digest_files([a]), digest_files([])}) == 4
+    )
 
 
 def test_made_once(cache: Path) -> None:
@@ -93,7 +95,10 @@ def test_a_killed_process_leaves_nothing_trusted(cache: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "cached('kind', 'key', make)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, env=os.environ.copy()).returncode < 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, env=os.environ.copy()).returncode
+        < 0
+    )
     lock, left = sorted((cache / "kind").iterdir(), key=lambda path: path.is_dir())
     assert lock.name == ".making-key.lock"
     assert left.name.startswith(".making-key-")
@@ -122,7 +127,11 @@ print((cached("kind", "key", make) / "x").read_text())
 def _processes(counts: Path, *seconds: float) -> list[subprocess.Popen[str]]:
     """Start processes that want the same entry, each of which takes so long to make it."""
     return [
-        subprocess.Popen([sys.executable, "-c", COUNTED, str(counts), str(long)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", COUNTED, str(counts), str(long)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for long in seconds
     ]
 
@@ -155,7 +164,9 @@ def test_a_killed_maker_blocks_nobody(cache: Path, tmp_path: Path) -> None:
     assert counts.read_text() == "made\n" * 2
 
 
-def test_nobody_waits_for_one_that_is_stopped(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_one_that_is_stopped(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("optrun.data.cache._SILENT_SECONDS", 0.5)
     counts = tmp_path / "counts"
     (stopped,) = _processes(counts, 600.0)
@@ -167,7 +178,9 @@ def test_nobody_waits_for_one_that_is_stopped(cache: Path, tmp_path: Path, monke
     assert (place / "x").read_text() == "mine"
 
 
-def test_one_that_waits_tells_for_whom_and_gives_signs_of_life(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_waits_tells_for_whom_and_gives_signs_of_life(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("optrun.data.cache._TOLD_SECONDS", 0.05)
     begun, signs, notes = threading.Event(), list[None](), list[str]()
 
@@ -194,7 +207,9 @@ def _never(folder: Path) -> None:
     raise AssertionError(folder)
 
 
-def test_one_that_lives_is_waited_for_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_lives_is_waited_for_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An hour, and then it is stopped; the clock is told."""
     path, now, notes = tmp_path / "lock", [1000.0], list[str]()
 
@@ -203,7 +218,9 @@ def test_one_that_lives_is_waited_for_however_long_it_takes(tmp_path: Path, monk
         if now[0] <= 4600.0:
             os.utime(path, (now[0], now[0]))
 
-    monkeypatch.setattr("optrun.data.cache.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(
+        "optrun.data.cache.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    )
     with path.open("a+") as held, path.open("a+") as lock, heard(lambda: None, notes.append):
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not _wait_for(lock.fileno(), tmp_path)
@@ -212,7 +229,9 @@ def test_one_that_lives_is_waited_for_however_long_it_takes(tmp_path: Path, monk
     assert "no sign of life for 300 s" in notes[1]
 
 
-def test_who_makes_an_entry_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_makes_an_entry_gives_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those who wait hear that it runs; its watcher hears of bytes alone, so that one that hangs is found."""
     monkeypatch.setattr("optrun.data.cache._SIGN_SECONDS", 0.01)
     monkeypatch.setattr("optrun.data.alive._EVERY_SECONDS", 0.0)
@@ -240,7 +259,9 @@ def test_a_disk_without_locks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    assert (cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None) / "x").is_file()
+    assert (
+        cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None) / "x"
+    ).is_file()
 
 
 def _flip(path: Path) -> None:
@@ -290,11 +311,15 @@ def test_an_entry_of_another_key_is_none(cache: Path) -> None:
         cached("kind", key, lambda folder, key=key: (folder / "x").write_text(key) and None)
     (cache / "kind" / "a").rename(cache / "kind" / "c")
     (cache / "kind" / "b").rename(cache / "kind" / "a")
-    assert (cached("kind", "a", lambda folder: (folder / "x").write_text("a") and None) / "x").read_text() == "a"
+    assert (
+        cached("kind", "a", lambda folder: (folder / "x").write_text("a") and None) / "x"
+    ).read_text() == "a"
     assert len(discarded()) == 1
 
 
-def test_damage_that_cannot_be_removed_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_cannot_be_removed_is_not_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None)
     _flip(place / "x")
 

@@ -33,7 +33,12 @@ def test_turns_and_what_arrow_filled_in() -> None:
     rows = read(
         {"messages": [USER, BOT], "tools": None},
         {
-            "messages": [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}, BOT],
+            "messages": [
+                USER,
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "content": "2"},
+                BOT,
+            ],
             "tools": tool,
         },
     )
@@ -41,23 +46,31 @@ def test_turns_and_what_arrow_filled_in() -> None:
     assert rows[1].turns[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
     assert rows[1].tools == [{"type": "function", "function": {"name": "add"}}]
     assert [row.row for row in rows] == [0, 1]
-    assert repr(rows[0]) == repr(Chat([USER, BOT], None, None, 7)), "where it stands is no part of it"
+    assert repr(rows[0]) == repr(Chat([USER, BOT], None, None, 7)), (
+        "where it stands is no part of it"
+    )
 
 
 def test_content_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert read({"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]})[0].turns[
-        1
-    ] == {"role": "assistant", "content": "ab"}
+    assert read(
+        {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]}
+    )[0].turns[1] == {"role": "assistant", "content": "ab"}
 
 
 @pytest.mark.parametrize(
     ("row", "options"),
     [
         ({"prompt": [USER], "completion": [BOT]}, {}),
-        ({"question": [USER], "answer": [BOT]}, {"text_column": "question", "target_column": "answer"}),
+        (
+            {"question": [USER], "answer": [BOT]},
+            {"text_column": "question", "target_column": "answer"},
+        ),
         ({"instruction": "Hi", "output": "Ho"}, {}),
-        ({"messages": "other", "instruction": "Hi", "output": "Ho", "input": ""}, {"layout": ChatLayout.alpaca}),
+        (
+            {"messages": "other", "instruction": "Hi", "output": "Ho", "input": ""},
+            {"layout": ChatLayout.alpaca},
+        ),
     ],
 )
 def test_prompt_and_completion(row: dict[str, Any], options: dict[str, Any]) -> None:
@@ -66,7 +79,9 @@ def test_prompt_and_completion(row: dict[str, Any], options: dict[str, Any]) -> 
 
 def test_plain_texts() -> None:
     assert read({"prompt": "Hi", "completion": " Ho"}) == [Plain("Hi", " Ho", 0)]
-    assert read({"q": None, "completion": "Ho"}, text_column="q", target_column="completion") == [Plain("", "Ho", 0)]
+    assert read({"q": None, "completion": "Ho"}, text_column="q", target_column="completion") == [
+        Plain("", "Ho", 0)
+    ]
 
 
 def test_alpaca_with_input_and_system() -> None:
@@ -78,7 +93,11 @@ def test_alpaca_with_input_and_system() -> None:
 @pytest.mark.parametrize("key", ["text_column", "messages_column"])
 @pytest.mark.parametrize("name", ["conversations", "dialog"])
 def test_sharegpt(name: str, key: str) -> None:
-    said = [{"from": "system", "value": "S"}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
+    said = [
+        {"from": "system", "value": "S"},
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Ho"},
+    ]
     options = {} if name == "conversations" else {key: name}
     (row,) = read({name: said}, **options)
     assert row.turns == [{"role": "system", "content": "S"}, USER, BOT]
@@ -101,32 +120,82 @@ def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("row", "options", "facts"),
     [
-        ({"text": "a"}, {}, ["messages; prompt and completion; instruction and output; conv", "Columns: text"]),
-        ({"messages": [USER, BOT], "prompt": "a", "completion": "b"}, {}, ["several layouts", "task.layout"]),
-        ({"messages": [USER, BOT]}, {"layout": ChatLayout.alpaca}, ["task.layout=alpaca", "instruction and output"]),
-        ({"messages": [USER, BOT]}, {"target_column": "messages"}, ["data.text_column is needed", "prompt"]),
-        ({"a": [USER], "b": "c"}, {"messages_column": "b", "text_column": "a"}, ["messages_column=b", "text_column=a"]),
-        ({"chat": [USER]}, {"messages_column": "chats"}, ["data.messages_column=chats", "Did you mean chat?"]),
+        (
+            {"text": "a"},
+            {},
+            ["messages; prompt and completion; instruction and output; conv", "Columns: text"],
+        ),
+        (
+            {"messages": [USER, BOT], "prompt": "a", "completion": "b"},
+            {},
+            ["several layouts", "task.layout"],
+        ),
+        (
+            {"messages": [USER, BOT]},
+            {"layout": ChatLayout.alpaca},
+            ["task.layout=alpaca", "instruction and output"],
+        ),
+        (
+            {"messages": [USER, BOT]},
+            {"target_column": "messages"},
+            ["data.text_column is needed", "prompt"],
+        ),
+        (
+            {"a": [USER], "b": "c"},
+            {"messages_column": "b", "text_column": "a"},
+            ["messages_column=b", "text_column=a"],
+        ),
+        (
+            {"chat": [USER]},
+            {"messages_column": "chats"},
+            ["data.messages_column=chats", "Did you mean chat?"],
+        ),
         ({"messages": [USER]}, {}, ["row 1", "no turn of the assistant", "user"]),
         ({"messages": []}, {}, ["row 1", "no turns"]),
         ({"messages": ["a"]}, {}, ["row 1", "turn 1", "'a' (str)"]),
         ({"messages": "a"}, {}, ["row 1", "list of turns"]),
-        ({"messages": [{"role": "asistant", "content": "a"}]}, {}, ["row 1", "'asistant'", "Did you mean assistant?"]),
-        ({"conversations": [{"from": "humn", "value": "a"}]}, {}, ["row 1", "'humn'", "Did you mean human?"]),
-        ({"messages": [USER, {"role": "assistant", "content": " "}]}, {}, ["row 1", "empty answer in turn 2"]),
+        (
+            {"messages": [{"role": "asistant", "content": "a"}]},
+            {},
+            ["row 1", "'asistant'", "Did you mean assistant?"],
+        ),
+        (
+            {"conversations": [{"from": "humn", "value": "a"}]},
+            {},
+            ["row 1", "'humn'", "Did you mean human?"],
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "content": " "}]},
+            {},
+            ["row 1", "empty answer in turn 2"],
+        ),
         ({"messages": [{"role": "assistant", "content": 3}]}, {}, ["row 1", "3 (int)", "turn 1"]),
         ({"prompt": "a", "completion": ""}, {}, ["row 1", "empty completion"]),
-        ({"prompt": "a", "completion": " \n"}, {}, ["row 1", "has an empty completion: nothing to learn from it"]),
+        (
+            {"prompt": "a", "completion": " \n"},
+            {},
+            ["row 1", "has an empty completion: nothing to learn from it"],
+        ),
         ({"prompt": "a", "completion": [BOT]}, {}, ["row 1", "a text and a list of turns"]),
         ({"prompt": [USER], "completion": []}, {}, ["row 1", "empty completion"]),
-        ({"prompt": [USER], "completion": [USER]}, {}, ["row 1", "no turn of the assistant in its completion"]),
+        (
+            {"prompt": [USER], "completion": [USER]},
+            {},
+            ["row 1", "no turn of the assistant in its completion"],
+        ),
         ({"instruction": "a", "output": ""}, {}, ["row 1", "empty output"]),
-        ({"instruction": "a", "output": "\t "}, {}, ["row 1", "has an empty output: nothing to learn from it"]),
+        (
+            {"instruction": "a", "output": "\t "},
+            {},
+            ["row 1", "has an empty output: nothing to learn from it"],
+        ),
         ({"messages": [USER, BOT], "tools": "[{"}, {}, ["row 1", "no JSON"]),
         ({"messages": [USER, BOT], "tools": [1]}, {}, ["row 1", "tools", "JSON schemas"]),
     ],
-)  # fmt: skip
-def test_what_cannot_be_read(row: dict[str, Any], options: dict[str, Any], facts: list[str]) -> None:
+)
+def test_what_cannot_be_read(
+    row: dict[str, Any], options: dict[str, Any], facts: list[str]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         read(row, **options)
     for fact in facts:
@@ -152,7 +221,8 @@ def test_questions_need_no_answer(row: dict[str, Any], expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("question", [USER, BOT]), ("messages", [USER]), ("conversations", [USER])]
+    ("name", "expected"),
+    [("question", [USER, BOT]), ("messages", [USER]), ("conversations", [USER])],
 )
 def test_a_named_column_is_read_as_in_training(name: str, expected: Any) -> None:
     """The names are those of a run on prompts and completions; whole chats are known by theirs."""
@@ -174,8 +244,18 @@ def test_a_column_of_turns_is_asked_up_to_its_last_answer() -> None:
 @pytest.mark.parametrize(
     ("row", "facts"),
     [
-        ({"text": "a"}, ["nothing to answer", "messages, prompt, instruction, conversations", "data.messages_column"]),
-        ({"messages": [USER], "prompt": "a"}, ["several layouts", "messages, prompt", "data.text_column"]),
+        (
+            {"text": "a"},
+            [
+                "nothing to answer",
+                "messages, prompt, instruction, conversations",
+                "data.messages_column",
+            ],
+        ),
+        (
+            {"messages": [USER], "prompt": "a"},
+            ["several layouts", "messages, prompt", "data.text_column"],
+        ),
         ({"messages": [BOT]}, ["row 1", "nothing to answer"]),
         ({"messages": []}, ["row 1", "no turn"]),
     ],

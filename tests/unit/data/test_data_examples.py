@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optrun.data.cache import discarded
-from optrun.data.examples import Example, Examples, Joined, Selected, chosen, encode, limited, packed
+from optrun.data.examples import (
+    Example,
+    Examples,
+    Joined,
+    Selected,
+    chosen,
+    encode,
+    limited,
+    packed,
+)
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.randomness import generator
 
@@ -26,7 +35,9 @@ def documents(lengths: list[int]) -> Examples:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(2, 16), st.booleans())
-def test_every_token_stands_in_exactly_one_block(lengths: list[int], length: int, keep_rest: bool) -> None:
+def test_every_token_stands_in_exactly_one_block(
+    lengths: list[int], length: int, keep_rest: bool
+) -> None:
     blocks = packed(documents(lengths), length, keep_rest=keep_rest)
     rows = [blocks[index]["input_ids"] for index in range(len(blocks))]
     seen = np.concatenate(rows) if rows else np.zeros(0)
@@ -90,8 +101,12 @@ def test_texts_are_known_again_by_their_hash_also_where_they_are_joined() -> Non
     assert limited(blocks, 2, seed=0).hashes.tolist() == first.hashes.tolist()
 
 
-@pytest.mark.parametrize("name", ["input_ids.int32", "token_type_ids.int32", "offsets.npy", "lost.npy", "hashes.npy"])
-def test_a_flipped_bit_in_cached_ids_is_discarded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["input_ids.int32", "token_type_ids.int32", "offsets.npy", "lost.npy", "hashes.npy"]
+)
+def test_a_flipped_bit_in_cached_ids_is_discarded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path))
     before = encoded(["abc", "de"]).fingerprint()
     discarded()
@@ -108,7 +123,11 @@ def test_a_limit_picks_by_seed_or_the_same_ones_for_all_runs() -> None:
     assert chosen(10, None, seed=0) is None
     assert chosen(10, 10, seed=0) is None
     held = limited(made, 3, seed=None)
-    assert held.indices.tolist() == sorted(set(held.indices.tolist())) == limited(made, 3, seed=None).indices.tolist()
+    assert (
+        held.indices.tolist()
+        == sorted(set(held.indices.tolist()))
+        == limited(made, 3, seed=None).indices.tolist()
+    )
     one, two = limited(made, 5, seed=1), limited(made, 5, seed=2)
     assert isinstance(one, Selected)
     assert len(set(one.indices)) == 5
@@ -121,7 +140,10 @@ def test_joined_examples() -> None:
     assert len(both) == 2
     assert both[1]["labels"].tolist() == [1, 2]
     assert both.lengths.tolist() == [3, 4]
-    assert both.fingerprint() != Joined(documents([2, 2]), Examples(np.array([0, 2, 3]), targets.ragged)).fingerprint()
+    assert (
+        both.fingerprint()
+        != Joined(documents([2, 2]), Examples(np.array([0, 2, 3]), targets.ragged)).fingerprint()
+    )
 
 
 def test_generators_depend_on_all_they_are_given() -> None:
@@ -141,7 +163,9 @@ def test_a_plan_serves_each_example_once_an_epoch_and_starts_anywhere(
         mine = [key for step in steps for batch in step for key in batch if key[0] == epoch]
         if epoch == 0 or start >= 0:
             assert sorted(index for _, index in mine) == list(range(examples))
-    assert list(itertools.islice(plan.steps(start), 3)) == list(itertools.islice(plan.steps(0), start, start + 3))
+    assert list(itertools.islice(plan.steps(start), 3)) == list(
+        itertools.islice(plan.steps(0), start, start + 3)
+    )
     for number, step in enumerate(steps):
         sizes = [len(batch) for batch in step]
         assert len(sizes) == plan.micro_batches(number)
@@ -154,7 +178,8 @@ def test_examples_of_like_length_share_a_step() -> None:
     lengths = np.arange(200) % 10
     plan = EpochPlan(200, 5, 2, seed=1, lengths=lengths)
     spread = [
-        np.ptp(lengths[[index for batch in step for _, index in batch]]) for step in itertools.islice(plan.steps(0), 20)
+        np.ptp(lengths[[index for batch in step for _, index in batch]])
+        for step in itertools.islice(plan.steps(0), 20)
     ]
     assert max(spread) <= 1
     assert not np.array_equal(plan.order(0), plan.order(1))
@@ -175,7 +200,9 @@ def feed(workers: int) -> BatchLoader:
 def served(workers: int, start: int, count: int) -> list[list[list[Any]]]:
     stream: Iterator[Any] = feed(workers).training(EpochPlan(11, 2, 2, seed=7), start)
     try:
-        return [[batch["ids"].tolist() for batch in step] for step in itertools.islice(stream, count)]
+        return [
+            [batch["ids"].tolist() for batch in step] for step in itertools.islice(stream, count)
+        ]
     finally:
         stream.close()  # type: ignore[attr-defined]
 

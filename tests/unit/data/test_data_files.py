@@ -1,4 +1,7 @@
-"""What people really hand over: odd csv, odd json, odd names. Nothing is guessed, nothing is dropped in silence."""
+"""What people really hand over: odd csv, odd json, odd names.
+
+Nothing is guessed, nothing is dropped in silence.
+"""
 
 from __future__ import annotations
 
@@ -61,18 +64,24 @@ def test_byte_order_mark_crlf_and_empty_lines(tmp_path: Path) -> None:
     assert rows(path) == {"text": ["a", "b"], "label": ["1", "2"]}
 
 
-@pytest.mark.parametrize(("ending", "squeeze"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("ending", "squeeze"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "txt"])
 def test_compressed(tmp_path: Path, kind: str, ending: str, squeeze: Any) -> None:
     plain = {"csv": "text\na\n", "jsonl": '{"text": "a"}\n', "txt": "a\n"}[kind]
     assert rows(write(tmp_path / f"a.{kind}.{ending}", squeeze(plain.encode()))) == {"text": ["a"]}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(
         st.tuples(
-            st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00\r"), min_size=1),
+            st.text(
+                st.characters(exclude_categories=("Cs",), exclude_characters="\x00\r"), min_size=1
+            ),
             st.text("abc,\"\n' ", min_size=1),
         ),
         min_size=1,
@@ -85,7 +94,10 @@ def test_csv_reads_what_csv_wrote(tmp_path: Path, table: list[tuple[str, str]]) 
     writer.writerow(["text", "label"])
     writer.writerows(table)
     path = write(tmp_path / "a.csv", out.getvalue())
-    assert rows(path) == {"text": [first for first, _ in table], "label": [second for _, second in table]}
+    assert rows(path) == {
+        "text": [first for first, _ in table],
+        "label": [second for _, second in table],
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,11 +130,18 @@ def test_refusals_name_the_file(tmp_path: Path, name: str, content: str | bytes,
 
 
 def test_json_in_its_forms(tmp_path: Path) -> None:
-    listed = write(tmp_path / "a.json", json.dumps([{"text": "a", "label": True}, {"text": "b", "label": False}]))
+    listed = write(
+        tmp_path / "a.json",
+        json.dumps([{"text": "a", "label": True}, {"text": "b", "label": False}]),
+    )
     assert rows(listed) == {"text": ["a", "b"], "label": [True, False]}
-    lines = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n\n{"text": null, "label": 2.5}\n')
+    lines = write(
+        tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n\n{"text": null, "label": 2.5}\n'
+    )
     assert rows(lines) == {"text": ["a", None], "label": [1.0, 2.5]}
-    words = write(tmp_path / "b.jsonl", '{"tokens": ["a", "b"], "tags": [0, 1]}\n{"tokens": [], "tags": []}\n')
+    words = write(
+        tmp_path / "b.jsonl", '{"tokens": ["a", "b"], "tags": [0, 1]}\n{"tokens": [], "tags": []}\n'
+    )
     assert rows(words) == {"tokens": [["a", "b"], []], "tags": [[0, 1], []]}
 
 
@@ -137,7 +156,9 @@ def test_parquet_keeps_declared_labels(tmp_path: Path) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
 
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
-    Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features).to_parquet(str(tmp_path / "a.parquet"))
+    Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features).to_parquet(
+        str(tmp_path / "a.parquet")
+    )
     read = read_files("data.train", str(tmp_path / "a.parquet"), documents=False)
     assert read.features["label"].names == ["no", "yes"]
 
@@ -167,9 +188,13 @@ def test_formats_are_not_mixed_and_columns_agree(tmp_path: Path) -> None:
     write(tmp_path / "b.csv", "label,text\n1,a\n")
     write(tmp_path / "c.txt", "a\n")
     with pytest.raises(ConfigError, match="several formats"):
-        read_files("data.train", [str(tmp_path / "a.csv"), str(tmp_path / "c.txt")], documents=False)
+        read_files(
+            "data.train", [str(tmp_path / "a.csv"), str(tmp_path / "c.txt")], documents=False
+        )
     with pytest.raises(ConfigError, match="same columns"):
-        read_files("data.train", [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], documents=False)
+        read_files(
+            "data.train", [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], documents=False
+        )
 
 
 def test_changed_content_is_read_anew_though_size_and_time_are_the_same(tmp_path: Path) -> None:
@@ -183,7 +208,9 @@ def test_changed_content_is_read_anew_though_size_and_time_are_the_same(tmp_path
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut"])
-@pytest.mark.parametrize(("name", "content"), [("a.csv", "text\nthe cat\n"), ("a.jsonl", '{"text": "the cat"}\n')])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "text\nthe cat\n"), ("a.jsonl", '{"text": "the cat"}\n')]
+)
 def test_damaged_rows_in_the_cache_are_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, harm: str
 ) -> None:
@@ -194,12 +221,16 @@ def test_damaged_rows_in_the_cache_are_read_anew(
     discarded()
     (kept,) = (tmp_path / "cache").rglob("*.arrow")
     whole = kept.read_bytes()
-    kept.write_bytes(whole.replace(b"the cat", b"the bat") if harm == "flipped" else whole[: len(whole) // 2])
+    kept.write_bytes(
+        whole.replace(b"the cat", b"the bat") if harm == "flipped" else whole[: len(whole) // 2]
+    )
     assert rows(tmp_path / name) == {"text": ["the cat"]}
     assert kept.name in discarded()[0]
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = write(tmp_path / "a_file", "in the way")
     monkeypatch.setenv("OPTRUN_CACHE", str(blocked / "cache"))
     assert rows(write(tmp_path / "a.csv", "t\nx\n")) == {"t": ["x"]}
@@ -208,7 +239,12 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.txt", b"caf\x81\n"), ("a.jsonl", b"<!DOCTYPE html>\n"), ("a.csv", b'{"a": 1}\n'), ("a.parquet", b"PAR1 cut")],
+    [
+        ("a.txt", b"caf\x81\n"),
+        ("a.jsonl", b"<!DOCTYPE html>\n"),
+        ("a.csv", b'{"a": 1}\n'),
+        ("a.parquet", b"PAR1 cut"),
+    ],
 )
 def test_a_refusal_is_looked_up_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
@@ -274,7 +310,9 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         ("a.json.gz", b'{"a":' * 100_000, b'\\"[' * 400_000),
     ],
 )
-def test_json_that_is_nested_too_deeply(tmp_path: Path, name: str, deep: bytes, text: bytes) -> None:
+def test_json_that_is_nested_too_deeply(
+    tmp_path: Path, name: str, deep: bytes, text: bytes
+) -> None:
     content = b'{"text": "' + text + b'"}\n{"text": ' + deep + b"}\n"
     path = write(tmp_path / name, gzip.compress(content, 1) if name.endswith("gz") else content)
     assert "brackets are open at once" in refusal(path)
@@ -287,5 +325,7 @@ def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
 
 
 def test_a_packed_file_without_its_ending_is_read_in_its_encoding(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", gzip.compress("text,label\n\u201che\u201d,b\n".encode("cp1252")))
+    path = write(
+        tmp_path / "a.csv", gzip.compress("text,label\n\u201che\u201d,b\n".encode("cp1252"))
+    )
     assert rows(path) == {"text": ["\u201che\u201d"], "label": ["b"]}

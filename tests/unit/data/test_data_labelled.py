@@ -40,18 +40,42 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_kinds_of_tokens(library: list[Path]) -> None:
-    found = {" ".join(token.string for token in line): kinds(line) for line in logical_lines(library[0])}
-    assert found["class Reader ( Base ) :"] == ["keyword", "definition", "operator", "name", "operator", "operator"]
+    found = {
+        " ".join(token.string for token in line): kinds(line) for line in logical_lines(library[0])
+    }
+    assert found["class Reader ( Base ) :"] == [
+        "keyword",
+        "definition",
+        "operator",
+        "name",
+        "operator",
+        "operator",
+    ]
     line = "def read ( self , size = 1 ) :  # in bytes"
     told = dict(zip(line.split()[:10], found[line.replace("  ", " ")], strict=False))
-    assert (told["def"], told["read"], told["self"], told["1"]) == ("keyword", "definition", "name", "number")
+    assert (told["def"], told["read"], told["self"], told["1"]) == (
+        "keyword",
+        "definition",
+        "name",
+        "number",
+    )
     assert found[line.replace("  ", " ")][-1] == "comment"
     line = "return self . file . read ( size )"
     assert found[line] == [
-        "keyword", "name", "operator", "attribute", "operator", "call", "operator", "name", "operator"
-    ]  # fmt: skip
+        "keyword",
+        "name",
+        "operator",
+        "attribute",
+        "operator",
+        "call",
+        "operator",
+        "name",
+        "operator",
+    ]
     assert found['raise ValueError ( "closed" )'][3] == "string"
-    assert not any("docstring" in text or text == "x = 1" for text in found), "too long a token, too short a line"
+    assert not any("docstring" in text or text == "x = 1" for text in found), (
+        "too long a token, too short a line"
+    )
 
 
 def test_a_file_that_is_no_python_ends_early(tmp_path: Path) -> None:
@@ -64,7 +88,10 @@ def test_tokens_and_statements(library: list[Path]) -> None:
     tokens = source("stdlib_tokens", eval_fraction=0.2)
     train, held = tokens.train.rows, tokens.eval_sets[""].rows
     assert [len(row["tokens"]) for row in train] == [len(row["labels"]) for row in train]
-    own = [{row["tokens"][1] for row in rows if row["tokens"][1].startswith("only_")} for rows in (train, held)]
+    own = [
+        {row["tokens"][1] for row in rows if row["tokens"][1].startswith("only_")}
+        for rows in (train, held)
+    ]
     assert [len(names) for names in own] == [8, 2], "split by files, and each line stands once"
     assert not own[0] & own[1]
     statements = source("stdlib_statements", eval_fraction=0.2).train.rows

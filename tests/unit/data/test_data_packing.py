@@ -12,7 +12,11 @@ from optrun.data.examples import Examples
 from optrun.data.packing import SIZES, Packed, best_fit
 
 
-@given(st.integers(2, 300).flatmap(lambda room: st.tuples(st.just(room), st.lists(st.integers(1, room), max_size=60))))
+@given(
+    st.integers(2, 300).flatmap(
+        lambda room: st.tuples(st.just(room), st.lists(st.integers(1, room), max_size=60))
+    )
+)
 def test_every_document_stands_in_one_block(drawn: tuple[int, list[int]]) -> None:
     room, found = drawn
     lengths = np.array(found, dtype=np.int64)
@@ -22,7 +26,10 @@ def test_every_document_stands_in_one_block(drawn: tuple[int, list[int]]) -> Non
     fills = [int(lengths[order[a:b]].sum()) for a, b in pairwise(borders)]
     assert all(0 < fill <= room for fill in fills)
     assert not [
-        (one, other) for place, one in enumerate(fills) for other in fills[place + 1 :] if one + other <= room
+        (one, other)
+        for place, one in enumerate(fills)
+        for other in fills[place + 1 :]
+        if one + other <= room
     ], "two blocks that would have gone into one"
 
 
@@ -36,7 +43,9 @@ def test_a_block_says_where_its_documents_end() -> None:
     lengths = [3, 5, 2, 4]
     flat = np.arange(sum(lengths), dtype=np.int32)
     documents = Examples(
-        np.cumsum([0, *lengths]), {"input_ids": flat, "targets": flat % 2}, hashes=np.arange(4, dtype=np.uint64)
+        np.cumsum([0, *lengths]),
+        {"input_ids": flat, "targets": flat % 2},
+        hashes=np.arange(4, dtype=np.uint64),
     )
     packed = Packed(documents, 8)
     assert [packed[number][SIZES].tolist() for number in range(len(packed))] == [[5, 3], [4, 2]]
@@ -45,4 +54,7 @@ def test_a_block_says_where_its_documents_end() -> None:
     assert packed.lengths.tolist() == [8, 6]
     assert packed.hashes is documents.hashes
     assert packed.fingerprint() == Packed(documents, 8).fingerprint()
-    assert len({packed.fingerprint(), documents.fingerprint(), Packed(documents, 9).fingerprint()}) == 3
+    assert (
+        len({packed.fingerprint(), documents.fingerprint(), Packed(documents, 9).fingerprint()})
+        == 3
+    )

@@ -22,4 +22,6 @@ def test_group_by_length() -> None:
 
     assert padded(grouped) < 1.1 * lengths.sum() < 0.8 * padded(plain)
     first = [float(lengths[step].mean()) for step in order[:1000].reshape(-1, 8)]
-    assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.3, "long and short steps come mixed"
+    assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.3, (
+        "long and short steps come mixed"
+    )

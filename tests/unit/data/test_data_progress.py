@@ -43,7 +43,9 @@ def test_tokens_alone_start_the_bar_after_the_same_while(clock: list[float], bar
     assert bar.tasks[0].fields["tokens"] == "0.4 million tokens, 200,000/s"
 
 
-def test_a_part_of_what_is_not_done_yet_is_shown_and_counted_once(clock: list[float], bar: Bar) -> None:
+def test_a_part_of_what_is_not_done_yet_is_shown_and_counted_once(
+    clock: list[float], bar: Bar
+) -> None:
     shown = progress.Progress("tokenising", 1000, bar)
     shown.done(100)
     clock[0] += 2
@@ -103,6 +105,8 @@ def test_one_long_text_moves_the_bar_piece_by_piece(
             assert bar.live.is_started
 
     monkeypatch.setattr(encoded, "progress", Opened)
-    write_ids(iter(["x" * 40]), lambda *_: {"input_ids": [Long(clock)]}, None, tmp_path, "int32", 40)
+    write_ids(
+        iter(["x" * 40]), lambda *_: {"input_ids": [Long(clock)]}, None, tmp_path, "int32", 40
+    )
     assert seen == [0, 25, 50, 75, 100, 100]
     assert made[0]._tokens == 21

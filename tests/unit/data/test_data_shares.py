@@ -17,7 +17,9 @@ from optrun.data.loader import Batch, BatchLoader, EpochPlan, share_of
 def test_each_number_is_on_one_rank_and_all_ranks_have_as_many(count: int, ranks: int) -> None:
     shares = [share_of(count, rank, ranks) for rank in range(ranks)]
     assert len({len(share) for share in shares}) == 1
-    assert sorted(number for share in shares for number in share if number < count) == list(range(count))
+    assert sorted(number for share in shares for number in share if number < count) == list(
+        range(count)
+    )
     assert all(max(share) < count + ranks for share in shares)
 
 
@@ -46,12 +48,16 @@ def seen(batches: list[list[int]]) -> list[int]:
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.integers(0, 30))
-def test_the_ranks_together_train_on_the_batches_of_one(size: int, micro: int, ranks: int, start: int) -> None:
+def test_the_ranks_together_train_on_the_batches_of_one(
+    size: int, micro: int, ranks: int, start: int
+) -> None:
     plan = EpochPlan(len(Numbers()), size, micro, seed=3)
 
     def steps(rank: int, of: int) -> list[list[list[int]]]:
         stream = loader().training(plan, start, rank, of)
-        return [[batch["input_ids"].tolist() for batch in step] for step in itertools.islice(stream, 4)]
+        return [
+            [batch["input_ids"].tolist() for batch in step] for step in itertools.islice(stream, 4)
+        ]
 
     whole, parts = steps(0, 1), [steps(rank, ranks) for rank in range(ranks)]
     for number, step in enumerate(whole):

@@ -16,7 +16,15 @@ from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS, DataConfig
 from optrun.data.build import load_source
-from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts, words_column
+from optrun.data.columns import (
+    ALL_KEYS,
+    label_column,
+    named,
+    refuse_unused,
+    text_column,
+    texts,
+    words_column,
+)
 from optrun.data.files import read_files, resolve
 from optrun.data.source import Source, Split, cut
 from optrun.task.labels import LABEL_OF_EACH_WORD, numbers, row_label_lists, row_labels
@@ -27,7 +35,9 @@ def config(name: str, **options: Any) -> DataConfig:
     return choice("data", SCHEMAS, name, options)
 
 
-def source(train: dict[str, list[Any]], held: dict[str, list[Any]] | None = None, **columns: str) -> Source:
+def source(
+    train: dict[str, list[Any]], held: dict[str, list[Any]] | None = None, **columns: str
+) -> Source:
     files = config("files", train="x", **columns)
     return Source(
         Split(Dataset.from_dict(train), "data.train"),
@@ -50,14 +60,17 @@ def test_a_usual_name_decides_between_several() -> None:
     made = source({"title": ["a"], "text": ["b"]})
     assert text_column(made, made.train) == "text"
     made = source({"title": ["a"], "body": ["b"]})
-    with pytest.raises(ConfigError, match=r"data.text_column is needed: .*title, body.*Columns: title, body"):
+    with pytest.raises(
+        ConfigError, match=r"data.text_column is needed: .*title, body.*Columns: title, body"
+    ):
         text_column(made, made.train)
 
 
 def test_a_missing_column_lists_the_columns_there_are() -> None:
     made = source({"sentence": ["a"], "label": [1]}, text_column="sentense")
     with pytest.raises(
-        ConfigError, match=r"data.text_column=sentense: .*Columns: sentence, label. Did you mean sentence"
+        ConfigError,
+        match=r"data.text_column=sentense: .*Columns: sentence, label. Did you mean sentence",
     ):
         text_column(made, made.train)
     made = source({"sentence": ["a"]}, label_column="klass")
@@ -66,10 +79,16 @@ def test_a_missing_column_lists_the_columns_there_are() -> None:
 
 
 def test_evaluation_may_call_the_text_otherwise() -> None:
-    made = source({"sentence": ["a"], "label": ["0"]}, {"content": ["b"], "label": ["1"]}, text_column="sentence")
+    made = source(
+        {"sentence": ["a"], "label": ["0"]},
+        {"content": ["b"], "label": ["1"]},
+        text_column="sentence",
+    )
     assert text_column(made, made.eval_sets[""], taken=("label",)) == "content"
     assert "data.eval_text_column=content" in made.notes[0]
-    made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s", eval_text_column="other")
+    made = source(
+        {"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s", eval_text_column="other"
+    )
     assert text_column(made, made.eval_sets[""]) == "other"
     made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s")
     with pytest.raises(ConfigError, match=r"data.eval_text_column names it"):
@@ -86,7 +105,9 @@ def test_a_label_column_by_its_usual_name() -> None:
 
 def test_a_column_that_the_task_does_not_read_is_refused() -> None:
     made = source({"t": ["a"]}, target_column="t")
-    with pytest.raises(ConfigError, match=r"data.target_column=t: task=causal_lm reads no such column"):
+    with pytest.raises(
+        ConfigError, match=r"data.target_column=t: task=causal_lm reads no such column"
+    ):
         refuse_unused(made.columns, ("text_column",), "causal_lm")
     assert named(made.columns, "target_column", made.train) == "t"
 
@@ -128,7 +149,11 @@ def test_one_row_cannot_be_cut_but_one_document_can() -> None:
         ("A title\n" + "word " * 2000, 0.1, 9003),  # at a space, not behind the title
         ("A title\n" + "word " * 2000, 0.6, 4003),
         ("A title\n" + "x" * 9992, 0.1, 9000),  # nor is there a space
-        ("one two three\n" * 100, 0.1, 90 * 14),  # a line break that is near counts for more than a space
+        (
+            "one two three\n" * 100,
+            0.1,
+            90 * 14,
+        ),  # a line break that is near counts for more than a space
         ("x" * 850 + "\n" + "one " * 50, 0.1, 851),
         ("x" * 700 + "\n" + "x" * 300, 0.1, 900),
     ],
@@ -163,7 +188,11 @@ def test_a_local_dataset_folder(tmp_path: Path, labelled: DatasetDict) -> None:
     for split in labelled:
         labelled[split].to_parquet(str(tmp_path / "data" / f"{split}-00000-of-00001.parquet"))
     made = hub(tmp_path)
-    assert (made.train.key, made.eval_sets[""].key, made.cut_from_train) == ("split train", "split validation", False)
+    assert (made.train.key, made.eval_sets[""].key, made.cut_from_train) == (
+        "split train",
+        "split validation",
+        False,
+    )
     assert made.train.rows.features["label"].names == ["no", "yes"]
 
 
@@ -191,7 +220,9 @@ def test_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_splits_by_name(tmp_path: Path, labelled: DatasetDict) -> None:
     labelled.save_to_disk(str(tmp_path / "a"))
-    with pytest.raises(ConfigError, match=r"data.train_split=trian: no such split in .*Did you mean train"):
+    with pytest.raises(
+        ConfigError, match=r"data.train_split=trian: no such split in .*Did you mean train"
+    ):
         hub(tmp_path / "a", train_split="trian")
     with pytest.raises(ConfigError, match=r"data.eval_split=tests: no such split"):
         hub(tmp_path / "a", eval_split="tests")
@@ -218,7 +249,10 @@ def test_the_standard_library_is_split_by_files() -> None:
 
 def test_plain_text_has_no_labels() -> None:
     made = load_source(config("stdlib"), seed=0, documents=False)
-    with pytest.raises(ConfigError, match=r"data=stdlib has texts alone, and this task needs labels. Take data=files"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data=stdlib has texts alone, and this task needs labels. Take data=files",
+    ):
         label_column(made, made.train)
 
 
@@ -232,15 +266,25 @@ def test_two_processes_at_once_read_the_same(tmp_path: Path) -> None:
     )
     env = {"OPTRUN_CACHE": str(tmp_path / "cache")}
     with ExitStack() as stack:
-        both = [stack.enter_context(program("reads", ["a.csv", "a.jsonl"], tmp_path, env)) for _ in range(2)]
+        both = [
+            stack.enter_context(program("reads", ["a.csv", "a.jsonl"], tmp_path, env))
+            for _ in range(2)
+        ]
         assert [process.communicate()[0].strip() for process in both] == ["[['x'], ['x']]"] * 2
     assert list((tmp_path / "cache").rglob(".making-*")) == []
 
 
 def test_a_held_back_row_is_told_by_its_number_in_the_file() -> None:
-    rows = {"text": [f"text {n}" for n in range(40)], "label": ["a" if n % 2 else "b" for n in range(40)]}
-    train, held, _ = cut(Split(Dataset.from_dict(rows), "data.train"), 0.25, seed=3, documents=False)
-    assert [held.rows["text"][row] for row in range(10)] == [f"text {held.number(row) - 1}" for row in range(10)]
+    rows = {
+        "text": [f"text {n}" for n in range(40)],
+        "label": ["a" if n % 2 else "b" for n in range(40)],
+    }
+    train, held, _ = cut(
+        Split(Dataset.from_dict(rows), "data.train"), 0.25, seed=3, documents=False
+    )
+    assert [held.rows["text"][row] for row in range(10)] == [
+        f"text {held.number(row) - 1}" for row in range(10)
+    ]
     some = train.take(np.array([7, 2]))
     assert [f"text {some.number(row) - 1}" for row in range(2)] == list(some.rows["text"])
 
@@ -248,10 +292,14 @@ def test_a_held_back_row_is_told_by_its_number_in_the_file() -> None:
 def test_one_column_has_one_meaning() -> None:
     rows = {"a": ["x", "y"], "label": ["p", "q"]}
     made = source(rows, label_column="label", text_column="label")
-    with pytest.raises(ConfigError, match=r"data.label_column=label: data.text_column is that column already"):
+    with pytest.raises(
+        ConfigError, match=r"data.label_column=label: data.text_column is that column already"
+    ):
         refuse_unused(made.columns, ALL_KEYS, "sequence_classification")
     made = source(rows, text_column="label")
-    with pytest.raises(ConfigError, match=r"data.text_column=label: data.train has its labels or targets there"):
+    with pytest.raises(
+        ConfigError, match=r"data.text_column=label: data.train has its labels or targets there"
+    ):
         text_column(made, made.train, taken=(label_column(made, made.train),))
 
 
@@ -268,7 +316,9 @@ def test_an_ending_is_no_likeness(tmp_path: Path) -> None:
 
 def from_lines(folder: Path, lines: list[str]) -> Split:
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    return Split(read_files("data.train", str(folder / "rows.jsonl"), documents=False), "data.train")
+    return Split(
+        read_files("data.train", str(folder / "rows.jsonl"), documents=False), "data.train"
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +334,9 @@ def from_lines(folder: Path, lines: list[str]) -> Split:
 def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str], said: str) -> None:
     """Named, it was read: numbers as their digits, 1 and "1" as one label."""
     split = from_lines(tmp_path, [f'{{"text": {value}, "label": {value}}}' for value in values])
-    with pytest.raises(ConfigError, match=rf"data.train: column text mixes kinds of values: {said}"):
+    with pytest.raises(
+        ConfigError, match=rf"data.train: column text mixes kinds of values: {said}"
+    ):
         list(texts(split, "text"))
     for read in (row_labels, numbers):
         with pytest.raises(ConfigError, match=rf"column label mixes kinds of values: {said}"):
@@ -294,10 +346,18 @@ def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str],
 
 
 def test_lists_that_mix_kinds_are_refused(tmp_path: Path) -> None:
-    split = from_lines(tmp_path, ['{"tokens": ["a", "b"], "tags": ["O", "O"]}', '{"tokens": ["a", 3], "tags": [0]}'])
-    with pytest.raises(ConfigError, match=r"column tags mixes kinds of values: row 1 has 'O' \(str\), row 2 has 0"):
+    split = from_lines(
+        tmp_path,
+        ['{"tokens": ["a", "b"], "tags": ["O", "O"]}', '{"tokens": ["a", 3], "tags": [0]}'],
+    )
+    with pytest.raises(
+        ConfigError, match=r"column tags mixes kinds of values: row 1 has 'O' \(str\), row 2 has 0"
+    ):
         row_label_lists(split, "tags", LABEL_OF_EACH_WORD)
-    with pytest.raises(ConfigError, match=r"column tokens mixes kinds of values: row 1 has 'a' \(str\), row 2 has 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"column tokens mixes kinds of values: row 1 has 'a' \(str\), row 2 has 3",
+    ):
         words_column(Source(split, {"": split}, config("files", train="x")), split, "tags")  # type: ignore[arg-type]
 
 
@@ -309,13 +369,17 @@ def test_numbers_of_two_forms_and_missing_ones_are_no_mixture(tmp_path: Path) ->
 @pytest.mark.parametrize(("labels", "row"), [("1 0 NA 1", 3), ("nan 0 1 1", 1), ("0.0 1 ? n/a", 3)])
 def test_na_among_numbers_is_no_class(labels: str, row: int) -> None:
     split = Split(Dataset.from_dict({"label": labels.split()}), "data.train")
-    with pytest.raises(ConfigError, match=rf"row {row} has '.*' in column label, and all others have numbers"):
+    with pytest.raises(
+        ConfigError, match=rf"row {row} has '.*' in column label, and all others have numbers"
+    ):
         row_labels(split, "label")
 
 
 @pytest.mark.parametrize("labels", ["yes no NA", "E11 250 V10", "NA none", "0-9 10+ 1"])
 def test_names_of_classes_may_be_what_they_are(labels: str) -> None:
-    names, places = row_labels(Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label")
+    names, places = row_labels(
+        Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label"
+    )
     assert [names[place] for place in places] == labels.split()
 
 
@@ -328,13 +392,17 @@ def test_what_a_reader_must_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
         (Source(Split(rows, "here"), {"a b": Split(rows, "there")}, None), "letters, digits"),
         (Source(Split(rows, "here"), {"dev": Split(nothing, "there")}, None), "there has no rows"),
     ):
-        monkeypatch.setattr("optrun.data.stdlib.load_stdlib", lambda config, *, documents, made=returned: made)
+        monkeypatch.setattr(
+            "optrun.data.stdlib.load_stdlib", lambda config, *, documents, made=returned: made
+        )
         with pytest.raises(ConfigError, match=fact):
             load_source(config("stdlib"), seed=0, documents=False)
 
 
 def rows_of(texts: list[str], **more: list[Any]) -> Split:
-    return Split(Dataset.from_dict({"text": texts, "row": list(range(len(texts))), **more}), "data.train")
+    return Split(
+        Dataset.from_dict({"text": texts, "row": list(range(len(texts))), **more}), "data.train"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -351,7 +419,9 @@ def test_equal_texts_stay_on_one_side_of_a_cut(seed: int) -> None:
 
 def test_a_cut_of_rows_that_differ_is_that_of_older_versions() -> None:
     split = rows_of([f"text {number}" for number in range(100)])
-    old, new = (cut(split, 0.1, seed=3, documents=False, inputs=inputs) for inputs in ([], ["text"]))
+    old, new = (
+        cut(split, 0.1, seed=3, documents=False, inputs=inputs) for inputs in ([], ["text"])
+    )
     for before, after in zip(old[:2], new[:2], strict=True):
         assert before.rows["row"] == after.rows["row"]
     assert old[2] == new[2]
@@ -359,14 +429,18 @@ def test_a_cut_of_rows_that_differ_is_that_of_older_versions() -> None:
 
 def test_pairs_are_equal_where_both_of_their_texts_are() -> None:
     texts, seconds = ["a", "a", "b", "b"] * 5, ["x", "y"] * 10
-    _, held, _ = cut(rows_of(texts, second=seconds), 0.25, seed=0, documents=False, inputs=["text", "second"])
+    _, held, _ = cut(
+        rows_of(texts, second=seconds), 0.25, seed=0, documents=False, inputs=["text", "second"]
+    )
     assert len(held.rows) == 5
     assert len(set(zip(held.rows["text"], held.rows["second"], strict=True))) == 1
 
 
 def test_a_cut_through_few_different_texts() -> None:
     """The smallest group where none fits; rows that are all equal are cut one by one, which the data check tells."""
-    _, held, _ = cut(rows_of(["a"] * 60 + ["b"] * 40), 0.1, seed=0, documents=False, inputs=["text"])
+    _, held, _ = cut(
+        rows_of(["a"] * 60 + ["b"] * 40), 0.1, seed=0, documents=False, inputs=["text"]
+    )
     assert held.rows["text"] == ["b"] * 40
     train, held, _ = cut(rows_of(["a"] * 20), 0.1, seed=0, documents=False, inputs=["text"])
     assert (len(train.rows), len(held.rows)) == (18, 2)
@@ -388,7 +462,10 @@ ROWS: dict[str, dict[str, Any]] = {
 def test_each_task_says_which_rows_are_equal(task: str, tmp_path: Path) -> None:
     """Whatever their labels, targets and other columns are."""
     lines = [json.dumps({**ROWS[task], "id": number}) for number in range(60)]
-    lines = [line.replace("{n}", str(number % 20)).replace("{m}", str(number)) for number, line in enumerate(lines)]
+    lines = [
+        line.replace("{n}", str(number % 20)).replace("{m}", str(number))
+        for number, line in enumerate(lines)
+    ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(lines) + "\n")
     kind = registry.choices("task")[task].load()

@@ -43,12 +43,20 @@ def test_two_bytes_an_id_are_enough_for_small_vocabularies(monkeypatch: pytest.M
     monkeypatch.setattr(encoded, "_CHARACTERS", 12)
     wide = encode(lambda: iter(texts), encoder, "key")
     small = encode(lambda: iter(texts), encoder, "key", ids_below=1 << 16)
-    assert (wide.ragged["input_ids"].dtype, small.ragged["input_ids"].dtype) == (np.int32, np.uint16)
+    assert (wide.ragged["input_ids"].dtype, small.ragged["input_ids"].dtype) == (
+        np.int32,
+        np.uint16,
+    )
     for made in (wide, small):
-        assert [bytes(made[index]["input_ids"].astype(np.uint8)).decode() for index in range(5)] == texts
+        assert [
+            bytes(made[index]["input_ids"].astype(np.uint8)).decode() for index in range(5)
+        ] == texts
         assert made[0]["input_ids"].dtype == np.int64
     assert wide.fingerprint() == small.fingerprint()
-    assert packed(wide, 4, keep_rest=True).fingerprint() == packed(small, 4, keep_rest=True).fingerprint()
+    assert (
+        packed(wide, 4, keep_rest=True).fingerprint()
+        == packed(small, 4, keep_rest=True).fingerprint()
+    )
     assert small.fingerprint() != packed(small, 4, keep_rest=True).fingerprint()
     labels = [small.with_scalars(labels=np.arange(5) + add).fingerprint() for add in (0, 0, 1)]
     assert labels[0] == labels[1] != labels[2]
@@ -106,7 +114,9 @@ def test_what_is_known_is_not_found_out_again() -> None:
     assert known_by("a" * 64, lambda: pytest.fail("it is known")) == [1, None]
 
 
-def test_ids_of_another_version_of_the_tokenizers_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_another_version_of_the_tokenizers_are_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = []
 
     def counted(batch: list[str], cut: bool) -> dict[str, list[Any]]:
@@ -119,6 +129,8 @@ def test_ids_of_another_version_of_the_tokenizers_are_made_anew(monkeypatch: pyt
     first = fingerprint()
     assert (fingerprint(), len(made)) == (first, 1)
     for package in encoded.MAKERS:
-        monkeypatch.setattr(cache_module, "version", lambda name, package=package: f"{name == package}")
+        monkeypatch.setattr(
+            cache_module, "version", lambda name, package=package: f"{name == package}"
+        )
         assert fingerprint() == first, "a run goes on: the ids are the same"
     assert len(made) == 1 + len(encoded.MAKERS)

@@ -74,64 +74,260 @@ CASES: list[Case] = [
     ("tabs", "a.tsv", by("\t"), {}, ROWS, []),
     ("tabs called tab", "a.tab", by("\t"), {}, ROWS, []),
     ("commas called tsv", "a.tsv", COMMA, {}, ROWS, ["','"]),
-    ("semicolons and commas in texts", "a.csv", "text;label\na, b;x\nc;y\n", {},
-     {"text": ["a, b", "c"], "label": ["x", "y"]}, ["';'"]),
-    ("commas in a quoted text", "a.csv", 'text;label\n"a; b, c";x\n', {},
-     {"text": ["a; b, c"], "label": ["x"]}, ["';'"]),
-    ("semicolons in every comma row", "a.csv", "text;one,label\na;b,x\nc;d,y\n", {},
-     {"text;one": ["a;b", "c;d"], "label": ["x", "y"]}, ["every row has ';', too", "reads them so"]),
-    ("two ways", "a.csv", "a;b|c\nd;e|f\n", {},
-     ["several ways", """'data.delimiter=";"'""", """'data.delimiter="|"'"""], []),
-    ("a way of two, said", "a.csv", "a;b|c\nd;e|f\n", {"delimiter": ";"}, {"a": ["d"], "b|c": ["e|f"]}, []),
+    (
+        "semicolons and commas in texts",
+        "a.csv",
+        "text;label\na, b;x\nc;y\n",
+        {},
+        {"text": ["a, b", "c"], "label": ["x", "y"]},
+        ["';'"],
+    ),
+    (
+        "commas in a quoted text",
+        "a.csv",
+        'text;label\n"a; b, c";x\n',
+        {},
+        {"text": ["a; b, c"], "label": ["x"]},
+        ["';'"],
+    ),
+    (
+        "semicolons in every comma row",
+        "a.csv",
+        "text;one,label\na;b,x\nc;d,y\n",
+        {},
+        {"text;one": ["a;b", "c;d"], "label": ["x", "y"]},
+        ["every row has ';', too", "reads them so"],
+    ),
+    (
+        "two ways",
+        "a.csv",
+        "a;b|c\nd;e|f\n",
+        {},
+        ["several ways", """'data.delimiter=";"'""", """'data.delimiter="|"'"""],
+        [],
+    ),
+    (
+        "a way of two, said",
+        "a.csv",
+        "a;b|c\nd;e|f\n",
+        {"delimiter": ";"},
+        {"a": ["d"], "b|c": ["e|f"]},
+        [],
+    ),
     ("tab, said", "a.csv", "a\tb\nc,\td\n", {"delimiter": "tab"}, {"a": ["c,"], "b": ["d"]}, []),
     ("colons, said", "a.csv", by(":"), {"delimiter": ":"}, ROWS, []),
     ("what Excel says first", "a.csv", "sep=;\n" + by(";"), {}, ROWS, ["first line says"]),
     ("a single column", "a.csv", "text\na; b\nc\n", {}, {"text": ["a; b", "c"]}, []),
-    ("semicolons, one row too wide", "a.csv", by(";") + "a;b;c\n", {},
-     ["row 3", "2 columns, got 3", "';' needs quotes"], []),
-    ("no line of names", "a.csv", "fine day,good\nbad day,poor\n", {"column_names": ["text", "label"]}, ROWS, []),
-    ("no line of names, semicolons", "a.csv", "fine day;good\nbad day;poor\n", {"column_names": ["text", "label"]},
-     ROWS, ["';'"]),
-    ("no line of names, tabs", "a.tsv", "fine day\tgood\nbad day\tpoor\n", {"column_names": ["text", "label"]},
-     ROWS, []),
-    ("a name too many", "a.csv", COMMA, {"column_names": ["a", "b", "c"]}, ["data.column_names", "2 columns"], []),
+    (
+        "semicolons, one row too wide",
+        "a.csv",
+        by(";") + "a;b;c\n",
+        {},
+        ["row 3", "2 columns, got 3", "';' needs quotes"],
+        [],
+    ),
+    (
+        "no line of names",
+        "a.csv",
+        "fine day,good\nbad day,poor\n",
+        {"column_names": ["text", "label"]},
+        ROWS,
+        [],
+    ),
+    (
+        "no line of names, semicolons",
+        "a.csv",
+        "fine day;good\nbad day;poor\n",
+        {"column_names": ["text", "label"]},
+        ROWS,
+        ["';'"],
+    ),
+    (
+        "no line of names, tabs",
+        "a.tsv",
+        "fine day\tgood\nbad day\tpoor\n",
+        {"column_names": ["text", "label"]},
+        ROWS,
+        [],
+    ),
+    (
+        "a name too many",
+        "a.csv",
+        COMMA,
+        {"column_names": ["a", "b", "c"]},
+        ["data.column_names", "2 columns"],
+        [],
+    ),
     ("a mark of UTF-8", "a.csv", b"\xef\xbb\xbf" + by(";").encode(), {}, ROWS, ["';'"]),
     ("UTF-16", "a.csv", CAFE.encode("utf-16"), {}, CAFE_ROWS, ["utf-16", "data.encoding"]),
-    ("UTF-16, big end first, tabs", "a.tsv", b"\xfe\xff" + by("\t", CAFE).encode("utf-16-be"), {},
-     CAFE_ROWS, ["utf-16"]),
+    (
+        "UTF-16, big end first, tabs",
+        "a.tsv",
+        b"\xfe\xff" + by("\t", CAFE).encode("utf-16-be"),
+        {},
+        CAFE_ROWS,
+        ["utf-16"],
+    ),
     ("UTF-16 without a mark", "a.csv", CAFE.encode("utf-16-le"), {}, CAFE_ROWS, ["utf-16le"]),
     ("UTF-32", "a.csv", CAFE.encode("utf-32"), {}, CAFE_ROWS, ["utf-32"]),
     ("cp1252", "a.csv", CAFE.encode("cp1252"), {}, CAFE_ROWS, ["cp1252", "line 2", "café “one”"]),
-    ("cp1252, semicolons", "a.csv", by(";", CAFE).encode("cp1252"), {}, CAFE_ROWS, ["cp1252", "';'"]),
+    (
+        "cp1252, semicolons",
+        "a.csv",
+        by(";", CAFE).encode("cp1252"),
+        {},
+        CAFE_ROWS,
+        ["cp1252", "';'"],
+    ),
     ("Latin-1", "a.csv", LATIN.encode("latin-1"), {}, LATIN_ROWS, ["latin-1", "café"]),
-    ("Latin-1, packed", "a.csv.gz", gzip.compress(LATIN.encode("latin-1")), {}, LATIN_ROWS, ["latin-1"]),
-    ("cp1251", "a.csv", RUSSIAN.encode("cp1251"), {}, ["no UTF-8", "no text", "data.encoding=cp1251"], []),
-    ("cp1251, said", "a.csv", RUSSIAN.encode("cp1251"), {"encoding": "cp1251"},
-     {"text": ["хороший день", "плохой день"], "label": ["good", "poor"]}, []),
-    ("cp1250", "a.csv", "text,label\ngęsią złotą,good\n".encode("cp1250"), {}, ["no UTF-8", "cp1250"], []),
-    ("Mac Roman", "a.csv", "text,label\nun café très long,good\nles élèves,a\n".encode("mac-roman"), {},
-     ["no UTF-8"], []),
-    ("GB 18030", "a.csv", "text,label\n今天天气很好,good\n".encode("gb18030"), {}, ["no UTF-8", "gb18030"], []),
-    ("Shift JIS", "a.csv", "text,label\nとても良い,good\n".encode("shift_jis"), {}, ["no UTF-8", "shift_jis"], []),
-    ("GB 18030, said", "a.jsonl", '{"text": "天气"}\n'.encode("gb18030"),
-     {"encoding": "gb18030"}, {"text": ["天气"]}, []),
-    ("a byte of no encoding", "a.csv", b"text,label\n\x81,1\n", {}, ["line 2", "no UTF-8", "no text"], []),
-    ("damaged UTF-8", "a.csv", "text,label\nçà,1\né,2\n".encode() + b"\xe9a,1\n", {}, ["line 4", "damaged"], []),
-    ("another encoding than is said", "a.csv", LATIN.encode("latin-1"), {"encoding": "utf-8"},
-     ["data.encoding=utf-8", "line 2"], []),
-    ("lines of cp1252", "a.txt", "a “b”\nc\n".encode("cp1252"), {}, {"text": ["a “b”", "c"]}, ["cp1252"]),
-    ("lines of UTF-16", "a.txt", "fine day\nbad day\n".encode("utf-16"), {},
-     {"text": ["fine day", "bad day"]}, ["utf-16"]),
+    (
+        "Latin-1, packed",
+        "a.csv.gz",
+        gzip.compress(LATIN.encode("latin-1")),
+        {},
+        LATIN_ROWS,
+        ["latin-1"],
+    ),
+    (
+        "cp1251",
+        "a.csv",
+        RUSSIAN.encode("cp1251"),
+        {},
+        ["no UTF-8", "no text", "data.encoding=cp1251"],
+        [],
+    ),
+    (
+        "cp1251, said",
+        "a.csv",
+        RUSSIAN.encode("cp1251"),
+        {"encoding": "cp1251"},
+        {"text": ["хороший день", "плохой день"], "label": ["good", "poor"]},
+        [],
+    ),
+    (
+        "cp1250",
+        "a.csv",
+        "text,label\ngęsią złotą,good\n".encode("cp1250"),
+        {},
+        ["no UTF-8", "cp1250"],
+        [],
+    ),
+    (
+        "Mac Roman",
+        "a.csv",
+        "text,label\nun café très long,good\nles élèves,a\n".encode("mac-roman"),
+        {},
+        ["no UTF-8"],
+        [],
+    ),
+    (
+        "GB 18030",
+        "a.csv",
+        "text,label\n今天天气很好,good\n".encode("gb18030"),
+        {},
+        ["no UTF-8", "gb18030"],
+        [],
+    ),
+    (
+        "Shift JIS",
+        "a.csv",
+        "text,label\nとても良い,good\n".encode("shift_jis"),
+        {},
+        ["no UTF-8", "shift_jis"],
+        [],
+    ),
+    (
+        "GB 18030, said",
+        "a.jsonl",
+        '{"text": "天气"}\n'.encode("gb18030"),
+        {"encoding": "gb18030"},
+        {"text": ["天气"]},
+        [],
+    ),
+    (
+        "a byte of no encoding",
+        "a.csv",
+        b"text,label\n\x81,1\n",
+        {},
+        ["line 2", "no UTF-8", "no text"],
+        [],
+    ),
+    (
+        "damaged UTF-8",
+        "a.csv",
+        "text,label\nçà,1\né,2\n".encode() + b"\xe9a,1\n",
+        {},
+        ["line 4", "damaged"],
+        [],
+    ),
+    (
+        "another encoding than is said",
+        "a.csv",
+        LATIN.encode("latin-1"),
+        {"encoding": "utf-8"},
+        ["data.encoding=utf-8", "line 2"],
+        [],
+    ),
+    (
+        "lines of cp1252",
+        "a.txt",
+        "a “b”\nc\n".encode("cp1252"),
+        {},
+        {"text": ["a “b”", "c"]},
+        ["cp1252"],
+    ),
+    (
+        "lines of UTF-16",
+        "a.txt",
+        "fine day\nbad day\n".encode("utf-16"),
+        {},
+        {"text": ["fine day", "bad day"]},
+        ["utf-16"],
+    ),
     ("JSON lines of UTF-16", "a.jsonl", LINES.encode("utf-16"), {}, ROWS, ["utf-16"]),
-    ("JSON lines of Latin-1", "a.jsonl", '{"text": "le café"}\n'.encode("latin-1"), {},
-     {"text": ["le café"]}, ["latin-1"]),
-    ("a broken row of UTF-16", "a.jsonl", (LINES + "{\n").encode("utf-16"), {}, ["a.jsonl", "row 3"], []),
-    ("brackets of UTF-16", "a.json", ("[" * 9000 + "]" * 9000).encode("utf-16"), {}, ["brackets are open"], []),
+    (
+        "JSON lines of Latin-1",
+        "a.jsonl",
+        '{"text": "le café"}\n'.encode("latin-1"),
+        {},
+        {"text": ["le café"]},
+        ["latin-1"],
+    ),
+    (
+        "a broken row of UTF-16",
+        "a.jsonl",
+        (LINES + "{\n").encode("utf-16"),
+        {},
+        ["a.jsonl", "row 3"],
+        [],
+    ),
+    (
+        "brackets of UTF-16",
+        "a.json",
+        ("[" * 9000 + "]" * 9000).encode("utf-16"),
+        {},
+        ["brackets are open"],
+        [],
+    ),
     ("zip", "a.zip", zipped(a_csv=by(";")), {}, ROWS, ["';'"]),
     ("zip of JSON lines", "a.zip", zipped(data__a_jsonl=LINES), {}, ROWS, []),
-    ("zip of cp1252 lines", "a.txt.zip", zipped(a_txt="fine\nbad\n"), {}, {"text": ["fine", "bad"]}, []),
+    (
+        "zip of cp1252 lines",
+        "a.txt.zip",
+        zipped(a_txt="fine\nbad\n"),
+        {},
+        {"text": ["fine", "bad"]},
+        [],
+    ),
     ("zip with what a Mac adds", "a.zip", zipped(a_csv=COMMA, __MACOSX___a_csv="x"), {}, ROWS, []),
-    ("zip of two files", "a.zip", zipped(train_csv=COMMA, test_csv=COMMA), {}, ["2 files", "train.csv", "Unpack"], []),
+    (
+        "zip of two files",
+        "a.zip",
+        zipped(train_csv=COMMA, test_csv=COMMA),
+        {},
+        ["2 files", "train.csv", "Unpack"],
+        [],
+    ),
     ("zip of nothing", "a.zip", zipped(), {}, ["no file"], []),
     ("zip that is none", "a.zip", b"PK\x03\x04 and more", {}, ["cannot be read as zip"], []),
     ("zip of something else", "a.zip", zipped(a_pdf="x"), {}, ["unknown format", "no table"], []),
@@ -144,12 +340,40 @@ CASES: list[Case] = [
     ("an Arrow stream", "a.arrow", arrow(stream=True), {}, ROWS, []),
     ("feather", "a.feather", arrow(stream=False), {}, ROWS, []),
     ("Arrow called csv", "a.csv", arrow(stream=False), {}, ["its bytes are arrow", "a.arrow"], []),
-    ("an Arrow file cut short", "a.arrow", arrow(stream=False)[:300], {}, ["cannot be read as arrow"], []),
+    (
+        "an Arrow file cut short",
+        "a.arrow",
+        arrow(stream=False)[:300],
+        {},
+        ["cannot be read as arrow"],
+        [],
+    ),
     ("CoNLL", "a.conll", CONLL, {}, TAGGED, []),
     ("CoNLL in a text file", "a.txt", CONLL, {"format": "conll"}, TAGGED, []),
-    ("CoNLL with more columns", "a.iob", "Anna\tNNP\tB-PER\n", {}, {"tokens": [["Anna"]], "tags": [["B-PER"]]}, []),
-    ("CoNLL with comments", "a.conll", "# id = 1\n# O\n", {}, {"tokens": [["#"]], "tags": [["O"]]}, []),
-    ("CoNLL with a column missing", "a.conll", "a O\nb\n", {}, ["line 2", "1 columns", "Expected 2"], []),
+    (
+        "CoNLL with more columns",
+        "a.iob",
+        "Anna\tNNP\tB-PER\n",
+        {},
+        {"tokens": [["Anna"]], "tags": [["B-PER"]]},
+        [],
+    ),
+    (
+        "CoNLL with comments",
+        "a.conll",
+        "# id = 1\n# O\n",
+        {},
+        {"tokens": [["#"]], "tags": [["O"]]},
+        [],
+    ),
+    (
+        "CoNLL with a column missing",
+        "a.conll",
+        "a O\nb\n",
+        {},
+        ["line 2", "1 columns", "Expected 2"],
+        [],
+    ),
     ("CoNLL of nothing", "a.conll", "\n\n", {}, ["no rows"], []),
     ("no ending", "a", COMMA, {"format": "csv"}, ROWS, []),
     ("an ending in capitals", "A.CSV", COMMA, {}, ROWS, []),
@@ -159,21 +383,72 @@ CASES: list[Case] = [
     ("a blank line before the names", "a.csv", "\n" + COMMA, {}, ROWS, []),
     ("blank lines between the rows", "a.csv", COMMA.replace("\n", "\n\n"), {}, ROWS, []),
     ("a mark and UTF-16, tabs", "a.tsv", by("\t").encode("utf-16"), {}, ROWS, ["utf-16"]),
-    ("a huge field", "a.csv", 'text,label\n"' + "a b " * 300_000 + '",good\n', {},
-     {"text": ["a b " * 300_000], "label": ["good"]}, []),
-    ("labels as they are written", "a.csv", "text,label\na,NA\nb,1.0\nc,007\nd,Good\ne,good \n", {},
-     {"text": list("abcde"), "label": ["NA", "1.0", "007", "Good", "good "]}, []),
-    ("quotes in a field of tabs", "a.tsv", 'text\tlabel\n"a" b\tx\n', {}, {"text": ['"a" b'], "label": ["x"]}, []),
-    ("a quote that stays open among others", "a.csv", 'text,label\n"a ""b"",1\n', {}, ["opened and not closed"], []),
+    (
+        "a huge field",
+        "a.csv",
+        'text,label\n"' + "a b " * 300_000 + '",good\n',
+        {},
+        {"text": ["a b " * 300_000], "label": ["good"]},
+        [],
+    ),
+    (
+        "labels as they are written",
+        "a.csv",
+        "text,label\na,NA\nb,1.0\nc,007\nd,Good\ne,good \n",
+        {},
+        {"text": list("abcde"), "label": ["NA", "1.0", "007", "Good", "good "]},
+        [],
+    ),
+    (
+        "quotes in a field of tabs",
+        "a.tsv",
+        'text\tlabel\n"a" b\tx\n',
+        {},
+        {"text": ['"a" b'], "label": ["x"]},
+        [],
+    ),
+    (
+        "a quote that stays open among others",
+        "a.csv",
+        'text,label\n"a ""b"",1\n',
+        {},
+        ["opened and not closed"],
+        [],
+    ),
     ("restructured text", "a.rst", "Title\n=====\n", {}, {"text": ["Title", "====="]}, []),
-    ("a list of objects called jsonl", "a.jsonl", json.dumps([{"text": "a"}, {"text": "b"}], indent=1), {},
-     {"text": ["a", "b"]}, []),
+    (
+        "a list of objects called jsonl",
+        "a.jsonl",
+        json.dumps([{"text": "a"}, {"text": "b"}], indent=1),
+        {},
+        {"text": ["a", "b"]},
+        [],
+    ),
     ("JSON lines called json", "a.json", LINES, {}, ROWS, []),
-    ("objects of several lines", "a.json", '{\n "text": "a"\n}\n{\n "text": "b"\n}\n', {}, {"text": ["a", "b"]}, []),
-    ("a comma behind each object", "a.jsonl", LINES.replace("}\n", "},\n"), {},
-     ["row 1", "Leave out the comma at its end"], []),
-    ("objects as Python writes them", "a.jsonl", "{'text': 'a'}\n{'text': 'b'}\n", {},
-     ["row 1", "stand in double quotes"], []),
+    (
+        "objects of several lines",
+        "a.json",
+        '{\n "text": "a"\n}\n{\n "text": "b"\n}\n',
+        {},
+        {"text": ["a", "b"]},
+        [],
+    ),
+    (
+        "a comma behind each object",
+        "a.jsonl",
+        LINES.replace("}\n", "},\n"),
+        {},
+        ["row 1", "Leave out the comma at its end"],
+        [],
+    ),
+    (
+        "objects as Python writes them",
+        "a.jsonl",
+        "{'text': 'a'}\n{'text': 'b'}\n",
+        {},
+        ["row 1", "stand in double quotes"],
+        [],
+    ),
     ("a row too short", "a.csv", COMMA + "a\n", {}, ["row 3", "Expected 2 columns, got 1"], []),
     ("a document", "a.docx", "PK", {}, ["unknown format", "no table"], []),
     ("a page", "a.html", "<p>", {}, ["unknown format", "jsonl"], []),
@@ -185,8 +460,15 @@ CASES: list[Case] = [
     ("no ending, nothing said", "a", COMMA, {}, ["unknown format", "data.format"], []),
     ("no such format", "a", COMMA, {"format": "cvs"}, ["data.format=cvs", "csv"], []),
     ("a sheet that is none", "a.xlsx", COMMA, {}, ["cannot be read as xlsx", "no workbook"], []),
-    ("a sheet called csv", "a.csv", zipped(xl__workbook_xml="x"), {}, ["spreadsheet", "a.xlsx"], []),
-]  # fmt: skip
+    (
+        "a sheet called csv",
+        "a.csv",
+        zipped(xl__workbook_xml="x"),
+        {},
+        ["spreadsheet", "a.xlsx"],
+        [],
+    ),
+]
 
 
 def read(path: Path, said: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
@@ -196,12 +478,18 @@ def read(path: Path, said: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said", "expected", "told"), [row[1:] for row in CASES], ids=[r[0] for r in CASES]
+    ("name", "content", "said", "expected", "told"),
+    [row[1:] for row in CASES],
+    ids=[r[0] for r in CASES],
 )
 def test_a_file(
-    name: str, content: str | bytes, said: dict[str, Any], expected: dict[str, list[Any]] | list[str], told: list[str],
+    name: str,
+    content: str | bytes,
+    said: dict[str, Any],
+    expected: dict[str, list[Any]] | list[str],
+    told: list[str],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     if isinstance(expected, dict):
@@ -217,14 +505,17 @@ def test_a_file(
     assert "\n" not in message
 
 
-# Folders ----------------------------------------------------------------------------------------------------------
+# Folders
+# ----------------------------------------------------------------------------------------------------------
 
 
 def texts(folder: Path, *classes: str, ending: str = ".txt") -> Path:
     for name in classes:
         (folder / name).mkdir(parents=True)
         for number in range(2):
-            (folder / name / f"{number}{ending}").write_bytes(f"{name} café {number}\nmore".encode("cp1252"))
+            (folder / name / f"{number}{ending}").write_bytes(
+                f"{name} café {number}\nmore".encode("cp1252")
+            )
     return folder
 
 
@@ -236,9 +527,16 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     assert rows["text"][3] == "good café 1\nmore"
     assert "2 folders, which are the labels" in notes
     assert "latin-1" in notes
-    before = load_files(FilesConfig(name="files", train=str(folder), eval=None), documents=False).train.content
+    before = load_files(
+        FilesConfig(name="files", train=str(folder), eval=None), documents=False
+    ).train.content
     (folder / "good" / "1.txt").write_text("another")
-    assert load_files(FilesConfig(name="files", train=str(folder), eval=None), documents=False).train.content != before
+    assert (
+        load_files(
+            FilesConfig(name="files", train=str(folder), eval=None), documents=False
+        ).train.content
+        != before
+    )
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -255,21 +553,37 @@ def test_folders_of_images(tmp_path: Path) -> None:
 def saved(folder: Path) -> Path:
     from datasets import Dataset, DatasetDict
 
-    DatasetDict({"train": Dataset.from_dict(ROWS), "test": Dataset.from_dict(ROWS)}).save_to_disk(str(folder))
+    DatasetDict({"train": Dataset.from_dict(ROWS), "test": Dataset.from_dict(ROWS)}).save_to_disk(
+        str(folder)
+    )
     return folder
 
 
 FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
-    ("splits of classes", lambda path: texts(path / "train", "a", "b").parent, ["splits", "data.train=mine/train"]),
+    (
+        "splits of classes",
+        lambda path: texts(path / "train", "a", "b").parent,
+        ["splits", "data.train=mine/train"],
+    ),
     ("train and test are no classes", lambda path: texts(path, "train", "test"), ["**/*.txt"]),
     ("one class alone", lambda path: texts(path, "a"), ["**/*.txt"]),
-    ("what save_to_disk wrote, splits", saved, ["splits", "data.train=mine/train data.eval=mine/test"]),
-    ("nothing that is read", lambda path: texts(path, "a", "b", ending=".exe"), ["no file in it ends with"]),
+    (
+        "what save_to_disk wrote, splits",
+        saved,
+        ["splits", "data.train=mine/train data.eval=mine/test"],
+    ),
+    (
+        "nothing that is read",
+        lambda path: texts(path, "a", "b", ending=".exe"),
+        ["no file in it ends with"],
+    ),
     ("tables", lambda path: texts(path, "a", "b", ending=".csv"), ["**/*.csv"]),
 ]
 
 
-@pytest.mark.parametrize(("make", "facts"), [row[1:] for row in FOLDERS], ids=[row[0] for row in FOLDERS])
+@pytest.mark.parametrize(
+    ("make", "facts"), [row[1:] for row in FOLDERS], ids=[row[0] for row in FOLDERS]
+)
 def test_a_folder_that_is_not_read(
     make: Callable[[Path], Path], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +598,8 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
     assert read(saved(tmp_path / "mine") / "train", {})[0] == ROWS
 
 
-# What is said ----------------------------------------------------------------------------------------------------
+# What is said
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,22 +610,33 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
         ("a.parquet", {"encoding": "cp1252"}, ["data.encoding=cp1252", "no effect on parquet"]),
         ("a.jsonl", {"delimiter": "ab"}, ["data.delimiter", "one character"]),
         ("a.csv", {"format": "cvs"}, ["data.format=cvs", "csv"]),
-        ("a.jsonl", {"format": "json", "streaming": True, "eval_fraction": 0}, ["data.format=json", "a stream"]),
+        (
+            "a.jsonl",
+            {"format": "json", "streaming": True, "eval_fraction": 0},
+            ["data.format=json", "a stream"],
+        ),
         ("a.csv", {"encoding": "klingon"}, ["data.encoding", "klingon"]),
         ("a.csv", {"encoding": "base64"}, ["data.encoding", "base64"]),
         ("a.csv", {"column_names": ["a", "a"]}, ["data.column_names", "each once"]),
     ],
 )
-def test_what_has_no_effect_is_refused(name: str, said: dict[str, Any], facts: list[str], tmp_path: Path) -> None:
+def test_what_has_no_effect_is_refused(
+    name: str, said: dict[str, Any], facts: list[str], tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(LINES)
     with pytest.raises(ConfigError) as refused:
-        load_files(FilesConfig(name="files", train=str(tmp_path / name), eval=None, **said), documents=False)
+        load_files(
+            FilesConfig(name="files", train=str(tmp_path / name), eval=None, **said),
+            documents=False,
+        )
     assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value
 
 
 def test_a_stream_is_read_as_utf8(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes('{"text": "café, the naïve one"}\n'.encode("cp1252"))
-    config = FilesConfig(name="files", train=str(tmp_path / "a.jsonl"), eval=None, eval_fraction=0, streaming=True)
+    config = FilesConfig(
+        name="files", train=str(tmp_path / "a.jsonl"), eval=None, eval_fraction=0, streaming=True
+    )
     with pytest.raises(ConfigError, match="iconv -f latin1"):
         load_source(config, seed=0, documents=False)
 
@@ -341,7 +667,8 @@ def test_json_lines_keep_their_address(tmp_path: Path, monkeypatch: pytest.Monke
     keys: list[str] = []
     kept = reader.kept_rows
     monkeypatch.setattr(
-        "optrun.data.formats.kept_rows", lambda kind, key, make: keys.append(key) or kept(kind, key, make)
+        "optrun.data.formats.kept_rows",
+        lambda kind, key, make: keys.append(key) or kept(kind, key, make),
     )
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "a"}) + "\n")
@@ -352,16 +679,21 @@ def test_json_lines_keep_their_address(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("header", ["Text,Label", "TEXT, LABEL", " text ,label"])
 def test_names_in_other_case_or_with_blanks_around(header: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(COMMA.replace("text,label", header))
-    source = load_source(FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False)
+    source = load_source(
+        FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False
+    )
     label = label_column(source, source.train)
     assert [label, text_column(source, source.train, [label])] == header.split(",")[::-1]
 
 
 def test_a_missing_line_of_names_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("fine day,good\n" + "fine day,good\nbad day,poor\n" * 4)
-    source = load_source(FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False)
+    source = load_source(
+        FilesConfig(name="files", train=str(tmp_path / "a.csv"), eval=None), seed=0, documents=False
+    )
     with pytest.raises(
-        ConfigError, match=r"of a line of names: 'fine day', 'good'.*\"data.column_names=\[NAME1, NAME2\]\""
+        ConfigError,
+        match=r"of a line of names: 'fine day', 'good'.*\"data.column_names=\[NAME1, NAME2\]\"",
     ):
         label_column(source, source.train)
 
@@ -394,12 +726,17 @@ def test_a_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(open_stream("data.train", [path], 9, [])) == [{"text": "a"}, {"text": "b"}]
     with pytest.raises(ConfigError, match=r"Known endings: .*\.card"):
         format_of("data.train", tmp_path / "a.unknown", None)
-    with pytest.raises(ConfigError, match=r"encoding=utf-8: has no effect on parquet; it is read for .*, cards\."):
+    with pytest.raises(
+        ConfigError, match=r"encoding=utf-8: has no effect on parquet; it is read for .*, cards\."
+    ):
         load_files(
-            FilesConfig(name="files", train=str(_parquet(tmp_path)), eval=None, encoding="utf-8"), documents=False
+            FilesConfig(name="files", train=str(_parquet(tmp_path)), eval=None, encoding="utf-8"),
+            documents=False,
         )
     (tmp_path / "c.csv").write_bytes(b"CARD: 1\n")
-    with pytest.raises(ConfigError, match=r"cannot be read as csv: its bytes are cards\. Call it c\.card"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be read as csv: its bytes are cards\. Call it c\.card"
+    ):
         read(tmp_path / "c.csv", {})
     with pytest.raises(ConfigError, match=r"streaming=true reads .*\.card"):
         open_stream("data.train", [tmp_path / "c.csv"], 9, [])

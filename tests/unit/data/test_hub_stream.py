@@ -24,7 +24,9 @@ from optrun.runner.resume.data_position import pinned, pinned_revision
 from tests.running import composed
 
 SHA, OTHER = "a" * 40, "b" * 40
-ROWS = [{"text": f"row {number} " + "x" * (number % 50), "label": number % 3} for number in range(700)]
+ROWS = [
+    {"text": f"row {number} " + "x" * (number % 50), "label": number % 3} for number in range(700)
+]
 
 
 class Remote:
@@ -37,7 +39,13 @@ class Remote:
     def add(self, path: str, content: bytes, kind: str = "sha1") -> HubFile:
         self.files[path] = content
         head = b"blob %d\0" % len(content) if kind == "sha1" else b""
-        return HubFile("o/n", SHA, path, len(content), f"{kind}:{hashlib.new(kind, head + content).hexdigest()}")
+        return HubFile(
+            "o/n",
+            SHA,
+            path,
+            len(content),
+            f"{kind}:{hashlib.new(kind, head + content).hexdigest()}",
+        )
 
 
 @pytest.fixture
@@ -63,14 +71,29 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
     noise = np.random.default_rng(0).bytes(10_000)
     extra = [{**row, "extra": noise} for row in rows]
-    pq.write_table(pa.Table.from_pylist(extra), file, row_group_size=100, compression="none", use_dictionary=False)
+    pq.write_table(
+        pa.Table.from_pylist(extra),
+        file,
+        row_group_size=100,
+        compression="none",
+        use_dictionary=False,
+    )
     return file.getvalue()
 
 
 def test_any_bytes_are_those_of_the_file(remote: Remote) -> None:
     content = np.random.default_rng(0).bytes(3000)
     file = remote.add("a.bin", content)
-    for begin, size in ((0, 3000), (0, 1), (511, 2), (512, 512), (2999, 1), (2990, 50), (100, 500), (5, 0)):
+    for begin, size in (
+        (0, 3000),
+        (0, 1),
+        (511, 2),
+        (512, 512),
+        (2999, 1),
+        (2990, 50),
+        (100, 500),
+        (5, 0),
+    ):
         assert file.read(begin, size) == content[begin : begin + size], (begin, size)
     assert b"".join(file.chunks()) == content
     whole = file.opened()
@@ -102,7 +125,9 @@ def test_rows_are_those_of_the_same_files_here(remote: Remote, tmp_path: Path) -
     assert (here.borders == rows.borders).all()
 
 
-def test_of_parquet_only_the_columns_that_are_read_are_fetched(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_parquet_only_the_columns_that_are_read_are_fetched(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_file, "BLOCK", 100_000)
     content = parquet(ROWS)
     file = remote.add("a.parquet", content, "sha256")
@@ -120,18 +145,26 @@ def test_of_parquet_only_the_columns_that_are_read_are_fetched(remote: Remote, m
 def test_other_bytes_than_the_hub_names_are_refused(remote: Remote, kind: str) -> None:
     file = remote.add("a.jsonl", jsonl(ROWS), kind)
     remote.files["a.jsonl"] = remote.files["a.jsonl"].replace(b"row 9", b"Row 9")
-    with pytest.raises(OptrunError, match=rf"data.path=o/n: a\.jsonl at revision {SHA}: .*other bytes than it names"):
+    with pytest.raises(
+        OptrunError,
+        match=rf"data.path=o/n: a\.jsonl at revision {SHA}: .*other bytes than it names",
+    ):
         open_stream("data.path", [file], 1, [])
 
 
-def test_a_hub_that_fails_or_knows_no_ranges_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_fails_or_knows_no_ranges_is_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     file = HubFile("o/n", SHA, "a.jsonl", 9, "sha1:0")
     opened = SimpleNamespace(open=lambda *_, **__: io.BytesIO(b"x"))
     monkeypatch.setattr(hub_file, "_file_system", lambda: opened)
     with pytest.raises(OptrunError, match="1 bytes came where 9 were asked for"):
         file.read(0, 9)
     monkeypatch.setattr(hub_file, "_file_system", lambda: SimpleNamespace())
-    with pytest.raises(OptrunError, match=r"data.path=o/n: a\.jsonl at revision a+: the hub does not give its bytes"):
+    with pytest.raises(
+        OptrunError,
+        match=r"data.path=o/n: a\.jsonl at revision a+: the hub does not give its bytes",
+    ):
         file.read(0, 9)
 
 
@@ -139,7 +172,9 @@ def test_a_run_goes_on_at_the_commit_of_its_checkpoint(monkeypatch: pytest.Monke
     monkeypatch.setattr("optrun.runner.resume.data_position.commit_of", lambda _: OTHER)
     config = composed("data=hub", "data.path=o/n", "data.streaming=true")
     parts = {f"hf://datasets/o/n@{SHA}/a.jsonl": "1"}
-    saved = CheckpointMetadata(global_step=1, config={"data": {"path": "o/n", "revision": None}}, plan={"parts": parts})
+    saved = CheckpointMetadata(
+        global_step=1, config={"data": {"path": "o/n", "revision": None}}, plan={"parts": parts}
+    )
     assert pinned_revision(config, None) == OTHER
     assert pinned_revision(config, saved) == SHA
     named = replace(config, data=replace(config.data, revision="main"))  # type: ignore[type-var]
@@ -150,7 +185,9 @@ def test_a_run_goes_on_at_the_commit_of_its_checkpoint(monkeypatch: pytest.Monke
     assert pinned(whole, None) is whole
 
 
-@pytest.mark.parametrize(("name", "fact"), [("a.csv", "reads .jsonl"), ("a.jsonl.gz", "middle of a compressed file")])
+@pytest.mark.parametrize(
+    ("name", "fact"), [("a.csv", "reads .jsonl"), ("a.jsonl.gz", "middle of a compressed file")]
+)
 def test_what_cannot_be_streamed_is_refused(remote: Remote, name: str, fact: str) -> None:
     with pytest.raises(ConfigError, match=fact) as caught:
         open_stream("data.path", [remote.add(name, b"x")], 1, [])

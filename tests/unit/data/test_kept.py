@@ -41,7 +41,9 @@ def start(tmp_path: Path) -> Callable[..., Any]:
     """Task, what is known of its data, and a digest, of rows in two files."""
     tokenizers: dict[str, Any] = {}
 
-    def begun(task: str, rows: list[dict[str, Any]], **options: Any) -> tuple[Task, Any, list[str], list[str]]:
+    def begun(
+        task: str, rows: list[dict[str, Any]], **options: Any
+    ) -> tuple[Task, Any, list[str], list[str]]:
         for name in ("train", "held"):
             path = tmp_path / f"{name}.jsonl"
             text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -65,8 +67,12 @@ def start(tmp_path: Path) -> Callable[..., Any]:
         source = load_files(data, documents=False)
         kind = KINDS.get(task, "pair")
         if kind not in tokenizers:
-            tokenizers[kind] = train_tokenizer(lambda: iter([SENTENCE] * 3), vocab_size=320, kind=kind)
-        made = build_task(choice("task", TASKS, task, options), data, source, tokenizers[kind], seed=0)
+            tokenizers[kind] = train_tokenizer(
+                lambda: iter([SENTENCE] * 3), vocab_size=320, kind=kind
+            )
+        made = build_task(
+            choice("task", TASKS, task, options), data, source, tokenizers[kind], seed=0
+        )
         found = facts.data_facts(made, source, tokenizers[kind])
         whole = [made.train, *made.eval_sets.values()]
         return made, found, made.notes + data_check(found), [one.fingerprint() for one in whole]
@@ -83,7 +89,9 @@ def same(one: Any, other: Any) -> bool:
 
 def forbid(monkeypatch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> None:
     for owner, name in places:
-        monkeypatch.setattr(owner, name, lambda *_, name=name, **__: pytest.fail(f"{name}: it is known"))
+        monkeypatch.setattr(
+            owner, name, lambda *_, name=name, **__: pytest.fail(f"{name}: it is known")
+        )
 
 
 @settings(max_examples=40, deadline=None)
@@ -101,17 +109,32 @@ def test_texts_come_back() -> None:
     assert as_texts(as_array(texts)) == texts
 
 
-CHATS = [{"prompt": "the cat " * length, "completion": "sat on a mat"} for length in (1, 9, 2, 3, 1, 9, 4, 2)]
+CHATS = [
+    {"prompt": "the cat " * length, "completion": "sat on a mat"}
+    for length in (1, 9, 2, 3, 1, 9, 4, 2)
+]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_warm_start_reads_no_targets_and_packs_nothing(start: Any, cache: Path, packed: bool) -> None:
+def test_a_warm_start_reads_no_targets_and_packs_nothing(
+    start: Any, cache: Path, packed: bool
+) -> None:
     options = {"packing": packed, "overlong_rows": "drop", "max_length": 16}
     cold = start("sft", CHATS, **options)
     assert any("left out" in note for note in cold[2])
     with pytest.MonkeyPatch.context() as patched:
-        places = [(examples.Examples, "_fingerprint"), (facts, "_count_known"), (packing.Packed, "_fingerprint")]
-        forbid(patched, *places, (packing, "best_fit"), (chat_task, "nothing_marked"), (examples, "write_ids"))
+        places = [
+            (examples.Examples, "_fingerprint"),
+            (facts, "_count_known"),
+            (packing.Packed, "_fingerprint"),
+        ]
+        forbid(
+            patched,
+            *places,
+            (packing, "best_fit"),
+            (chat_task, "nothing_marked"),
+            (examples, "write_ids"),
+        )
         warm = start("sft", CHATS, **options)
     assert warm[1:] == cold[1:]
     assert same(cold[0].train, warm[0].train)
@@ -169,7 +192,9 @@ def test_a_warm_start_reads_no_rows(start: Any, task: str, options: dict[str, An
     cold = start(task, LABELLED, **options)
     if task == "sequence_classification":
         assert "data.train: 2 of 5 rows have no text in column text" in cold[2]
-        labels: Any = {"regression": [2, 10, 2, 10, 1], None: [1, 2, 1, 2, 0]}.get(options.get("problem_type"))
+        labels: Any = {"regression": [2, 10, 2, 10, 1], None: [1, 2, 1, 2, 0]}.get(
+            options.get("problem_type")
+        )
         if "label_column" in options:  # 10, 2, x
             labels = [[0, 1, 0], [1, 0, 1], [0, 1, 0], [1, 0, 1], [0, 0, 0]]
         if "label_columns" in options:
@@ -181,16 +206,23 @@ def test_a_warm_start_reads_no_rows(start: Any, task: str, options: dict[str, An
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Dataset, "iter", lambda self, batch_size: pytest.fail("rows are known"))
         getitem = Dataset.__getitem__
-        patched.setattr(Dataset, "__getitem__", lambda self, key: reads.append(key) or getitem(self, key))
+        patched.setattr(
+            Dataset, "__getitem__", lambda self, key: reads.append(key) or getitem(self, key)
+        )
         warm = start(task, LABELLED, **options)
-    assert all(isinstance(key, slice) and key.stop <= 100 for key in reads), "the first rows, for the kinds of columns"
+    assert all(isinstance(key, slice) and key.stop <= 100 for key in reads), (
+        "the first rows, for the kinds of columns"
+    )
     assert warm[1:] == cold[1:]
     assert same(cold[0].train, warm[0].train)
 
 
 def test_what_is_wrong_is_told_again(start: Any) -> None:
     missing = [*LABELLED, {"text": "a", "label": None, "target": ""}]
-    for task, said in (("sequence_classification", "row 6 has no value in column label"), ("seq2seq_lm", "no text in")):
+    for task, said in (
+        ("sequence_classification", "row 6 has no value in column label"),
+        ("seq2seq_lm", "no text in"),
+    ):
         for _ in range(2):
             with pytest.raises(ConfigError, match=said):
                 start(task, missing)

@@ -15,7 +15,9 @@ RAW = "eins\r\nzwei ä € 𝄞\rdrei\n\r\n\n" * 9 + "𝄞\r"
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 64, 10_000])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_it_is_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, mark: bytes) -> None:
+def test_it_is_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, mark: bytes
+) -> None:
     monkeypatch.setattr(module, "_CHUNK", chunk)
     path = tmp_path / "a.txt"
     path.write_bytes(mark + RAW.encode())

@@ -26,16 +26,22 @@ def test_turns_are_those_of_interleave_datasets(
 ) -> None:
     monkeypatch.setattr(mixture, "_BLOCK", 4)
     rows = [
-        Dataset.from_dict({"at": [(source, number) for number in range(size)]}) for source, size in enumerate(sizes)
+        Dataset.from_dict({"at": [(source, number) for number in range(size)]})
+        for source, size in enumerate(sizes)
     ]
     theirs = [tuple(at) for at in interleave_datasets(rows, stopping_strategy=strategy)["at"]]  # type: ignore[arg-type]
-    ours = [(source, number % sizes[source]) for source, number in drawn(Draws(sizes, None, strategy, seed=0))]
+    ours = [
+        (source, number % sizes[source])
+        for source, number in drawn(Draws(sizes, None, strategy, seed=0))
+    ]
     assert ours == theirs
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("block", [8, 64])
-def test_an_epoch_ends_where_the_strategy_says(strategy: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_ends_where_the_strategy_says(
+    strategy: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mixture, "_BLOCK", block)
     sizes, probabilities = (40, 25, 60), (0.5, 0.3, 0.2)
     for seed in range(6):
@@ -44,7 +50,9 @@ def test_an_epoch_ends_where_the_strategy_says(strategy: str, block: int, monkey
         assert len(found) == len(draws)
         counts = [sum(source == each for source, _ in found) for each in range(3)]
         for each in range(3):
-            assert [number for source, number in found if source == each] == list(range(counts[each]))
+            assert [number for source, number in found if source == each] == list(
+                range(counts[each])
+            )
         before = [count - (source == found[-1][0]) for source, count in enumerate(counts)]
         if strategy == "first_exhausted":
             assert any(count == size for count, size in zip(counts, sizes, strict=True))
@@ -72,8 +80,12 @@ def numbered(first: int, count: int) -> Examples:
 
 
 @pytest.mark.parametrize("probabilities", [None, (0.7, 0.3)])
-def test_each_pass_over_a_source_has_each_of_its_examples_once(probabilities: tuple[float, ...] | None) -> None:
-    mixed = MixedExamples({"a": numbered(0, 50), "b": numbered(100, 7)}, probabilities, "all_exhausted", seed=2)
+def test_each_pass_over_a_source_has_each_of_its_examples_once(
+    probabilities: tuple[float, ...] | None,
+) -> None:
+    mixed = MixedExamples(
+        {"a": numbered(0, 50), "b": numbered(100, 7)}, probabilities, "all_exhausted", seed=2
+    )
     plan = EpochPlan(len(mixed), 4, 1, seed=2, arrangement=mixed.arrangement)
     seen: dict[int, list[int]] = {0: [], 1: []}
     steps = plan.steps(0)
@@ -89,6 +101,8 @@ def test_each_pass_over_a_source_has_each_of_its_examples_once(probabilities: tu
     straight = plan.steps(0)
     whole = [next(straight) for _ in range(plan.steps_per_epoch + 5)]
     assert later == whole[-3:]
-    other = MixedExamples({"a": numbered(0, 50), "b": numbered(101, 7)}, probabilities, "all_exhausted", seed=2)
+    other = MixedExamples(
+        {"a": numbered(0, 50), "b": numbered(101, 7)}, probabilities, "all_exhausted", seed=2
+    )
     assert mixed.fingerprint() != other.fingerprint()
     assert list(mixed.parts()) == ["a", "b"]

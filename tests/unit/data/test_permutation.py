@@ -20,13 +20,16 @@ def test_each_index_stands_at_one_place(size: int) -> None:
     for seed in range(3):
         order = KeyedPermutation(size, seed, "order", 0)
         assert sorted(order[:].tolist()) == list(range(size))
-        assert (order[: size // 2] == order[:][: size // 2]).all(), "a slice is the slice of the whole"
+        assert (order[: size // 2] == order[:][: size // 2]).all(), (
+            "a slice is the slice of the whole"
+        )
 
 
 def test_another_key_is_another_order() -> None:
     size = 10_000
     orders = [
-        KeyedPermutation(size, *key)[:] for key in ((0, "order", 0), (0, "order", 1), (1, "order", 0), (0, "mask", 0))
+        KeyedPermutation(size, *key)[:]
+        for key in ((0, "order", 0), (0, "order", 1), (1, "order", 0), (0, "mask", 0))
     ]
     for number, order in enumerate(orders):
         for other in [np.arange(size), *orders[:number]]:

@@ -50,7 +50,9 @@ TEXTS = {
 }
 
 
-def _fast(model: Any, trainer: Any, train: list[str] | None = None, **parts: Any) -> PreTrainedTokenizerFast:
+def _fast(
+    model: Any, trainer: Any, train: list[str] | None = None, **parts: Any
+) -> PreTrainedTokenizerFast:
     made = Tokenizer(model)
     for name, part in parts.items():
         setattr(made, name, part)
@@ -62,19 +64,28 @@ def _unigram() -> PreTrainedTokenizerFast:
     trainer = trainers.UnigramTrainer(
         vocab_size=120, unk_token="<unk>", special_tokens=["<unk>", "</s>"], show_progress=False
     )
-    return _fast(models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace(), normalizer=normalizers.NFKC())
+    return _fast(
+        models.Unigram(),
+        trainer,
+        pre_tokenizer=pre_tokenizers.Metaspace(),
+        normalizer=normalizers.NFKC(),
+    )
 
 
 def _without_words() -> PreTrainedTokenizerFast:
     """As Llama 2's: the whole text is one word."""
-    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=200, special_tokens=["<unk>", "</s>"], show_progress=False
+    )
     spaces = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     return _fast(models.BPE(unk_token="<unk>", byte_fallback=True), trainer, pre_tokenizer=spaces)
 
 
 def _after_a_normalizer() -> PreTrainedTokenizerFast:
     """As Gemma's: there are no spaces left to split at."""
-    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=200, special_tokens=["<unk>", "</s>"], show_progress=False
+    )
     spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     split: Any = pre_tokenizers.Split(" ", "merged_with_previous")
     return _fast(models.BPE(unk_token="<unk>"), trainer, normalizer=spaces, pre_tokenizer=split)
@@ -99,14 +110,20 @@ def _bpe(train: list[str] | None = None, size: int = 300, **parts: Any) -> PreTr
     return _fast(models.BPE(unk_token="<unk>"), trainer, train, **parts)
 
 
-def _split(pattern: str, behavior: str = "isolated", *, invert: bool = False, words: Any = None) -> Any:
+def _split(
+    pattern: str, behavior: str = "isolated", *, invert: bool = False, words: Any = None
+) -> Any:
     parts = [pre_tokenizers.Split(Regex(pattern), behavior, invert), *([words] if words else [])]
-    return lambda: _bpe(pre_tokenizer=pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(use_regex=False)]))
+    return lambda: _bpe(
+        pre_tokenizer=pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(use_regex=False)])
+    )
 
 
 def _added(*tokens: AddedToken, **parts: Any) -> Any:
     def made() -> Any:
-        tokenizer = _bpe(**({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False)} | parts))
+        tokenizer = _bpe(
+            **({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False)} | parts)
+        )
         tokenizer.add_tokens(list(tokens))
         return tokenizer
 
@@ -115,27 +132,41 @@ def _added(*tokens: AddedToken, **parts: Any) -> Any:
 
 def _llama() -> PreTrainedTokenizerFast:
     """As Llama 2's: no words, and no token goes on from a letter to a space."""
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "</s>", "▁"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "</s>", "▁"], show_progress=False
+    )
     made = _fast(models.BPE(unk_token="<unk>"), trainer, pre_tokenizer=pre_tokenizers.Metaspace())
-    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="first", split=False
+    )
     return made
 
 
 def _old_llama() -> PreTrainedTokenizerFast:
     made = _llama()
     made.backend_tokenizer.pre_tokenizer = None
-    made.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     return made
 
 
 def _bert() -> PreTrainedTokenizerFast:
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["<unk>", "</s>"], show_progress=False)
-    parts = {"normalizer": normalizers.BertNormalizer(), "pre_tokenizer": pre_tokenizers.BertPreTokenizer()}
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["<unk>", "</s>"], show_progress=False
+    )
+    parts = {
+        "normalizer": normalizers.BertNormalizer(),
+        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+    }
     return _fast(models.WordPiece(unk_token="<unk>"), trainer, **parts)
 
 
 def _starcoder() -> PreTrainedTokenizerFast:
-    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    parts = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+    ]
     return _bpe(pre_tokenizer=pre_tokenizers.Sequence(parts), normalizer=normalizers.NFKC())
 
 
@@ -156,8 +187,14 @@ LOCAL: dict[str, Callable[[], Any]] = {
     "old llama 2": _old_llama,
     "bert": _bert,
     "starcoder": _starcoder,
-    "mask": _added(AddedToken("<mask>", lstrip=True, rstrip=True), AddedToken("=fox>", lstrip=True, single_word=True)),
-    **{f"pattern {number}": _split(pattern) for number, pattern in enumerate(sorted(pieces._PATTERNS))},
+    "mask": _added(
+        AddedToken("<mask>", lstrip=True, rstrip=True),
+        AddedToken("=fox>", lstrip=True, single_word=True),
+    ),
+    **{
+        f"pattern {number}": _split(pattern)
+        for number, pattern in enumerate(sorted(pieces._PATTERNS))
+    },
 }
 """Tokenizers whose words end for certain in many places."""
 GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -178,19 +215,27 @@ FAR: dict[str, Callable[[], Any]] = {
         pre_tokenizer=pre_tokenizers.Whitespace(), normalizer=normalizers.Replace(" ", "x")
     ),
     "bytes before words": lambda: _bpe(
-        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False), pre_tokenizers.Whitespace()])
+        pre_tokenizer=pre_tokenizers.Sequence(
+            [pre_tokenizers.ByteLevel(use_regex=False), pre_tokenizers.Whitespace()]
+        )
     ),
     "token of two words": _added(AddedToken("quick brown")),
     "token that is a word": _added(AddedToken("fox", single_word=True)),
     "token that takes spaces": _added(AddedToken("fox", rstrip=True)),
-    "token under a normal form": _added(AddedToken("quick\u00a0brown", normalized=True), normalizer=normalizers.NFKC()),
+    "token under a normal form": _added(
+        AddedToken("quick\u00a0brown", normalized=True), normalizer=normalizers.NFKC()
+    ),
     "merges across": TOKENIZERS["without words"],
     "merges after a normalizer": TOKENIZERS["after a normalizer"],
-    "dropout": lambda: _fast(models.BPE(dropout=0.1), trainers.BpeTrainer(vocab_size=99, show_progress=False)),
+    "dropout": lambda: _fast(
+        models.BPE(dropout=0.1), trainers.BpeTrainer(vocab_size=99, show_progress=False)
+    ),
 }
-"""Tokenizers for which a text may not be cut: a mark counts far behind it, or no place is certain."""
+"""Tokenizers for which a text may not be cut: a mark counts far behind it, or no place is certain.
+"""
 MARKED = "".join(
-    f'{"字" * (n % 3)} "a quote\n of {n} words" (x {n}，y) ```z\n```  fox jumps，汉字，end. ' for n in range(9)
+    f'{"字" * (n % 3)} "a quote\n of {n} words" (x {n}，y) ```z\n```  fox jumps，汉字，end. '
+    for n in range(9)
 )
 
 
@@ -236,11 +281,15 @@ def test_pieces_are_the_whole_of_any_text(kind: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", FAR)
-def test_a_tokenizer_that_may_look_far_encodes_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_may_look_far_encodes_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pieces, "PIECE", 50)
     tokenizer = FAR[kind]()
     assert word_ends(tokenizer) == ""
-    assert kind == "dropout" or fast_ids([MARKED], tokenizer, special=False)[0] == _whole(tokenizer, MARKED)
+    assert kind == "dropout" or fast_ids([MARKED], tokenizer, special=False)[0] == _whole(
+        tokenizer, MARKED
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -253,32 +302,67 @@ def test_random_tokenizers_are_cut_only_where_it_makes_no_difference(
     every: list[Any] = [
         *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pieces._PATTERNS),
         *(pre_tokenizers.Metaspace(split=split) for split in (True, False)),
-        *(pre_tokenizers.ByteLevel(use_regex=words, add_prefix_space=words) for words in (True, False)),
-        *(pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()),
-        *(pre_tokenizers.Digits(), pre_tokenizers.Punctuation(drawn.choice(["isolated", "contiguous", "removed"]))),
+        *(
+            pre_tokenizers.ByteLevel(use_regex=words, add_prefix_space=words)
+            for words in (True, False)
+        ),
+        *(
+            pre_tokenizers.BertPreTokenizer(),
+            pre_tokenizers.Whitespace(),
+            pre_tokenizers.WhitespaceSplit(),
+        ),
+        *(
+            pre_tokenizers.Digits(),
+            pre_tokenizers.Punctuation(drawn.choice(["isolated", "contiguous", "removed"])),
+        ),
     ]
     normal: list[Any] = [
-        *(normalizers.NFC(), normalizers.NFKD(), normalizers.Lowercase(), normalizers.StripAccents()),
-        *(normalizers.BertNormalizer(), normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"), normalizers.Strip()),
-        *(normalizers.Replace(Regex(" {2,}"), drawn.choice(" ▁x")), normalizers.Replace(drawn.choice('".x '), "a b")),
+        *(
+            normalizers.NFC(),
+            normalizers.NFKD(),
+            normalizers.Lowercase(),
+            normalizers.StripAccents(),
+        ),
+        *(
+            normalizers.BertNormalizer(),
+            normalizers.Prepend("▁"),
+            normalizers.Replace(" ", "▁"),
+            normalizers.Strip(),
+        ),
+        *(
+            normalizers.Replace(Regex(" {2,}"), drawn.choice(" ▁x")),
+            normalizers.Replace(drawn.choice('".x '), "a b"),
+        ),
     ]
-    parts: dict[str, Any] = {"pre_tokenizer": pre_tokenizers.Sequence(drawn.choices(every, k=drawn.randint(1, 3)))}
+    parts: dict[str, Any] = {
+        "pre_tokenizer": pre_tokenizers.Sequence(drawn.choices(every, k=drawn.randint(1, 3)))
+    }
     if drawn.random() < 0.6:
         parts["normalizer"] = normalizers.Sequence(drawn.choices(normal, k=drawn.randint(1, 2)))
     tokenizer = _bpe([MARKED], drawn.randint(260, 500), **parts)
     content = drawn.choice(["fox", " a", "b ", "a b", "字", "，y", "<m>", "\n"])
-    flags = {name: drawn.random() < 0.5 for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    flags = {
+        name: drawn.random() < 0.5 for name in ("lstrip", "rstrip", "single_word", "normalized")
+    }
     tokenizer.add_tokens([AddedToken(content, **flags)])
     ends = word_ends(tokenizer)
     for _ in range(20 if ends else 0):
         text = "".join(
-            drawn.choice(("a", "b", " ", "字", "，", "\n", "fox ", '"', "<m>", " x", "é", "7")) for _ in range(60)
+            drawn.choice(("a", "b", " ", "字", "，", "\n", "fox ", '"', "<m>", " x", "é", "7"))
+            for _ in range(60)
         )
-        assert cut_ids(text, tokenizer, ends).tolist() == _whole(tokenizer, text), (text, parts, content, flags)
+        assert cut_ids(text, tokenizer, ends).tolist() == _whole(tokenizer, text), (
+            text,
+            parts,
+            content,
+            flags,
+        )
 
 
 @pytest.mark.parametrize("kind", ["ours", "pair", "unigram", "llama 2", "bert"])
-def test_a_place_without_words_costs_what_is_around_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_without_words_costs_what_is_around_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One run of a letter across a border once had the whole text encoded at once: 22 GB of memory for 1 GB of it."""
     monkeypatch.setattr(pieces, "PIECE", 1500)
     tokenizer = LOCAL[kind]()

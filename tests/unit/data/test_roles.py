@@ -40,57 +40,135 @@ def of(*values: Any) -> Callable[[], Any]:
 
 
 SHAPES: dict[str, tuple[dict[str, Callable[[], Any]], str, dict[str, str]]] = {
-    "text and label": ({"text": text, "label": of("a", "b")}, "sequence_classification",
-                       {"text_column": "text", "label_column": "label"}),
-    "other names": ({"id": lambda: random.random(), "review": text, "verdict": of("good", "bad")},
-                    "sequence_classification", {"text_column": "review", "label_column": "verdict"}),
-    "names nobody knows": ({"was": text, "wie": of("a", "b")}, "sequence_classification",
-                           {"text_column": "was", "label_column": "wie"}),
-    "names in capitals": ({"Text": text, "LABEL": of(0, 1)}, "sequence_classification",
-                          {"text_column": "Text", "label_column": "LABEL"}),
-    "numbers as labels": ({"text": text, "label": of(0, 1, 2)}, "sequence_classification",
-                          {"text_column": "text", "label_column": "label"}),
-    "fractions": ({"text": text, "score": lambda: round(random.random(), 3)}, "sequence_classification",
-                  {"text_column": "text", "label_column": "score"}),
-    "pairs": ({"premise": text, "hypothesis": text, "label": of("yes", "no")}, "sequence_classification",
-              {"text_column": "premise", "text_pair_column": "hypothesis", "label_column": "label"}),
-    "a title beside the text": ({"title": lambda: text(2), "body": lambda: text(20), "topic": of("a", "b")},
-                                "sequence_classification", {"text_column": "body", "label_column": "topic"}),
+    "text and label": (
+        {"text": text, "label": of("a", "b")},
+        "sequence_classification",
+        {"text_column": "text", "label_column": "label"},
+    ),
+    "other names": (
+        {"id": lambda: random.random(), "review": text, "verdict": of("good", "bad")},
+        "sequence_classification",
+        {"text_column": "review", "label_column": "verdict"},
+    ),
+    "names nobody knows": (
+        {"was": text, "wie": of("a", "b")},
+        "sequence_classification",
+        {"text_column": "was", "label_column": "wie"},
+    ),
+    "names in capitals": (
+        {"Text": text, "LABEL": of(0, 1)},
+        "sequence_classification",
+        {"text_column": "Text", "label_column": "LABEL"},
+    ),
+    "numbers as labels": (
+        {"text": text, "label": of(0, 1, 2)},
+        "sequence_classification",
+        {"text_column": "text", "label_column": "label"},
+    ),
+    "fractions": (
+        {"text": text, "score": lambda: round(random.random(), 3)},
+        "sequence_classification",
+        {"text_column": "text", "label_column": "score"},
+    ),
+    "pairs": (
+        {"premise": text, "hypothesis": text, "label": of("yes", "no")},
+        "sequence_classification",
+        {"text_column": "premise", "text_pair_column": "hypothesis", "label_column": "label"},
+    ),
+    "a title beside the text": (
+        {"title": lambda: text(2), "body": lambda: text(20), "topic": of("a", "b")},
+        "sequence_classification",
+        {"text_column": "body", "label_column": "topic"},
+    ),
     "messages": ({"messages": turns}, "sft", {"messages": "messages"}),
-    "messages and a source": ({"messages": turns, "source": of("a", "b")}, "sft", {"messages": "messages"}),
+    "messages and a source": (
+        {"messages": turns, "source": of("a", "b")},
+        "sft",
+        {"messages": "messages"},
+    ),
     "ShareGPT": ({"conversations": shared}, "sft", {"conversations": "conversations"}),
-    "Alpaca": ({"instruction": text, "input": of("", "x"), "output": text}, "sft",
-               {name: name for name in ("instruction", "output", "input")}),
-    "prompt and completion": ({"prompt": text, "completion": text}, "sft",
-                              {"prompt": "prompt", "completion": "completion"}),
-    "preferences": ({"prompt": text, "chosen": text, "rejected": text}, "preference",
-                    {name: name for name in ("prompt", "chosen", "rejected")}),
-    "preferences of chats": ({"chosen": turns, "rejected": turns}, "preference",
-                             {name: name for name in ("chosen", "rejected")}),
-    "pairs for search": ({"query": text, "positive": text}, "embedding", {"query": "query", "positive": "positive"}),
-    "triplets": ({"anchor": text, "positive": text, "negative": text}, "embedding",
-                 {name: name for name in ("anchor", "positive", "negative")}),
-    "words and tags": ({"tokens": words, "ner_tags": tags}, "token_classification",
-                       {"text_column": "tokens", "label_column": "ner_tags"}),
-    "words and tags by other names": ({"id": text, "worte": words, "marken": tags}, "token_classification",
-                                      {"text_column": "worte", "label_column": "marken"}),
-    "source and target": ({"source": text, "target": text}, "seq2seq_lm",
-                          {"text_column": "source", "target_column": "target"}),
-    "an article and its summary": ({"article": lambda: text(30), "highlights": text}, "seq2seq_lm",
-                                   {"text_column": "article", "target_column": "highlights"}),
-    "choices": ({"question": text, "choices": lambda: [text(), text()], "answer": of(0, 1)}, "multiple_choice",
-                {"text_column": "question", "choices_column": "choices", "label_column": "answer"}),
-    "paths of images": ({"file": lambda: f"{random.random()}.png", "label": of("cat", "dog")}, "image_classification",
-                        {"image_column": "file", "label_column": "label"}),
-    "a prompt and its response": ({"prompt": text, "response": text}, "seq2seq_lm",
-                                  {"text_column": "prompt", "target_column": "response"}),
-    "several labels": ({"text": text, "labels": lambda: random.sample("abc", 2)}, "sequence_classification",
-                       {"text_column": "text", "label_column": "labels"}),
-    "a column for each label": ({"text": text, "toxic": of(0, 1), "rude": of("0", "1")}, "sequence_classification",
-                                {"text_column": "text", "toxic": "toxic", "rude": "rude"}),
+    "Alpaca": (
+        {"instruction": text, "input": of("", "x"), "output": text},
+        "sft",
+        {name: name for name in ("instruction", "output", "input")},
+    ),
+    "prompt and completion": (
+        {"prompt": text, "completion": text},
+        "sft",
+        {"prompt": "prompt", "completion": "completion"},
+    ),
+    "preferences": (
+        {"prompt": text, "chosen": text, "rejected": text},
+        "preference",
+        {name: name for name in ("prompt", "chosen", "rejected")},
+    ),
+    "preferences of chats": (
+        {"chosen": turns, "rejected": turns},
+        "preference",
+        {name: name for name in ("chosen", "rejected")},
+    ),
+    "pairs for search": (
+        {"query": text, "positive": text},
+        "embedding",
+        {"query": "query", "positive": "positive"},
+    ),
+    "triplets": (
+        {"anchor": text, "positive": text, "negative": text},
+        "embedding",
+        {name: name for name in ("anchor", "positive", "negative")},
+    ),
+    "words and tags": (
+        {"tokens": words, "ner_tags": tags},
+        "token_classification",
+        {"text_column": "tokens", "label_column": "ner_tags"},
+    ),
+    "words and tags by other names": (
+        {"id": text, "worte": words, "marken": tags},
+        "token_classification",
+        {"text_column": "worte", "label_column": "marken"},
+    ),
+    "source and target": (
+        {"source": text, "target": text},
+        "seq2seq_lm",
+        {"text_column": "source", "target_column": "target"},
+    ),
+    "an article and its summary": (
+        {"article": lambda: text(30), "highlights": text},
+        "seq2seq_lm",
+        {"text_column": "article", "target_column": "highlights"},
+    ),
+    "choices": (
+        {"question": text, "choices": lambda: [text(), text()], "answer": of(0, 1)},
+        "multiple_choice",
+        {"text_column": "question", "choices_column": "choices", "label_column": "answer"},
+    ),
+    "paths of images": (
+        {"file": lambda: f"{random.random()}.png", "label": of("cat", "dog")},
+        "image_classification",
+        {"image_column": "file", "label_column": "label"},
+    ),
+    "a prompt and its response": (
+        {"prompt": text, "response": text},
+        "seq2seq_lm",
+        {"text_column": "prompt", "target_column": "response"},
+    ),
+    "several labels": (
+        {"text": text, "labels": lambda: random.sample("abc", 2)},
+        "sequence_classification",
+        {"text_column": "text", "label_column": "labels"},
+    ),
+    "a column for each label": (
+        {"text": text, "toxic": of(0, 1), "rude": of("0", "1")},
+        "sequence_classification",
+        {"text_column": "text", "toxic": "toxic", "rude": "rude"},
+    ),
     "texts alone": ({"text": text}, "causal_lm", {"text_column": "text"}),
-    "texts and numbers": ({"n": lambda: random.random(), "body": text}, "causal_lm", {"text_column": "body"}),
-}  # fmt: skip
+    "texts and numbers": (
+        {"n": lambda: random.random(), "body": text},
+        "causal_lm",
+        {"text_column": "body"},
+    ),
+}
 
 
 SEVERAL = "task.problem_type=multi_label_classification"
@@ -105,7 +183,9 @@ OVERRIDES = {
 def test_a_table(shape: str) -> None:
     random.seed(0)
     columns, task, expected = SHAPES[shape]
-    found = roles_of(Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)]))
+    found = roles_of(
+        Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)])
+    )
     assert (found.task, dict(found.columns)) == (task, expected)
     assert set(found.unread) == set(columns) - set(expected.values())
     assert list(found.overrides) == OVERRIDES.get(shape, [])
@@ -113,27 +193,40 @@ def test_a_table(shape: str) -> None:
 
 def test_what_may_be_something_else_is_told() -> None:
     random.seed(0)
-    rows = [{"question": text(), "comment": text(), "label": random.choice("ab")} for _ in range(40)]
-    assert "data.text_column=question holds texts as well" in roles_of(Dataset.from_list(rows)).doubts
+    rows = [
+        {"question": text(), "comment": text(), "label": random.choice("ab")} for _ in range(40)
+    ]
+    assert (
+        "data.text_column=question holds texts as well" in roles_of(Dataset.from_list(rows)).doubts
+    )
 
 
 @pytest.mark.parametrize(
     ("columns", "doubt"),
     [
         ({"text": text, "label": of("a")}, "label is no label: it holds the one value 'a'"),
-        ({"text": text, "label": lambda: f"{random.random()}%"}, "label is no label: it holds 40 different values"),
+        (
+            {"text": text, "label": lambda: f"{random.random()}%"},
+            "label is no label: it holds 40 different values",
+        ),
         ({"prompt": text, "chosen": lambda: text(20)}, "data.text_column=prompt"),
         ({"question": text, "response": text}, "called prompt and completion they are a chat"),
     ],
 )
-def test_what_is_not_read_as_it_is_called_is_told(columns: dict[str, Callable[[], Any]], doubt: str) -> None:
+def test_what_is_not_read_as_it_is_called_is_told(
+    columns: dict[str, Callable[[], Any]], doubt: str
+) -> None:
     random.seed(0)
-    found = roles_of(Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)]))
+    found = roles_of(
+        Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)])
+    )
     assert any(doubt in each for each in found.doubts), found.doubts
 
 
 def test_declared_classes_are_the_labels() -> None:
-    features = Features({"text": Value("string"), "kind": ClassLabel(names=["a", "b"]), "page": Value("int64")})
+    features = Features(
+        {"text": Value("string"), "kind": ClassLabel(names=["a", "b"]), "page": Value("int64")}
+    )
     rows = Dataset.from_dict(
         {"text": [text() for _ in range(9)], "kind": [0, 1, 0] * 3, "page": [1, 2, 3] * 3}, features
     )

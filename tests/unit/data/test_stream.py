@@ -22,13 +22,24 @@ from optrun.data.heads import HEAD
 from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.shards import begins_of
-from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, Windows, open_stream
+from optrun.data.stream import (
+    StreamedBlocks,
+    StreamedRows,
+    StreamRows,
+    WindowOrder,
+    Windows,
+    open_stream,
+)
 
-ROWS = [{"text": f"row {number} ä" + "x" * (number % 7), "label": number % 3} for number in range(57)]
+ROWS = [
+    {"text": f"row {number} ä" + "x" * (number % 7), "label": number % 3} for number in range(57)
+]
 
 
 def jsonl(path: Path, rows: list[dict], line_end: str = "\n") -> Path:  # type: ignore[type-arg]
-    path.write_bytes("".join(json.dumps(row, ensure_ascii=False) + line_end for row in rows).encode())
+    path.write_bytes(
+        "".join(json.dumps(row, ensure_ascii=False) + line_end for row in rows).encode()
+    )
     return path
 
 
@@ -38,7 +49,9 @@ def parquet(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("write", [jsonl, parquet])
-def test_rows_are_those_of_the_files_in_any_slice(tmp_path: Path, write: Callable[..., Path]) -> None:
+def test_rows_are_those_of_the_files_in_any_slice(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
     files = [
         write(tmp_path / f"{part}.{write.__name__}", ROWS[begin:end])
         for part, begin, end in (("a", 0, 23), ("b", 23, 24), ("c", 24, 57))
@@ -102,8 +115,12 @@ def test_the_first_tenth_of_an_epoch_is_of_the_whole_file_and_seeds_share_no_ord
     deciles = np.array([np.bincount(windows // 40, minlength=10) for windows in tenths])
     assert all((counts > 0).sum() >= 8 for counts in deciles)
     expected = deciles.sum() / 10
-    assert ((deciles.sum(axis=0) - expected) ** 2 / expected).sum() < 27.9, "chi-squared, 9 degrees, 1 in 1000"
-    places = np.array([np.argsort(order[::5], kind="stable")[:: len(order) // 5 // 400] for order in orders])
+    assert ((deciles.sum(axis=0) - expected) ** 2 / expected).sum() < 27.9, (
+        "chi-squared, 9 degrees, 1 in 1000"
+    )
+    places = np.array(
+        [np.argsort(order[::5], kind="stable")[:: len(order) // 5 // 400] for order in orders]
+    )
     found = np.corrcoef(places)[np.triu_indices(len(orders), 1)]
     assert abs(found).max() < 0.25, "the deviation is 0.05, and 780 pairs are looked at"
     assert all(len(np.unique(order[:20])) > 1 for order in orders), "four windows are mixed"
@@ -113,7 +130,9 @@ def test_windows_of_a_part_stay_together() -> None:
     borders, parts = np.arange(0, 601, 5), np.arange(0, 121, 10)
     for seed in range(5):
         windows = runs_of(borders, parts, seed)
-        assert all(len(np.unique(turn // 10)) == 2 for turn in windows.reshape(6, 100)), "two parts at a time"
+        assert all(len(np.unique(turn // 10)) == 2 for turn in windows.reshape(6, 100)), (
+            "two parts at a time"
+        )
         assert len(np.unique(windows[:20])) == 4
         assert {*np.unique(windows[:100] // 10)} != {0, 1}, "which are far apart"
 
@@ -139,7 +158,9 @@ def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
     rows = open_stream("data.train", [*files, parquet(tmp_path / "tail.parquet", tail)], window, [])
     kept, read = rows.shards[0].kept, []  # type: ignore[attr-defined]
     actual = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(len(kept)) or actual(*a, **k))
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(len(kept)) or actual(*a, **k)
+    )
     order = Windows(rows, rows.borders)(0, 0)
     found = [rows.row(index) for index in order[0 : len(order)].tolist()]
     assert sorted(map(str, found)) == sorted(map(str, ROWS * 12 + tail))
@@ -156,7 +177,9 @@ def test_windows_that_share_a_block_of_the_hub_are_read_near_each_other(
     raw = (tmp_path / "a.jsonl").read_bytes()
     monkeypatch.setattr(HubFile, "_fetched", lambda _, begin, end: raw[begin:end])
     sha = hashlib.sha1(b"blob %d\0" % len(raw) + raw, usedforsecurity=False).hexdigest()
-    rows = open_stream("data.path", [HubFile("o/n", "a", "a.jsonl", len(raw), f"sha1:{sha}")], 5, [])
+    rows = open_stream(
+        "data.path", [HubFile("o/n", "a", "a.jsonl", len(raw), f"sha1:{sha}")], 5, []
+    )
     assert here.parts_of_windows.tolist() == list(range(13))
     assert rows.parts_of_windows.tolist() == [0, 3, 6, 9, 12]
     assert list(rows) == ROWS
@@ -170,11 +193,15 @@ def blocks(rows: StreamRows, length: int = 8) -> StreamedBlocks:
 
 
 def test_blocks_hold_every_token_once(tmp_path: Path) -> None:
-    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, []).select_columns(["text"])
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, []).select_columns(
+        ["text"]
+    )
     made = blocks(rows)
     assert not made.notes, "so few windows are all counted"
     ids = [made[index]["input_ids"] for index in range(len(made))]
-    assert b"".join(piece.astype(np.uint8).tobytes() for piece in ids).decode() == "".join(r["text"] for r in ROWS)
+    assert b"".join(piece.astype(np.uint8).tobytes() for piece in ids).decode() == "".join(
+        r["text"] for r in ROWS
+    )
     assert max(map(len, ids)) <= 8
     assert len(made) <= 1.2 * sum(map(len, ids)) / 8
     assert made.fingerprint() == blocks(rows).fingerprint() != blocks(rows, 9).fingerprint()
@@ -194,7 +221,9 @@ def test_blocks_hold_every_token_once(tmp_path: Path) -> None:
 def test_blocks_of_many_windows_are_planned_by_some_of_them(tmp_path: Path) -> None:
     many = [{"text": f"{number} " * (20 + number % 5)} for number in range(300)]
     many += [{"text": ""}] * 10
-    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", many)], 10, []).select_columns(["text"])
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", many)], 10, []).select_columns(
+        ["text"]
+    )
     made = blocks(rows, 32)
     assert "blocks are planned by 8 of 31 windows" in made.notes[0]
     ids = [made[index]["input_ids"] for index in range(len(made))]
@@ -213,7 +242,10 @@ def test_rows_become_examples_when_they_are_asked_for(tmp_path: Path) -> None:
     assert made[4] == {"input_ids": np.array([len(ROWS[4]["text"])]), "labels": 4}
     with pytest.raises(ConfigError, match=r"a\.jsonl: row 6: it is a two"):
         made[5]
-    assert made.fingerprint() != StreamedRows(rows, make, "lengths", {"labels": np.arange(1, 58)}).fingerprint()
+    assert (
+        made.fingerprint()
+        != StreamedRows(rows, make, "lengths", {"labels": np.arange(1, 58)}).fingerprint()
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -223,7 +255,11 @@ def test_a_bad_row_is_the_same_message_out_of_a_worker(tmp_path: Path, workers: 
     rows = open_stream("data.train", [path], 9, [])
     made = StreamedRows(rows, lambda row: {"input_ids": np.array([row["label"]])}, "labels")
     loader = BatchLoader(
-        made, None, lambda found: {"ids": torch.tensor([int(one["input_ids"][0]) for one in found])}, 0, workers
+        made,
+        None,
+        lambda found: {"ids": torch.tensor([int(one["input_ids"][0]) for one in found])},
+        0,
+        workers,
     )
     plan = EpochPlan(len(made), 4, 1, seed=0, arrangement=made.arrangement)
     with pytest.raises(ConfigError, match=r"a\.jsonl: row 10 is no JSON") as caught:
@@ -237,8 +273,12 @@ def test_a_worker_tokenises_in_one_thread_whatever_its_parent_does(
     """Threads of the parent are not there after a fork: a tokenizer that was in use would wait for them for ever."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, [])
-    made = StreamedRows(rows, lambda _: {"alone": os.environ["TOKENIZERS_PARALLELISM"] == "false"}, "threads")
-    loader = BatchLoader(made, None, lambda found: {"alone": torch.tensor([one["alone"] for one in found])}, 0, 1)
+    made = StreamedRows(
+        rows, lambda _: {"alone": os.environ["TOKENIZERS_PARALLELISM"] == "false"}, "threads"
+    )
+    loader = BatchLoader(
+        made, None, lambda found: {"alone": torch.tensor([one["alone"] for one in found])}, 0, 1
+    )
     steps = loader.training(EpochPlan(len(made), 4, 1, seed=0, arrangement=made.arrangement), 0)
     assert next(steps)[0]["alone"].all()
     steps.close()
@@ -265,7 +305,9 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         open_stream("data.train", [good, parquet(tmp_path / "g.parquet", ROWS)], 9, [])
 
 
-def test_a_shard_is_small_on_its_way_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_small_on_its_way_to_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where its rows begin is mapped from the cache there, and found again where the cache is gone."""
     rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS * 100)], 9, [])
     packed = pickle.dumps(rows.shards)
@@ -284,7 +326,9 @@ def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(OptrunError, match=r"a\.jsonl: this file changed while it was read"):
         rows.read(0, 3)
-    with pytest.raises(OptrunError, match=r"^data\.train=\S+a\.jsonl: this file changed while it was read"):
+    with pytest.raises(
+        OptrunError, match=r"^data\.train=\S+a\.jsonl: this file changed while it was read"
+    ):
         rows.head()
 
 
@@ -314,14 +358,22 @@ def test_a_parquet_file_that_changes_is_noticed_with_its_next_group(tmp_path: Pa
 
 def test_columns_are_those_of_the_first_rows_of_every_file(tmp_path: Path) -> None:
     one = jsonl(
-        tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b", "more": 1, "mixed": 1}, {"text": "c", "mixed": "x"}]
+        tmp_path / "a.jsonl",
+        [{"text": "a"}, {"text": "b", "more": 1, "mixed": 1}, {"text": "c", "mixed": "x"}],
     )
-    other = jsonl(tmp_path / "b.jsonl", [{"text": "d", "list": [{"k": "v"}]}, {"text": "e", "more": 2}])
+    other = jsonl(
+        tmp_path / "b.jsonl", [{"text": "d", "list": [{"k": "v"}]}, {"text": "e", "more": 2}]
+    )
     rows = open_stream("data.train", [one, other], 9, [])
     assert rows.column_names == ["text", "more", "mixed", "list"]
     assert rows.features["more"].dtype == "int64"
     assert rows.features["list"].feature["k"].dtype == "string"
-    assert rows[:2] == {"text": ["a", "b"], "more": [None, 1], "mixed": [None, 1], "list": [None, None]}
+    assert rows[:2] == {
+        "text": ["a", "b"],
+        "more": [None, 1],
+        "mixed": [None, 1],
+        "list": [None, None],
+    }
     some = rows.select_columns(["list", "more"])
     assert some.features == {name: rows.features[name] for name in ("list", "more")}
     assert some.read(1, 4) == [
@@ -348,7 +400,9 @@ def test_columns_of_parquet_are_those_of_every_file(tmp_path: Path) -> None:
     assert rows.select_columns(["n"]).features == {"n": rows.features["n"]}
 
 
-def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read(tmp_path: Path) -> None:
+def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read(
+    tmp_path: Path,
+) -> None:
     alpaca = {"instruction": "a", "output": "b"}
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -357,11 +411,17 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
         return open_stream("data.train", [path], 9, []).select_columns(columns).read(HEAD, HEAD + 1)
 
     for row, name, value in (
-        (alpaca, "input", "X"), (alpaca, "system", "X"), (alpaca, "tools", [{}]), (chat, "tools", "[]")
-    ):  # fmt: skip
+        (alpaca, "input", "X"),
+        (alpaca, "system", "X"),
+        (alpaca, "tools", [{}]),
+        (chat, "tools", "[]"),
+    ):
         with pytest.raises(ConfigError) as caught:
             read(row, {name: value}, list(row))
-        assert f"a.jsonl: row {HEAD + 1} has a column {name}, which none of the first 100 rows" in str(caught.value)
+        assert (
+            f"a.jsonl: row {HEAD + 1} has a column {name}, which none of the first 100 rows"
+            in str(caught.value)
+        )
         assert f'"{name}": null' in str(caught.value)
         assert read(row, {name: ""}, list(row)) == [row], "nothing is lost"
         assert read(row | {name: None}, {name: value}, [*row, name]) == [row | {name: value}]

@@ -33,7 +33,9 @@ def llm_c(path: Path, ids: np.ndarray, version: int = 1) -> Path:
     """Write llm.c's header of 256 numbers, then ids."""
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, version, len(ids)
-    path.write_bytes(header.tobytes() + ids.astype({1: "<u2", 7: "<u4"}.get(version, "<u2")).tobytes())
+    path.write_bytes(
+        header.tobytes() + ids.astype({1: "<u2", 7: "<u4"}.get(version, "<u2")).tobytes()
+    )
     return path
 
 
@@ -52,7 +54,9 @@ def load(train: object, **given: object) -> Source:
     """Read token files as `data=tokens` does."""
     options = {"max_length": 10, "eval_fraction": 0.1, **given}
     paths = [str(path) for path in train] if isinstance(train, list) else str(train)
-    return load_source(choice("data", SCHEMAS, "tokens", {"train": paths, **options}), seed=0, documents=True)
+    return load_source(
+        choice("data", SCHEMAS, "tokens", {"train": paths, **options}), seed=0, documents=True
+    )
 
 
 def blocks(source: Source) -> TokenBlocks:
@@ -82,7 +86,9 @@ def test_all_formats_are_the_same_stream(tmp_path: Path) -> None:
         assert joined(found).dtype == np.int64
         assert (joined(found) == IDS[:1000]).all()
     wide = nanogpt(tmp_path / "wide.bin", IDS + 70_000, "<i4")
-    assert (joined(blocks(load(wide, dtype="int32", eval_fraction=0.0))) == IDS[:1000] + 70_000).all()
+    assert (
+        joined(blocks(load(wide, dtype="int32", eval_fraction=0.0))) == IDS[:1000] + 70_000
+    ).all()
 
 
 @pytest.mark.parametrize("cuts", [[1, 2, 3], [10, 20], [5, 5, 1000], [333, 666]])
@@ -92,7 +98,9 @@ def test_shards_are_one_stream(tmp_path: Path, cuts: list[int]) -> None:
             nanogpt(tmp_path / f"part_{number}.bin", piece)
     found = blocks(load(tmp_path / "part_*.bin", eval_fraction=0.0))
     assert (joined(found) == IDS[:1000]).all()
-    assert (joined(pickle.loads(pickle.dumps(found))) == IDS[:1000]).all(), "a worker of the loader has it so"
+    assert (joined(pickle.loads(pickle.dumps(found))) == IDS[:1000]).all(), (
+        "a worker of the loader has it so"
+    )
     with pytest.raises(IndexError, match="block 100 of 100"):
         found[100]
 
@@ -109,7 +117,9 @@ def test_the_end_is_held_back_or_named(tmp_path: Path) -> None:
     assert [len(split.rows) for split in named.eval_sets.values()] == [5, 100]
     assert len(blocks(named)) == 100
     assert not len(load(train, eval_fraction=0.0).eval_sets[""].rows)
-    assert [len(split.rows) for split in load(train, eval_fraction=1e-9).splits] == [99, 1], "one block at least"
+    assert [len(split.rows) for split in load(train, eval_fraction=1e-9).splits] == [99, 1], (
+        "one block at least"
+    )
 
 
 def test_a_fingerprint_knows_tokens_and_cuts(tmp_path: Path) -> None:
@@ -127,7 +137,12 @@ REFUSED = [
     ("empty.bin", b"", {}, "the file is empty"),
     ("odd.bin", b"abc", {}, "3 bytes, where tokens of 2 bytes"),
     ("some.idx", b"x", {}, "Give the ids beside it: .*some.bin"),
-    ("few.bin", b"\x01\x00" * 9, {"eval_fraction": 0.0}, "9 tokens do not fill one block of data.max_length=10"),
+    (
+        "few.bin",
+        b"\x01\x00" * 9,
+        {"eval_fraction": 0.0},
+        "9 tokens do not fill one block of data.max_length=10",
+    ),
     ("few.bin", b"\x01\x00" * 19, {}, "9 tokens do not fill one block"),
     (
         "v.bin",
@@ -135,7 +150,12 @@ REFUSED = [
         {},
         r"version 9 .*Known are 1 \(uint16\), 7",
     ),
-    ("c.bin", np.array([20240520, 1, 7] + [0] * 253, dtype="<i4").tobytes(), {}, "7 tokens.* It was cut short"),
+    (
+        "c.bin",
+        np.array([20240520, 1, 7] + [0] * 253, dtype="<i4").tobytes(),
+        {},
+        "7 tokens.* It was cut short",
+    ),
 ]
 
 
@@ -150,7 +170,9 @@ def test_what_is_no_such_file_is_refused(
 
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = megatron(tmp_path / "m.bin", IDS, [1003])
-    with pytest.raises(ConfigError, match=r"data.dtype=uint16: .*says itself that its ids are int32"):
+    with pytest.raises(
+        ConfigError, match=r"data.dtype=uint16: .*says itself that its ids are int32"
+    ):
         load(path, dtype="uint16")
     nanogpt(path, IDS, "<i2")
     with pytest.raises(ConfigError, match="cut short"):
@@ -172,7 +194,8 @@ def test_ids_of_another_vocabulary_are_named(tmp_path: Path) -> None:
     found = blocks(load(nanogpt(tmp_path / "a.bin", IDS)))
     found.expect_ids_below(int(IDS.max()) + 1, "data.train")
     with pytest.raises(
-        ConfigError, match=rf"data.train=.*a.bin: it holds the token id {IDS.max()}, and .* 299 entries"
+        ConfigError,
+        match=rf"data.train=.*a.bin: it holds the token id {IDS.max()}, and .* 299 entries",
     ):
         found.expect_ids_below(299, "data.train")
     below = blocks(load(nanogpt(tmp_path / "b.bin", IDS - 1, "<i4"), dtype="int32"))
@@ -187,7 +210,9 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-def test_a_file_is_read_once(tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_once(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"one")
 

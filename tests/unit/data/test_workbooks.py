@@ -25,12 +25,16 @@ def workbook(path: Path, *sheets: list[list[Any]]) -> Path:
 
 def test_a_workbook(tmp_path: Path) -> None:
     path = workbook(
-        tmp_path / "a.xlsx", [["text", "label"], ["007", 1], [None, None], ["b", 2.5], ["c", True]], [["x"]]
+        tmp_path / "a.xlsx",
+        [["text", "label"], ["007", 1], [None, None], ["b", 2.5], ["c", True]],
+        [["x"]],
     )
     rows, notes = read(path, {})
     assert rows == {"text": ["007", "b", "c"], "label": ["1", "2.5", "True"]}
     assert "'Sheet', is read; 'Sheet1' are not" in notes
-    assert read(workbook(tmp_path / "b.xlsx", [["a", 1]]), {"column_names": ["text", "label"]})[0]["text"] == ["a"]
+    assert read(workbook(tmp_path / "b.xlsx", [["a", 1]]), {"column_names": ["text", "label"]})[0][
+        "text"
+    ] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +43,17 @@ def test_a_workbook(tmp_path: Path) -> None:
         ([["text", None, "label"], ["a", "b", "c"]], ["names of the columns", "data.column_names"]),
         ([["text", "text"], ["a", "b"]], ["each once"]),
         ([["text"], ["a", "b"]], ["row 1", "more cells"]),
-        ([["Reviews of May"], [], ["text", "label"], ["a", "b"]], ["'Reviews of May' alone", "a title, delete it"]),
+        (
+            [["Reviews of May"], [], ["text", "label"], ["a", "b"]],
+            ["'Reviews of May' alone", "a title, delete it"],
+        ),
         ([["text"], ["=1+1"]], ["row 2", "formula without a value", "=1+1"]),
         ([], ["names of the columns"]),
     ],
 )
-def test_a_workbook_that_is_no_table(rows: list[list[Any]], facts: list[str], tmp_path: Path) -> None:
+def test_a_workbook_that_is_no_table(
+    rows: list[list[Any]], facts: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as refused:
         read(workbook(tmp_path / "a.xlsx", rows), {})
     assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value

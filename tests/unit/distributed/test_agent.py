@@ -106,7 +106,9 @@ def test_the_machine_that_all_meet_at_dies(
     assert OfTorch.restarts == restarts
 
 
-def test_a_machine_that_comes_back_after_the_end_need_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_comes_back_after_the_end_need_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others have closed what they met by; the run is found finished."""
     monkeypatch.setattr(elastic, "handler_of", OfTorch.connect)
     monkeypatch.setattr(elastic, "spec_of", lambda command, nproc, handler, left: left)
@@ -114,11 +116,15 @@ def test_a_machine_that_comes_back_after_the_end_need_not_wait(tmp_path: Path, m
     monkeypatch.setattr(OfTorch, "ends", ["closed"])
     over = iter([False, True])
     limits = Limits.of({"timeout_seconds": 60.0})
-    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
+    ranks = agent.Ranks(
+        nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={}
+    )
     assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: next(over)).ends == []
 
 
-def test_a_run_that_ended_while_the_others_were_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ended_while_the_others_were_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One wait may take all of the time: what became of the run is looked at once more before it is an error."""
     waited: list[float] = []
 
@@ -129,11 +135,15 @@ def test_a_run_that_ended_while_the_others_were_waited_for(tmp_path: Path, monke
 
     monkeypatch.setattr(elastic, "handler_of", wait)
     limits = Limits.of({"timeout_seconds": 0.2})
-    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
+    ranks = agent.Ranks(
+        nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={}
+    )
     assert agent.run_ranks(ranks, tmp_path, lambda before: None, lambda: bool(waited)).ends == []
 
 
-def test_a_good_end_that_was_not_heard_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_end_that_was_not_heard_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The machine of rank 0 had left before the others heard it: the run says whether it is finished."""
     lost = RankEnd(1, 1, "rank 0 is gone", lost_rank=True)
 
@@ -147,13 +157,19 @@ def test_a_good_end_that_was_not_heard_is_looked_up(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(elastic, "spec_of", lambda command, nproc, handler, left: left)
     monkeypatch.setattr(elastic, "Agent", OfTorch)
     limits = Limits.of({"timeout_seconds": 60.0})
-    ranks = agent.Ranks(nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={})
+    ranks = agent.Ranks(
+        nproc=1, nnodes=2, rdzv_endpoint="a:1", limits=limits, command=(), environment={}
+    )
     for is_finished, ends in ((True, []), (False, [lost])):
         over = iter([False, is_finished])
-        assert agent.run_ranks(ranks, tmp_path, lambda before: None, partial(next, over)).ends == ends
+        assert (
+            agent.run_ranks(ranks, tmp_path, lambda before: None, partial(next, over)).ends == ends
+        )
 
 
-def test_an_agent_that_dies_as_all_have_met_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_dies_as_all_have_met_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first one comes to the meeting, and never says where the ranks meet."""
     build = RendezvousStoreInfo.build
 

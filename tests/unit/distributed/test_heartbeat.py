@@ -53,7 +53,12 @@ def test_the_first_step_of_a_start_is_told_from_later_ones() -> None:
     heartbeat.begin(table)
     found = []
     for phase, step in (
-        *((Phase.preparing, None), (Phase.waiting, None), (Phase.preparing, None), (Phase.evaluating, 100)),
+        *(
+            (Phase.preparing, None),
+            (Phase.waiting, None),
+            (Phase.preparing, None),
+            (Phase.evaluating, 100),
+        ),
         *((Phase.saving, 100), (Phase.loading, 100), (Phase.waiting, None), (Phase.training, None)),
         *((Phase.evaluating, 101), (Phase.loading, 101), (Phase.loading, 50)),
     ):
@@ -76,7 +81,9 @@ def limits(seconds: float, **others: float) -> Limits:
     return Limits.of({"timeout_seconds": seconds, **others})
 
 
-def line(phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0, done: int = 2) -> Heartbeat:
+def line(
+    phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0, done: int = 2
+) -> Heartbeat:
     return Heartbeat(pid, rank, phase, step, seconds, done)
 
 
@@ -115,7 +122,9 @@ def test_silence_is_told_once() -> None:
 def test_each_phase_has_its_limit(last: Heartbeat, limit: float | None) -> None:
     table, told = Heartbeats.create(1), list[dict[int, Heartbeat]]()
     table.write(0, last)
-    own = limits(1.0, init_timeout_seconds=50.0, train_timeout_seconds=5.0, save_timeout_seconds=20.0)
+    own = limits(
+        1.0, init_timeout_seconds=50.0, train_timeout_seconds=5.0, save_timeout_seconds=20.0
+    )
     dog = Watchdog(table, own, told.append)
     dog.look(1000.0 + (limit or 1e9) - 0.5)
     assert told == []
@@ -146,10 +155,15 @@ def test_the_one_the_others_wait_for_is_named(tmp_path: Path) -> None:
     found = find_hung(silent, tmp_path, limits(30), 2)
     assert list(found) == [1]
     assert (found[1].rank, found[1].where) == (5, "training after step 3")
-    for fact in ("30 s (distributed.timeout_seconds, the limit of a step)", "distributed.train_timeout_seconds"):
+    for fact in (
+        "30 s (distributed.timeout_seconds, the limit of a step)",
+        "distributed.train_timeout_seconds",
+    ):
         assert fact in found[1].message
     assert list(find_hung({0: silent[0]}, tmp_path, limits(30), 1)) == [0]
-    assert not find_hung({0: silent[0]}, tmp_path, limits(30), 2)  # the other one was heard a moment later, and hangs
+    assert not find_hung(
+        {0: silent[0]}, tmp_path, limits(30), 2
+    )  # the other one was heard a moment later, and hangs
 
 
 def test_a_rank_that_never_began_is_not_killed() -> None:

@@ -14,7 +14,13 @@ from optrun.launch.rank_checks import refuse_unfit, shared_device
 from optrun.training.device import pick_device
 from tests.running import composed
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "a",
+}
 SRUN = {
     "SLURM_JOB_ID": "1234",
     "SLURM_STEP_ID": "2",
@@ -39,14 +45,22 @@ MPIRUN = {
     [
         (TORCHRUN, ("torchrun", 3, 4, 1, 2)),
         (SRUN, ("srun", 3, 4, 1, 2)),
-        ({**SRUN, "SLURM_NTASKS_PER_NODE": "4"}, ("srun", 3, 4, 1, 2)),  # as sbatch was told, of all its steps
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}, ("srun", 3, 4, 0, 1)),
+        (
+            {**SRUN, "SLURM_NTASKS_PER_NODE": "4"},
+            ("srun", 3, 4, 1, 2),
+        ),  # as sbatch was told, of all its steps
+        (
+            {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
+            ("srun", 3, 4, 0, 1),
+        ),
         (MPIRUN, ("mpirun", 1, 2, 1, 2)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ("mpirun", 0, 2, 0, 2)),
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, ("srun", 1, 2, 1, 2)),
     ],
 )
-def test_each_launcher_says_who_this_is(env: dict[str, str], expected: tuple[str, int, int, int, int]) -> None:
+def test_each_launcher_says_who_this_is(
+    env: dict[str, str], expected: tuple[str, int, int, int, int]
+) -> None:
     found = launched(env)
     assert found is not None
     assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == expected
@@ -59,7 +73,11 @@ def test_each_launcher_says_who_this_is(env: dict[str, str], expected: tuple[str
         {"WORLD_SIZE": "1"},
         {"WORLD_SIZE": " "},
         {"WORLD_SIZE": "1", "RANK": "1"},
-        {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # the script of sbatch, which is alone
+        {
+            "SLURM_JOB_ID": "1",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "4",
+        },  # the script of sbatch, which is alone
     ],
 )
 def test_started_by_itself(env: dict[str, str]) -> None:
@@ -84,7 +102,14 @@ def test_half_an_environment_is_refused(env: dict[str, str], facts: list[str]) -
 
 def set_for(monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> dict[str, str]:
     """What torch finds in the environment where a launcher set this."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in env.items():
@@ -101,7 +126,10 @@ def test_slurm_has_the_first_node_and_a_port_of_the_step(monkeypatch: pytest.Mon
     assert found["MASTER_ADDR"] == "gpu07"
     port = found["MASTER_PORT"]
     assert 1024 < int(port) < 65536
-    assert set_for(monkeypatch, {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})["MASTER_PORT"] == port
+    assert (
+        set_for(monkeypatch, {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})["MASTER_PORT"]
+        == port
+    )
     assert set_for(monkeypatch, {**SRUN, "SLURM_STEP_ID": "3"})["MASTER_PORT"] != port
 
 
@@ -111,7 +139,10 @@ def test_mpirun_on_one_machine_needs_no_address(monkeypatch: pytest.MonkeyPatch)
 
 def test_mpirun_on_several_machines_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as refused:
-        set_for(monkeypatch, {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+        set_for(
+            monkeypatch,
+            {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        )
     for fact in ("MASTER_ADDR", "mpirun -x"):
         assert fact in str(refused.value)
 
@@ -132,10 +163,14 @@ def test_one_visible_device_per_task_is_right(monkeypatch: pytest.MonkeyPatch) -
         refuse_unfit(composed("distributed=ddp", "training.nproc_per_node=2"), (), None)
 
 
-def test_a_device_beyond_the_last_is_refused_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_beyond_the_last_is_refused_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(ConfigError, match=r"training.device=cuda:2: .* Usable: cpu, cuda:0, cuda:1"):
+    with pytest.raises(
+        ConfigError, match=r"training.device=cuda:2: .* Usable: cpu, cuda:0, cuda:1"
+    ):
         pick_device("cuda:2")
 
 
@@ -159,8 +194,17 @@ def test_ranks_that_are_shown_one_device_are_named() -> None:
 
 def test_a_reference_is_not_divided() -> None:
     """Before a rank starts: the start model that preferences are measured against is needed whole."""
-    given = ["task=preference", "data.train=pairs.jsonl", "training.nproc_per_node=2", "training.device=cpu"]
-    with pytest.raises(ConfigError, match="distributed=fsdp: task=preference needs the start model whole"):
+    given = [
+        "task=preference",
+        "data.train=pairs.jsonl",
+        "training.nproc_per_node=2",
+        "training.device=cpu",
+    ]
+    with pytest.raises(
+        ConfigError, match="distributed=fsdp: task=preference needs the start model whole"
+    ):
         refuse_unfit(composed(*given, "data=files", "distributed=fsdp"), (), None)
-    refuse_unfit(composed(*given, "data=files", "distributed=fsdp", "task.loss_type=orpo"), (), None)
+    refuse_unfit(
+        composed(*given, "data=files", "distributed=fsdp", "task.loss_type=orpo"), (), None
+    )
     refuse_unfit(composed(*given, "data=files", "distributed=ddp"), (), None)

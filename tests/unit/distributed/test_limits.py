@@ -43,16 +43,39 @@ def test_one_key_is_the_default_of_all() -> None:
 @pytest.mark.parametrize(
     ("given", "last", "facts"),
     [
-        ({}, at(Phase.training), ["40 s (distributed.timeout_seconds, the limit of a step)", "train_timeout_seconds"]),
+        (
+            {},
+            at(Phase.training),
+            ["40 s (distributed.timeout_seconds, the limit of a step)", "train_timeout_seconds"],
+        ),
         (
             {},
             at(Phase.preparing, done=0),
-            ["300 s (distributed.timeout_seconds, 300 s at least, the limit until the first step is done)", "init_"],
+            [
+                "300 s (distributed.timeout_seconds, 300 s at least, the limit until the first step is done)",
+                "init_",
+            ],
         ),
-        ({"init_timeout_seconds": 9}, at(Phase.training, done=0), ["9 s (distributed.init_timeout_seconds"]),
-        ({"train_timeout_seconds": 9.5}, at(Phase.loading), ["9.5 s (distributed.train_timeout_seconds"]),
-        ({"save_timeout_seconds": 9}, at(Phase.saving), ["9 s (distributed.save_timeout_seconds, the limit of a save"]),
-        ({"save_timeout_seconds": 999}, at(Phase.waiting), ["999 s", "save_timeout_seconds", "what other ranks do"]),
+        (
+            {"init_timeout_seconds": 9},
+            at(Phase.training, done=0),
+            ["9 s (distributed.init_timeout_seconds"],
+        ),
+        (
+            {"train_timeout_seconds": 9.5},
+            at(Phase.loading),
+            ["9.5 s (distributed.train_timeout_seconds"],
+        ),
+        (
+            {"save_timeout_seconds": 9},
+            at(Phase.saving),
+            ["9 s (distributed.save_timeout_seconds, the limit of a save"],
+        ),
+        (
+            {"save_timeout_seconds": 999},
+            at(Phase.waiting),
+            ["999 s", "save_timeout_seconds", "what other ranks do"],
+        ),
     ],
 )
 def test_a_limit_names_what_says_so_and_what_raises_it(
@@ -73,17 +96,24 @@ def test_the_record_comes_before_the_end_and_the_end_before_a_group_gives_up(
     values = {key: 1000.0 if key == longest else 400.0 for key in KEYS}
     limits, early = Limits.of(values), Limits.of(values, share=0.9)
     groups: list[timedelta] = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, timeout, **__: groups.append(timeout))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *_, timeout, **__: groups.append(timeout)
+    )
     monkeypatch.setattr(World, "join", lambda _, timeout: groups.append(timeout) or ALONE)
     given = [f"distributed.{key}={value}" for key, value in values.items()]
     request = compose_request(open_hydra(None), CommandLine(overrides=["distributed=ddp", *given]))
     _world(request.config.distributed, Meeting(HashStore(), 0, 2, 1.0))
     for phase, done in itertools.product(Phase, (0, 1, 2)):
         last = at(phase, done=done)
-        assert early.at(last).seconds < limits.at(last).seconds <= limits.longest < groups[0].total_seconds()
+        assert (
+            early.at(last).seconds
+            < limits.at(last).seconds
+            <= limits.longest
+            < groups[0].total_seconds()
+        )
     assert len(groups) == 2
-    # A rank that waits is not ended while the one that it waits for may be at work; its record is there by then. Others
-    # are at most one step behind.
+    # A rank that waits is not ended while the one that it waits for may be at work; its record is
+    # there by then. Others are at most one step behind.
     for phase, done in itertools.product(set(Phase) - {Phase.waiting}, (0, 1, 2)):
         other = limits.at(at(phase, done=done)).seconds
         for own in (done, done + 1):
@@ -95,14 +125,24 @@ def test_a_silent_rank_leaves_what_torch_recorded_of_gloo_and_of_nccl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Builds for CUDA have a second recorder, with NCCL's collectives."""
-    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace_json", lambda: b'{"nccl": []}', raising=False)
+    monkeypatch.setattr(
+        _distributed_c10d, "_dump_nccl_trace_json", lambda: b'{"nccl": []}', raising=False
+    )
     heartbeats = Heartbeats.create(1, tmp_path / "heartbeats")
     heartbeats.write(0, Heartbeat(1, 0, Phase.training, 3, 0.0, 1))
-    rank, run = Rank(Launched("torchrun", 5, 8, 0, 1, ""), RankSignals(), tmp_path, heartbeats), RunDir(tmp_path)
+    rank, run = (
+        Rank(Launched("torchrun", 5, 8, 0, 1, ""), RankSignals(), tmp_path, heartbeats),
+        RunDir(tmp_path),
+    )
     with _recorded(rank, run, Limits.of({"timeout_seconds": 1.0}, share=0.9)):
         deadline = time.monotonic() + 60
-        while not (run.logs / "rank-5-nccl-collectives.json").is_file() and time.monotonic() < deadline:
+        while (
+            not (run.logs / "rank-5-nccl-collectives.json").is_file()
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
-    told: dict[str, Any] = {path.name: json.loads(path.read_bytes()) for path in run.logs.glob(COLLECTIVES)}
+    told: dict[str, Any] = {
+        path.name: json.loads(path.read_bytes()) for path in run.logs.glob(COLLECTIVES)
+    }
     assert set(told) == {"rank-5-collectives.json", "rank-5-nccl-collectives.json"}
     assert told["rank-5-nccl-collectives.json"] == {"nccl": []}

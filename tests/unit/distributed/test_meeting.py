@@ -33,15 +33,28 @@ def test_ranks_of_different_code_or_configuration_are_refused_by_name(
     key: str, theirs: object, facts: list[str]
 ) -> None:
     own = {"torch": "2.13", "lr": 1e-3, "seed": 0}
-    said = together(3, lambda meeting: refuse_different(meeting, own if meeting.rank != 1 else {**own, key: theirs}))
+    said = together(
+        3,
+        lambda meeting: refuse_different(
+            meeting, own if meeting.rank != 1 else {**own, key: theirs}
+        ),
+    )
     assert len(set(map(str, said))) == 1
     assert all(isinstance(error, ConfigError) for error in said)
-    for fact in ("(rank 1)", "(rank 0)", f"on {socket.gethostname()}", facts[0], facts[1].split("=")[1]):
+    for fact in (
+        "(rank 1)",
+        "(rank 0)",
+        f"on {socket.gethostname()}",
+        facts[0],
+        facts[1].split("=")[1],
+    ):
         assert fact in str(said[0])
     assert together(3, lambda meeting: refuse_different(meeting, own)) == [None] * 3
 
 
-def together(size: int, act: Callable[[Meeting], object], store: HashStore | None = None) -> list[object]:
+def together(
+    size: int, act: Callable[[Meeting], object], store: HashStore | None = None
+) -> list[object]:
     """What each of several ranks returns, or raises, in threads of this process."""
     store = store or HashStore()
 
@@ -149,18 +162,26 @@ def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone(tmp_path: Path) -> No
 def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone(tmp_path: Path) -> None:
     """As with the agent of another machine; an hour would be awaited."""
     rank = Rank(
-        Launched("torchrun", 1, 2, 0, 1, ""), RankSignals(), tmp_path, Heartbeats.create(1, tmp_path / "heartbeats")
+        Launched("torchrun", 1, 2, 0, 1, ""),
+        RankSignals(),
+        tmp_path,
+        Heartbeats.create(1, tmp_path / "heartbeats"),
     )
     end = RankEnd(1, EXIT_STOPPED_EARLY, "stopped")
     assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), end) == [end]
 
 
-def test_a_good_end_that_rank_0_does_not_confirm_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_end_that_rank_0_does_not_confirm_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It died with its machine, perhaps in the last save: the agent is to start again, or to find the run finished."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     rank = Rank(
-        Launched("optrun", 1, 2, 0, 1, ""), RankSignals(), tmp_path, Heartbeats.create(1, tmp_path / "heartbeats")
+        Launched("optrun", 1, 2, 0, 1, ""),
+        RankSignals(),
+        tmp_path,
+        Heartbeats.create(1, tmp_path / "heartbeats"),
     )
     done = RankEnd(1, EXIT_DONE)
     (end,) = _part(rank, Meeting(Gone(), 1, 2, 3600.0), done)
@@ -171,6 +192,10 @@ def test_a_good_end_that_rank_0_does_not_confirm_is_none(tmp_path: Path, monkeyp
     assert _part(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
     assert RankEnd(**read_json(end_file(tmp_path, 0))) == done
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
-    assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), done) == [done], "rank 0 held the store, and has left"
+    assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), done) == [done], (
+        "rank 0 held the store, and has left"
+    )
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert _part(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], "it may take long to publish the model"
+    assert _part(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], (
+        "it may take long to publish the model"
+    )

@@ -11,7 +11,9 @@ from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost
 
 
 def ends(*found: tuple[int, str] | RankEnd) -> list[RankEnd]:
-    return [end if isinstance(end, RankEnd) else RankEnd(rank, *end) for rank, end in enumerate(found)]
+    return [
+        end if isinstance(end, RankEnd) else RankEnd(rank, *end) for rank, end in enumerate(found)
+    ]
 
 
 LOST = RankEnd(0, 1, "another rank does not answer", lost_rank=True)
@@ -27,7 +29,14 @@ def test_all_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(75, StoppedEarly), (3, NonFiniteError), (74, StorageError), (2, ConfigError), (5, LockedError)]
+    ("code", "kind"),
+    [
+        (75, StoppedEarly),
+        (3, NonFiniteError),
+        (74, StorageError),
+        (2, ConfigError),
+        (5, LockedError),
+    ],
 )
 def test_all_alike(code: int, kind: type[Exception]) -> None:
     error = error_of(ends((code, "why"), (code, "why")))
@@ -76,7 +85,9 @@ def test_a_second_signal_beside_an_early_stop() -> None:
 
 
 def test_rank_0_is_named_too_where_it_hangs() -> None:
-    error = error_of([RankEnd(0, 1, "no sign of life for 5 s", where="training after step 3"), LOST])
+    error = error_of(
+        [RankEnd(0, 1, "no sign of life for 5 s", where="training after step 3"), LOST]
+    )
     for fact in ("rank 0", "no sign of life for 5 s", "training after step 3"):
         assert fact in str(error)
 
@@ -88,7 +99,9 @@ def test_different_causes_are_1() -> None:
 
 
 def test_a_lost_rank_is_known_by_its_error() -> None:
-    assert is_lost_rank(RuntimeError("[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"))
+    assert is_lost_rank(
+        RuntimeError("[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer")
+    )
     assert is_lost_rank(RuntimeError("Timed out waiting 5000ms for recv operation to complete"))
     assert is_lost_rank(LostRankError("gone"))
     assert not is_lost_rank(RuntimeError("ProcessGroupGloo::allgather: invalid tensor size"))

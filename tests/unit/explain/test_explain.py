@@ -46,7 +46,11 @@ def test_totals_are_sums_and_memory_is_float32() -> None:
     assert facts.parameters == sum(group.parameters for group in groups_of(facts))
     assert facts.weight_bytes == facts.gradient_bytes == 4 * facts.parameters
     assert facts.state_bytes == sum(tensor.state_bytes or 0 for tensor in facts.tensors)
-    assert 8 * facts.parameters <= (facts.state_bytes or 0) <= 8 * facts.parameters + 8 * len(facts.tensors)
+    assert (
+        8 * facts.parameters
+        <= (facts.state_bytes or 0)
+        <= 8 * facts.parameters + 8 * len(facts.tensors)
+    )
     assert facts.notes == ["transformer.wte.weight is also lm_head.weight: tied, counted once."]
 
 
@@ -79,12 +83,17 @@ def test_totals_are_sums_and_memory_is_float32() -> None:
         ),
     ],
 )
-def test_memory_of_a_rank_follows_from_the_configuration(words: tuple[str, ...], ranks: int, shards: int) -> None:
+def test_memory_of_a_rank_follows_from_the_configuration(
+    words: tuple[str, ...], ranks: int, shards: int
+) -> None:
     facts = _facts("optimizer=lamb", *words)
     held = facts.rank_memory
     assert held is not None
     assert (held.ranks, held.shards) == (ranks, shards)
-    most = sum(4 * -(-tensor.shape[0] // shards) * tensor.parameters // tensor.shape[0] for tensor in facts.tensors)
+    most = sum(
+        4 * -(-tensor.shape[0] // shards) * tensor.parameters // tensor.shape[0]
+        for tensor in facts.tensors
+    )
     assert held.weight_bytes == held.gradient_bytes == most
     assert held.state_bytes == 2 * most
     assert held.weight_bytes * shards >= facts.weight_bytes
@@ -97,10 +106,23 @@ def test_memory_of_a_rank_follows_from_the_configuration(words: tuple[str, ...],
 
 def test_layers_peak_by_their_scale() -> None:
     model = "model.config.n_layer=4"
-    facts = _facts(model, "param_groups=layerwise", "param_groups.decay_rate=0.5", "lr=0.16", "training.max_steps=7")
+    facts = _facts(
+        model,
+        "param_groups=layerwise",
+        "param_groups.decay_rate=0.5",
+        "lr=0.16",
+        "training.max_steps=7",
+    )
     peaks = {tensor.layer: tensor.lr_peak for tensor in facts.tensors}
     assert peaks == pytest.approx(
-        {"head": 0.16, "layer_03": 0.08, "layer_02": 0.04, "layer_01": 0.02, "layer_00": 0.01, "embeddings": 0.005}
+        {
+            "head": 0.16,
+            "layer_03": 0.08,
+            "layer_02": 0.04,
+            "layer_01": 0.02,
+            "layer_00": 0.01,
+            "embeddings": 0.005,
+        }
     )
     assert (facts.steps, facts.steps_from) == (7, "max_steps")
     assert [len(curve.steps) for curve in facts.curves] == [7]
@@ -120,9 +142,16 @@ def test_the_optimizers_own_exemptions_and_ratios_count() -> None:
 
 @pytest.mark.parametrize("scheduler", ["cosine", "noam", "inverse_sqrt"])
 def test_a_decay_that_climbs_with_the_lr_is_a_decay(scheduler: str) -> None:
-    words = ("optimizer=lamb", f"scheduler={scheduler}", "scheduler.num_warmup_steps=10", "training.max_steps=100")
+    words = (
+        "optimizer=lamb",
+        f"scheduler={scheduler}",
+        "scheduler.num_warmup_steps=10",
+        "training.max_steps=100",
+    )
     plain, curved = _facts(*words), _facts(*words, "scheduler.weight_decay_curve=lr")
-    assert [(t.weight_decay, t.adapted) for t in curved.tensors] == [(t.weight_decay, t.adapted) for t in plain.tensors]
+    assert [(t.weight_decay, t.adapted) for t in curved.tensors] == [
+        (t.weight_decay, t.adapted) for t in plain.tensors
+    ]
     assert {(t.weight_decay, t.adapted) for t in curved.tensors} == {(0.01, True), (0.0, False)}
 
 
@@ -165,7 +194,9 @@ def test_curves_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_
     assert facts.curves[own].multipliers[0] == 1.0
     assert sorted(facts.curve_labels) == ["constant", "linear 1", "linear 2"]
     text = "\n".join(_shown(facts, 140))
-    assert all(text.count(label) >= 2 for label in facts.curve_labels), "in the column and over the plot"
+    assert all(text.count(label) >= 2 for label in facts.curve_labels), (
+        "in the column and over the plot"
+    )
     figures: list[Figure] = []
     monkeypatch.setattr(picture, "save_png", lambda figure, path: figures.append(figure))
     picture.draw(facts, tmp_path / "x.png")
@@ -176,7 +207,9 @@ def test_curves_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_length_of_the_run(tmp_path: Path) -> None:
     assert _facts().steps_from == "assumed"
     table = tmp_path / "train.csv"
-    table.write_text("text,label\n" + "".join(f"row {number},{number % 2}\n" for number in range(40)))
+    table.write_text(
+        "text,label\n" + "".join(f"row {number},{number % 2}\n" for number in range(40))
+    )
     words = (
         "task=sequence_classification",
         "model=bert_tiny",
@@ -198,18 +231,54 @@ LISTED = ",".join(["0.5"] * 299 + ["2.0"])
 @pytest.mark.parametrize(
     ("words", "steps", "peak"),
     [
-        (("scheduler=inverse_sqrt", "scheduler.num_warmup_steps=10", "training.max_steps=100000"), 100_000, 1.0),
-        (("scheduler=noam", "scheduler.num_warmup_steps=7", "training.max_steps=10000000"), 10_000_000, 1.0),
-        (("scheduler=piecewise", "scheduler.values=[1,3,1]", "scheduler.boundaries=[7001,7003]"), 14_006, 3.0),
-        (("scheduler=piecewise", f"scheduler.values=[{LISTED}]", "scheduler.boundaries=null"), 300, 2.0),
+        (
+            (
+                "scheduler=inverse_sqrt",
+                "scheduler.num_warmup_steps=10",
+                "training.max_steps=100000",
+            ),
+            100_000,
+            1.0,
+        ),
+        (
+            ("scheduler=noam", "scheduler.num_warmup_steps=7", "training.max_steps=10000000"),
+            10_000_000,
+            1.0,
+        ),
+        (
+            ("scheduler=piecewise", "scheduler.values=[1,3,1]", "scheduler.boundaries=[7001,7003]"),
+            14_006,
+            3.0,
+        ),
+        (
+            ("scheduler=piecewise", f"scheduler.values=[{LISTED}]", "scheduler.boundaries=null"),
+            300,
+            2.0,
+        ),
         (("scheduler=cosine", "scheduler.num_warmup_steps=2000"), 4000, 1.0),
-        (("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"), 490, 1.0),
-        (("scheduler=multistep", "scheduler.warmup_ratio=0.07", "scheduler.milestones=[7,900]"), 85, 1.0),
+        (
+            ("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"),
+            490,
+            1.0,
+        ),
+        (
+            ("scheduler=multistep", "scheduler.warmup_ratio=0.07", "scheduler.milestones=[7,900]"),
+            85,
+            1.0,
+        ),
         (("scheduler=linear", "scheduler.num_warmup_steps=10", "training.max_steps=6"), 6, 0.5),
-        (("param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 900}}]",), 1800, 1.0),
+        (
+            (
+                "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 900}}]",
+            ),
+            1800,
+            1.0,
+        ),
     ],
 )
-def test_the_peak_is_the_highest_of_all_steps(words: tuple[str, ...], steps: int, peak: float) -> None:
+def test_the_peak_is_the_highest_of_all_steps(
+    words: tuple[str, ...], steps: int, peak: float
+) -> None:
     """However short the climb, and over a run that is long enough for the steps that are named."""
     facts = _facts(*words, "lr=1.0")
     assert facts.steps == steps
@@ -223,12 +292,18 @@ def test_the_peak_is_the_highest_of_all_steps(words: tuple[str, ...], steps: int
     ("words", "said"),
     [
         (("scheduler.warmup_ratio=0.1",), "length follows from the data, warm-up 10%"),
-        (("scheduler.num_warmup_steps=2000",), "from the data, warm-up 2,000 steps; drawn for 4,000 steps"),
+        (
+            ("scheduler.num_warmup_steps=2000",),
+            "from the data, warm-up 2,000 steps; drawn for 4,000 steps",
+        ),
         (
             ("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"),
             "from the data, warm-up 10%; drawn for 490 steps",
         ),
-        (("scheduler.num_warmup_steps=20", "training.max_steps=80"), "over 80 steps, 20 of them warm-up"),
+        (
+            ("scheduler.num_warmup_steps=20", "training.max_steps=80"),
+            "over 80 steps, 20 of them warm-up",
+        ),
     ],
 )
 def test_what_was_given_in_steps_is_told_in_steps(words: tuple[str, ...], said: str) -> None:
@@ -239,7 +314,12 @@ def test_what_was_given_in_steps_is_told_in_steps(words: tuple[str, ...], said: 
 
 def test_a_list_shorter_than_the_run_is_refused_where_its_length_is_known() -> None:
     with pytest.raises(ConfigError, match="2 values for a run of 3 steps"):
-        _facts("scheduler=piecewise", "scheduler.values=[1,1]", "scheduler.boundaries=null", "training.max_steps=3")
+        _facts(
+            "scheduler=piecewise",
+            "scheduler.values=[1,1]",
+            "scheduler.boundaries=null",
+            "training.max_steps=3",
+        )
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -248,12 +328,23 @@ def test_a_list_shorter_than_the_run_is_refused_where_its_length_is_known() -> N
     "words",
     [
         (),
-        ("optimizer=lamb", "param_groups=layerwise", "training.max_steps=500", "scheduler.num_warmup_steps=50"),
-        ("optimizer=muon", "param_groups=layerwise", "param_groups.rules=[{pattern: wpe, lr_scale: 3}]"),
+        (
+            "optimizer=lamb",
+            "param_groups=layerwise",
+            "training.max_steps=500",
+            "scheduler.num_warmup_steps=50",
+        ),
+        (
+            "optimizer=muon",
+            "param_groups=layerwise",
+            "param_groups.rules=[{pattern: wpe, lr_scale: 3}]",
+        ),
     ],
     ids=["default", "lamb", "muon"],
 )
-def test_it_fits_and_leaves_nothing_out(words: tuple[str, ...], width: int, all_tensors: bool) -> None:
+def test_it_fits_and_leaves_nothing_out(
+    words: tuple[str, ...], width: int, all_tensors: bool
+) -> None:
     facts = _facts(*words)
     lines = _shown(facts, width, all_tensors=all_tensors)
     assert max(len(line) for line in lines) <= width
@@ -265,12 +356,16 @@ def test_it_fits_and_leaves_nothing_out(words: tuple[str, ...], width: int, all_
         assert all(end in squeezed for end in ends)
     else:
         roles = [group.first.role for group in groups_of(facts)]
-        assert all(sum(f" {role} " in line for line in lines) >= roles.count(role) for role in set(roles))
+        assert all(
+            sum(f" {role} " in line for line in lines) >= roles.count(role) for role in set(roles)
+        )
     assert "learning rate" in text
     assert ("peak by layer" in text) == (len({tensor.lr_peak for tensor in facts.tensors}) > 1)
 
 
-def test_for_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_machines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     picture = tmp_path / "deep" / "schedule.png"
     verb.run(_config("param_groups=layerwise", "training.max_steps=5"), as_json=True, png=picture)
@@ -278,7 +373,9 @@ def test_for_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert said["steps"] == 5
     assert sum(group["parameters"] for group in said["groups"]) == said["parameters"]
-    assert {name for group in said["groups"] for name in group["names"]} == {t["name"] for t in said["tensors"]}
+    assert {name for group in said["groups"] for name in group["names"]} == {
+        t["name"] for t in said["tensors"]
+    }
     verb.run(_config(), all_tensors=True, png=tmp_path / "one.png")
     assert "transformer.h.0.ln_1.weight" in capsys.readouterr().out
     blocked = tmp_path / "file"
@@ -307,7 +404,12 @@ def test_what_training_refuses_is_refused(word: str, message: str) -> None:
 
 def test_the_plot_is_a_picture_of_its_curve() -> None:
     lines = line_plot(
-        [([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0])], width=26, height=4, top=1.0, left_label="a", right_label="b"
+        [([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0])],
+        width=26,
+        height=4,
+        top=1.0,
+        left_label="a",
+        right_label="b",
     )
     assert all(isinstance(line, Text) for line in lines)
     plain = [line.plain for line in lines]

@@ -63,12 +63,22 @@ SMALL = [
         ["pre_classifier", "classifier"],
     ),
     (SEQUENCE, "gpt2", GPT2, ["score"]),
-    (SEQUENCE, "xlnet", {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, ["sequence_summary", "logits_proj"]),
+    (
+        SEQUENCE,
+        "xlnet",
+        {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+        ["sequence_summary", "logits_proj"],
+    ),
     (SEQUENCE, "t5", T5, ["classification_head"]),
     (TOKEN, "bert", COMMON, ["classifier"]),
     (CAUSAL, "gpt2", GPT2, []),
     (CAUSAL, "llama", {**COMMON, "num_key_value_heads": 1}, []),
-    (CAUSAL, "mamba", {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 40}, []),
+    (
+        CAUSAL,
+        "mamba",
+        {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 40},
+        [],
+    ),
     (MASKED, "bert", COMMON, []),
     (MASKED, "albert", {**COMMON, "embedding_size": 16}, []),
     (SEQ2SEQ, "t5", T5, []),
@@ -94,7 +104,9 @@ def batch(auto_class: str) -> dict[str, torch.Tensor]:
     if auto_class == IMAGE:
         return {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 2])}
     ids = torch.cat([torch.randint(3, 40, (2, 6)), torch.ones(2, 1, dtype=torch.int64)], 1)
-    labels = torch.tensor([0, 2]) if auto_class == SEQUENCE else ids % 3 if auto_class == TOKEN else ids
+    labels = (
+        torch.tensor([0, 2]) if auto_class == SEQUENCE else ids % 3 if auto_class == TOKEN else ids
+    )
     return {"input_ids": ids, "labels": labels}
 
 
@@ -102,8 +114,12 @@ def whole_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("auto_class", "kind", "values", "saved"), SMALL, ids=lambda value: str(value)[:20])
-def test_the_default_fits(auto_class: str, kind: str, values: dict[str, Any], saved: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("auto_class", "kind", "values", "saved"), SMALL, ids=lambda value: str(value)[:20]
+)
+def test_the_default_fits(
+    auto_class: str, kind: str, values: dict[str, Any], saved: list[str]
+) -> None:
     """Every factor has a gradient, a step moves the adapter alone, and a merge is what the adapter computed."""
     model = small(auto_class, kind, values)
     before, linear = whole_of(model), linear_modules(model)
@@ -113,21 +129,37 @@ def test_the_default_fits(auto_class: str, kind: str, values: dict[str, Any], sa
     facts = injected(model)
     assert facts is not None
     assert list(facts.places.saved) == saved
-    heads = tuple(f"{path}." for path in head_modules(model)) if not saved else tuple(f"{path}." for path in saved)
-    assert set(facts.places.targets) == {path for path in linear if not f"{path}.".startswith(heads or ("-",))}
+    heads = (
+        tuple(f"{path}." for path in head_modules(model))
+        if not saved
+        else tuple(f"{path}." for path in saved)
+    )
+    assert set(facts.places.targets) == {
+        path for path in linear if not f"{path}.".startswith(heads or ("-",))
+    }
     assert "parameters train" in notes[0]
-    torch.testing.assert_close(model(**inputs).logits, first, rtol=1e-6, atol=1e-6)  # B starts at zero
+    torch.testing.assert_close(
+        model(**inputs).logits, first, rtol=1e-6, atol=1e-6
+    )  # B starts at zero
     frozen = {name: tensor.clone() for name, tensor in base_tensors(model).items()}
     assert frozen.keys() <= before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.items())
-    optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=0.05)
+    optimizer = torch.optim.AdamW(
+        [param for param in model.parameters() if param.requires_grad], lr=0.05
+    )
     for _ in range(2):
         optimizer.zero_grad()
         model(**inputs).loss.backward()
         optimizer.step()
-    idle = [name for name, param in model.named_parameters() if param.requires_grad and param.grad is None]
+    idle = [
+        name
+        for name, param in model.named_parameters()
+        if param.requires_grad and param.grad is None
+    ]
     assert idle == []
-    assert all(torch.equal(tensor, frozen[name]) for name, tensor in base_tensors(model).items()), "the base is frozen"
+    assert all(torch.equal(tensor, frozen[name]) for name, tensor in base_tensors(model).items()), (
+        "the base is frozen"
+    )
     trained = model(**inputs).logits
     assert not torch.allclose(trained, first)
     held = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
@@ -166,7 +198,9 @@ def test_peft_computes_the_same(options: dict[str, Any]) -> None:
     """The same factors in a model that peft adapted by itself give the same logits, bit for bit."""
     import peft
 
-    config = choice("adapter", SCHEMAS, "lora", {"r": 2, "target_modules": ["query", "dense"], **options})
+    config = choice(
+        "adapter", SCHEMAS, "lora", {"r": 2, "target_modules": ["query", "dense"], **options}
+    )
     assert isinstance(config, LoraConfig)
     model = small(SEQUENCE, "bert", COMMON)
     inject(config, model, SEQUENCE)
@@ -174,22 +208,36 @@ def test_peft_computes_the_same(options: dict[str, Any]) -> None:
         for name, param in model.named_parameters():
             if name in model_tensors(model):
                 param.add_(0.1 * torch.randn_like(param))
-    own = peft.LoraConfig(r=2, lora_alpha=16, target_modules=["query", "dense"], task_type="SEQ_CLS", **options)
+    own = peft.LoraConfig(
+        r=2, lora_alpha=16, target_modules=["query", "dense"], task_type="SEQ_CLS", **options
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names of transformers' that will be others
         theirs = peft.get_peft_model(small(SEQUENCE, "bert", COMMON), own)
         held = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-        peft.set_peft_model_state_dict(theirs, {f"base_model.model.{name}": held[name] for name in held})
+        peft.set_peft_model_state_dict(
+            theirs, {f"base_model.model.{name}": held[name] for name in held}
+        )
     inputs = batch(SEQUENCE)
     assert torch.equal(theirs.eval()(**inputs).logits, model.eval()(**inputs).logits)
     names = {
-        name.replace("base_model.model.", "", 1) for name, param in theirs.named_parameters() if param.requires_grad
+        name.replace("base_model.model.", "", 1)
+        for name, param in theirs.named_parameters()
+        if param.requires_grad
     }
     assert names == model_tensors(model).keys()
 
 
-@pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"},
-                                     {"rank_pattern": {"query": 4}}, {"layers_to_transform": 1}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"rank_pattern": {"query": 4}},
+        {"layers_to_transform": 1},
+    ],
+    ids=str,
+)
 def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
     """As a checkpoint is: from the base and the factors, by the names of what has some; the start is the model's."""
     inputs, plain = batch(SEQUENCE), small(SEQUENCE, "bert", COMMON)
@@ -200,11 +248,17 @@ def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
     with torch.no_grad():
         for tensor in model_tensors(model).values():
             tensor.add_(0.1 * torch.randn_like(tensor))
-    trained, held = model(**inputs).logits, {name: one.clone() for name, one in model_tensors(model).items()}
+    trained, held = (
+        model(**inputs).logits,
+        {name: one.clone() for name, one in model_tensors(model).items()},
+    )
     facts = injected(model)
     assert facts is not None
     again = small(SEQUENCE, "bert", COMMON)
-    named = {"target_modules": list(facts.places.targets), "modules_to_save": list(facts.places.saved)}
+    named = {
+        "target_modules": list(facts.places.targets),
+        "modules_to_save": list(facts.places.saved),
+    }
     inject(lora(r=2, **{**options, **named, "layers_to_transform": None}), again, SEQUENCE)
     load_model_tensors(again, held)
     assert torch.equal(again.eval()(**inputs).logits, trained)
@@ -241,19 +295,79 @@ def test_new_modules_train_whole() -> None:
 
 REFUSED = [
     # class, architecture, its values, options of the adapter, pieces of the message
-    (SEQUENCE, "bert", COMMON, {"target_modules": ["qury"]}, ["adapter.target_modules=['qury']", "mean query?"]),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"target_modules": ["qury"]},
+        ["adapter.target_modules=['qury']", "mean query?"],
+    ),
     (SEQUENCE, "bert", COMMON, {"target_modules": ["query", "zzz"]}, ["zzz", "Names are such as"]),
-    (SEQUENCE, "bert", COMMON, {"target_modules": "quer"}, ["adapter.target_modules=quer", "as a whole", "query"]),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"target_modules": "quer"},
+        ["adapter.target_modules=quer", "as a whole", "query"],
+    ),
     (SEQUENCE, "bert", COMMON, {"target_modules": ["classifier"]}, ["train whole (classifier)"]),
-    (SEQUENCE, "bert", COMMON, {"rank_pattern": {"qury": 4}}, ["adapter.rank_pattern=qury", "query"]),
-    (SEQUENCE, "bert", COMMON, {"alpha_pattern": {"layer.7.query": 4}}, ["adapter.alpha_pattern=layer.7.query"]),
-    (SEQUENCE, "bert", COMMON, {"layers_to_transform": [0, 5]}, ["adapter.layers_to_transform=[0, 5]", "no layer 5"]),
-    (SEQUENCE, "bert", COMMON, {"exclude_modules": ["qery"]}, ["adapter.exclude_modules=['qery']", "mean query?"]),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"rank_pattern": {"qury": 4}},
+        ["adapter.rank_pattern=qury", "query"],
+    ),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"alpha_pattern": {"layer.7.query": 4}},
+        ["adapter.alpha_pattern=layer.7.query"],
+    ),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"layers_to_transform": [0, 5]},
+        ["adapter.layers_to_transform=[0, 5]", "no layer 5"],
+    ),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"exclude_modules": ["qery"]},
+        ["adapter.exclude_modules=['qery']", "mean query?"],
+    ),
     (SEQUENCE, "bert", COMMON, {"exclude_modules": ".*"}, ["no module is left"]),
-    (SEQUENCE, "bert", COMMON, {"target_modules": ["LayerNorm"]}, ["peft cannot take this model", "not supported"]),
-    (SEQUENCE, "bert", COMMON, {"modules_to_save": ["clasifier"]}, ["adapter.modules_to_save", "mean classifier?"]),
-    (CAUSAL, "gpt2", GPT2, {"target_modules": ["lm_head"]}, ["lm_head", "shares its weight with", "wte"]),
-    (CAUSAL, "gpt2", GPT2, {"modules_to_save": ["lm_head"]}, ["lm_head", "shares its weight with", "wte"]),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"target_modules": ["LayerNorm"]},
+        ["peft cannot take this model", "not supported"],
+    ),
+    (
+        SEQUENCE,
+        "bert",
+        COMMON,
+        {"modules_to_save": ["clasifier"]},
+        ["adapter.modules_to_save", "mean classifier?"],
+    ),
+    (
+        CAUSAL,
+        "gpt2",
+        GPT2,
+        {"target_modules": ["lm_head"]},
+        ["lm_head", "shares its weight with", "wte"],
+    ),
+    (
+        CAUSAL,
+        "gpt2",
+        GPT2,
+        {"modules_to_save": ["lm_head"]},
+        ["lm_head", "shares its weight with", "wte"],
+    ),
     (
         IMAGE,
         "resnet",
@@ -267,7 +381,9 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("auto_class", "kind", "values", "options", "facts"), REFUSED, ids=lambda value: str(value)[:20]
 )
-def test_refused(auto_class: str, kind: str, values: dict[str, Any], options: dict[str, Any], facts: list[str]) -> None:
+def test_refused(
+    auto_class: str, kind: str, values: dict[str, Any], options: dict[str, Any], facts: list[str]
+) -> None:
     model = small(auto_class, kind, values)
     with pytest.raises(ConfigError) as refusal:
         inject(lora(**options), model, auto_class)
@@ -275,8 +391,15 @@ def test_refused(auto_class: str, kind: str, values: dict[str, Any], options: di
 
 
 def test_what_is_frozen_must_not_be_random() -> None:
-    with pytest.raises(ConfigError, match=r"modules_to_save=\[\]: classifier.weight is not in .*such as classifier"):
-        inject(lora(modules_to_save=[]), small(SEQUENCE, "bert", COMMON), SEQUENCE, ["classifier.weight"])
+    with pytest.raises(
+        ConfigError, match=r"modules_to_save=\[\]: classifier.weight is not in .*such as classifier"
+    ):
+        inject(
+            lora(modules_to_save=[]),
+            small(SEQUENCE, "bert", COMMON),
+            SEQUENCE,
+            ["classifier.weight"],
+        )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +410,11 @@ def test_what_is_frozen_must_not_be_random() -> None:
         ("lora_dropout", 1.0, ["adapter.lora_dropout=1.0", "[0, 1)"]),
         ("target_modules", [], ["adapter.target_modules=[]", "a list of module names"]),
         ("target_modules", "a(", ["adapter.target_modules=a(", "not a regular expression"]),
-        ("target_parameters", [], ["adapter.target_parameters=[]", "a list of parameter names, or null"]),
+        (
+            "target_parameters",
+            [],
+            ["adapter.target_parameters=[]", "a list of parameter names, or null"],
+        ),
         ("loraplus_lr_ratio", -1.0, ["adapter.loraplus_lr_ratio=-1.0", "above 0"]),
         ("default_lr_factor", 0.0, ["adapter.default_lr_factor=0.0", "above 0"]),
     ],
@@ -301,7 +428,8 @@ def test_values_out_of_range(key: str, value: Any, facts: list[str]) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(
-        ConfigError, match=r"adapter=lora: the package peft is not installed. pip install 'optrun\[lora\]'"
+        ConfigError,
+        match=r"adapter=lora: the package peft is not installed. pip install 'optrun\[lora\]'",
     ):
         require_adapter(lora())
     require_adapter(choice("adapter", SCHEMAS, "none", {}))
@@ -311,7 +439,9 @@ def test_layers_and_lora_plus() -> None:
     """Factors lie in the layers of their matrices; B takes its multiple of the layer's lr, the head none."""
     model = small(SEQUENCE, "bert", COMMON)
     inject(lora(), model, SEQUENCE)
-    groups = build_param_groups(model, "layerwise", lr=1.0, weight_decay=0.1, decay_rate=0.5, loraplus_lr_ratio=16.0)
+    groups = build_param_groups(
+        model, "layerwise", lr=1.0, weight_decay=0.1, decay_rate=0.5, loraplus_lr_ratio=16.0
+    )
     found = {name: (group["layer"], group["lr"]) for group in groups for name, _ in group["params"]}
     lower, upper = (f"bert.encoder.layer.{number}.attention.self.query.lora" for number in (0, 1))
     assert found[f"{lower}_A.default.weight"] == ("layer_00", 0.25)
@@ -322,7 +452,9 @@ def test_layers_and_lora_plus() -> None:
     assert found.keys() == {name for name, param in model.named_parameters() if param.requires_grad}
     rules = [{"pattern": "lora_B", "lr_scale": 2.0}]
     ruled = build_param_groups(model, "standard", lr=1.0, rules=rules, loraplus_lr_ratio=16.0)
-    assert {group["lr"] for group in ruled for name, _ in group["params"] if "lora_B" in name} == {2.0}, "a rule wins"
+    assert {group["lr"] for group in ruled for name, _ in group["params"] if "lora_B" in name} == {
+        2.0
+    }, "a rule wins"
 
 
 TYPES = (
@@ -365,7 +497,9 @@ def adapted(model_type: str) -> str:
                 if type(config) not in mapping:
                     continue
                 model = _of(auto_class, config)
-            except Exception as error:  # what a default configuration cannot build is no matter here
+            except (
+                Exception
+            ) as error:  # what a default configuration cannot build is no matter here
                 return f"not built: {type(error).__name__}"
         break
     else:
@@ -374,13 +508,19 @@ def adapted(model_type: str) -> str:
     try:
         inject(lora(r=2), model, auto_class, meta=True)
     except ConfigError as error:
-        known = any(why in str(error) for why in ("BatchNorm", "no linear module", "by the end of its name"))
+        known = any(
+            why in str(error) for why in ("BatchNorm", "no linear module", "by the end of its name")
+        )
         return f"{'refused' if known else 'wrong'}: {error}"
     facts = injected(model)
     assert facts is not None
     assert set(facts.places.targets) <= set(linear)
-    assert all(param.requires_grad == (name in facts.names) for name, param in model.named_parameters())
-    if auto_class in (SEQUENCE, IMAGE) and model_type != "perceiver":  # its decoder is a part of its body
+    assert all(
+        param.requires_grad == (name in facts.names) for name, param in model.named_parameters()
+    )
+    if (
+        auto_class in (SEQUENCE, IMAGE) and model_type != "perceiver"
+    ):  # its decoder is a part of its body
         assert facts.places.saved, f"{auto_class} has a head"
     build_param_groups(model, "standard", lr=1.0)
     return "adapted"
@@ -403,16 +543,23 @@ def test_every_architecture_of_transformers(quarter: int) -> None:
     assert {name: said for name, said in found.items() if said.startswith("wrong")} == {}
     adapted_ones = [name for name, said in found.items() if said == "adapted"]
     assert len(adapted_ones) > 75, found
-    assert len([name for name, said in found.items() if "by the end of its name" in said]) < 6, found
+    assert len([name for name, said in found.items() if "by the end of its name" in said]) < 6, (
+        found
+    )
 
 
 def test_a_missing_package_for_quantised_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = choice("model", MODELS, "pretrained", {"path": "x", "quantization": "4bit"})
-    asked = {"quantization": "4bit", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
+    asked = {
+        "quantization": "4bit",
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": False,
+    }
     assert quantization_of(config) == asked
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        ConfigError, match=r"model.quantization=4bit: the package bitsandbytes .*optrun\[quantization\]"
+        ConfigError,
+        match=r"model.quantization=4bit: the package bitsandbytes .*optrun\[quantization\]",
     ):
         require_quantization(config)
     require_quantization(choice("model", MODELS, "pretrained", {"path": "x"}))

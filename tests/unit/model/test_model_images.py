@@ -52,7 +52,9 @@ def test_size_and_channels_come_from_the_architecture() -> None:
     made = load_image_preparation(grey)
     assert isinstance(made, ScratchPreparation)
     assert (made.size, made.channels) == (12, 1)
-    resnet = load_image_preparation(choice("model", SCHEMAS, "from_config", {"model_type": "resnet"}))
+    resnet = load_image_preparation(
+        choice("model", SCHEMAS, "from_config", {"model_type": "resnet"})
+    )
     assert isinstance(resnet, ScratchPreparation)
     assert resnet.size == 224
 
@@ -63,4 +65,6 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.tokenizer=x: images need none"):
         load_image_preparation(choice("model", SCHEMAS, "vit_tiny", {"tokenizer": "x"}))
     with pytest.raises(ConfigError, match=r"model.config.num_channels=4"):
-        load_image_preparation(choice("model", SCHEMAS, "vit_tiny", {"config": {"num_channels": 4}}))
+        load_image_preparation(
+            choice("model", SCHEMAS, "vit_tiny", {"config": {"num_channels": 4}})
+        )

@@ -1,7 +1,7 @@
 """4- and 8-bit weights of a frozen base: what is quantised, what it computes, what it takes, what comes back.
 
-Without bitsandbytes (`pip install 'optrun[quantization]'`; each import of peft takes a second longer beside it, so that
-it is no part of `[dev]`) there is nothing to try.
+Without bitsandbytes (`pip install 'optrun[quantization]'`; each import of peft takes a second
+longer beside it, so that it is no part of `[dev]`) there is nothing to try.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ NF4 = {"quantization": "4bit", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_doubl
 FP4 = NF4 | {"bnb_4bit_quant_type": "fp4"}
 TWICE = NF4 | {"bnb_4bit_use_double_quant": True}
 INT8 = {"quantization": "8bit"}
-EACH = pytest.mark.parametrize("asked", [NF4, FP4, TWICE, INT8], ids=["nf4", "fp4", "twice", "int8"])
+EACH = pytest.mark.parametrize(
+    "asked", [NF4, FP4, TWICE, INT8], ids=["nf4", "fp4", "twice", "int8"]
+)
 LARGER = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -45,7 +47,9 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def both(auto_class: str, kind: str, values: dict[str, Any], asked: Any, **options: Any) -> tuple[Any, Any]:
+def both(
+    auto_class: str, kind: str, values: dict[str, Any], asked: Any, **options: Any
+) -> tuple[Any, Any]:
     """The same model as it is, and quantised, with factors beside it."""
     model = small(auto_class, kind, values)
     other = copy.deepcopy(model)
@@ -64,7 +68,9 @@ def batch(count: int = 2) -> dict[str, torch.Tensor]:
 
 @KINDS
 @EACH
-def test_the_base_computes_nearly_what_it_did(auto_class: str, kind: str, values: Any, asked: Any) -> None:
+def test_the_base_computes_nearly_what_it_did(
+    auto_class: str, kind: str, values: Any, asked: Any
+) -> None:
     model, other = both(auto_class, kind, values, asked)
     assert quantized(other) == asked
     for path in linear_modules(model):
@@ -72,7 +78,9 @@ def test_the_base_computes_nearly_what_it_did(auto_class: str, kind: str, values
         if base is None:  # the head
             assert not hasattr(other.get_submodule(path), "optrun_source")
             continue
-        assert type(base).__name__ == ("Linear4bit" if "bnb_4bit_quant_type" in asked else "Linear8bitLt")
+        assert type(base).__name__ == (
+            "Linear4bit" if "bnb_4bit_quant_type" in asked else "Linear8bitLt"
+        )
         assert not base.weight.requires_grad
     for name, param in other.named_parameters():
         if "lora_B" in name:
@@ -84,15 +92,21 @@ def test_the_base_computes_nearly_what_it_did(auto_class: str, kind: str, values
 
 @KINDS
 @EACH
-def test_factors_have_gradients_and_the_base_none(auto_class: str, kind: str, values: Any, asked: Any) -> None:
+def test_factors_have_gradients_and_the_base_none(
+    auto_class: str, kind: str, values: Any, asked: Any
+) -> None:
     _, model = both(auto_class, kind, values, asked)
     before = {name: tensor.clone() for name, tensor in base_tensors(model).items()}
-    assert any("absmax" in name or "SCB" in name for name in before), "the constants belong to the base"
+    assert any("absmax" in name or "SCB" in name for name in before), (
+        "the constants belong to the base"
+    )
     model.train()(**batch()).logits.square().sum().backward()
     with torch.no_grad():
         model.eval()(**batch())
     for name, param in model.named_parameters():
-        assert (param.grad is not None and bool(param.grad.abs().sum())) == param.requires_grad, name
+        assert (param.grad is not None and bool(param.grad.abs().sum())) == param.requires_grad, (
+            name
+        )
     after = base_tensors(model)
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -100,8 +114,12 @@ def test_factors_have_gradients_and_the_base_none(auto_class: str, kind: str, va
 
 @KINDS
 @EACH
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"])
-def test_a_merge_computes_the_same(auto_class: str, kind: str, values: Any, asked: Any, options: Any) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"]
+)
+def test_a_merge_computes_the_same(
+    auto_class: str, kind: str, values: Any, asked: Any, options: Any
+) -> None:
     """Factors beside plain modules with the weights that quantised ones compute with, then one plain model."""
     plain, model = both(auto_class, kind, values, asked, **options)
     torch.manual_seed(1)
@@ -124,7 +142,9 @@ def test_a_merge_computes_the_same(auto_class: str, kind: str, values: Any, aske
 
 @KINDS
 @EACH
-def test_bytes_and_sizes_are_told_before_they_are_taken(auto_class: str, kind: str, values: Any, asked: Any) -> None:
+def test_bytes_and_sizes_are_told_before_they_are_taken(
+    auto_class: str, kind: str, values: Any, asked: Any
+) -> None:
     plain, model = both(auto_class, kind, values, asked)
     with torch.device("meta"):
         shapes = small(auto_class, kind, values)
@@ -136,11 +156,15 @@ def test_bytes_and_sizes_are_told_before_they_are_taken(auto_class: str, kind: s
         if "quant_state.bitsandbytes" in name or name.endswith("weight_format"):
             continue  # a description, on the CPU
         held += tensor.numel() * tensor.itemsize
-    tied = sum(p.numel() * 4 for n, p in model.named_parameters(remove_duplicate=False) if n not in found)
+    tied = sum(
+        p.numel() * 4 for n, p in model.named_parameters(remove_duplicate=False) if n not in found
+    )
     offsets = 4 * sum("nested_absmax" in name for name in model.state_dict())
     assert sum(found.values()) == held - tied + offsets
     frozen = {
-        name.replace(".base_layer.", "."): size for name, size in tensor_sizes(model).items() if "lora_" not in name
+        name.replace(".base_layer.", "."): size
+        for name, size in tensor_sizes(model).items()
+        if "lora_" not in name
     }
     for name, param in plain.named_parameters():
         assert frozen.get(name, param.numel()) == param.numel(), name
@@ -153,7 +177,9 @@ def test_weights_of_16_bits_are_computed_in_16(asked: Any) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model.train()(**batch()).logits.float().square().mean()
     loss.backward()
-    assert all(param.grad.dtype is torch.float32 for param in model.parameters() if param.requires_grad)
+    assert all(
+        param.grad.dtype is torch.float32 for param in model.parameters() if param.requires_grad
+    )
 
 
 @EACH

@@ -11,7 +11,11 @@ from tests.optimizer_cases import set_grads, toy
 
 
 def encoder() -> dict[str, torch.nn.Parameter]:
-    names = ["embeddings.word.weight", *(f"encoder.layers.{i}.linear.weight" for i in range(3)), "classifier.weight"]
+    names = [
+        "embeddings.word.weight",
+        *(f"encoder.layers.{i}.linear.weight" for i in range(3)),
+        "classifier.weight",
+    ]
     return {name: torch.nn.Parameter(torch.ones(2)) for name in names}
 
 
@@ -79,9 +83,12 @@ def test_a_function_in_its_place_sees_what_paddlenlp_gives_it() -> None:
 
 def test_names_must_be_the_parameters_own() -> None:
     with pytest.raises(
-        ValueError, match=r"name_dict names 'classifer', which is no parameter here. Did you mean class"
+        ValueError,
+        match=r"name_dict names 'classifer', which is no parameter here. Did you mean class",
     ):
-        AdamWDL(encoder().items(), name_dict={**{name: name for name in encoder()}, "classifer": "x"})
+        AdamWDL(
+            encoder().items(), name_dict={**{name: name for name in encoder()}, "classifer": "x"}
+        )
     with pytest.raises(ValueError, match="the parameters have none"):
         AdamWDL(encoder().values(), layerwise_decay=0.5)
     with pytest.raises(ValueError, match="apply_decay_param_fun goes by parameter name"):
@@ -111,9 +118,15 @@ def test_master_weights_are_a_float32_run_rounded() -> None:
 
 def test_embeddings_alone_are_no_layers() -> None:
     """BERT's own names: `embeddings` would be found and `encoder.layer.0` not."""
-    names = ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.output.dense.weight", "classifier.weight"]
+    names = [
+        "bert.embeddings.word_embeddings.weight",
+        "bert.encoder.layer.0.output.dense.weight",
+        "classifier.weight",
+    ]
     params = {name: torch.nn.Parameter(torch.ones(2)) for name in names}
-    with pytest.raises(ValueError, match=r"layerwise_decay=0.8 moves no block: .*param_groups=layerwise"):
+    with pytest.raises(
+        ValueError, match=r"layerwise_decay=0.8 moves no block: .*param_groups=layerwise"
+    ):
         AdamWDL(params.items(), layerwise_decay=0.8, n_layers=1)
     structured = {name: name.replace("encoder.layer.", "encoder.layers.") for name in names}
     optimizer = AdamWDL(params.items(), layerwise_decay=0.8, n_layers=1, name_dict=structured)
@@ -122,6 +135,9 @@ def test_embeddings_alone_are_no_layers() -> None:
 
 def test_a_model_without_blocks_scales_its_embedding() -> None:
     """As PaddleNLP: nothing is numbered, so no block is left behind at the full rate."""
-    params = {name: torch.nn.Parameter(torch.ones(2)) for name in ("embedding_bag.weight", "classifier.weight")}
+    params = {
+        name: torch.nn.Parameter(torch.ones(2))
+        for name in ("embedding_bag.weight", "classifier.weight")
+    }
     optimizer = AdamWDL(params.items(), layerwise_decay=0.5, n_layers=2)
     assert optimizer.lr_ratios == {"embedding_bag.weight": 0.125, "classifier.weight": 1.0}

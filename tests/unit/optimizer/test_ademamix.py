@@ -1,4 +1,7 @@
-"""AdEMAMix: the way of its two warm-ups. Its steps are held against a recorded package, in `tests/reference`."""
+"""AdEMAMix: the way of its two warm-ups.
+
+Its steps are held against a recorded package, in `tests/reference`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from optrun.optimizer.ademamix import warm_alpha, warm_beta3
 from tests.optimizer_cases import set_grads, toy
 
 
-@pytest.mark.parametrize(("beta1", "beta3"), [(0.9, 0.9999), (0.5, 0.6), (0.9, 0.5), (0.0, 0.99), (0.9, 0.0)])
+@pytest.mark.parametrize(
+    ("beta1", "beta3"), [(0.9, 0.9999), (0.5, 0.6), (0.9, 0.5), (0.0, 0.99), (0.9, 0.0)]
+)
 def test_the_half_life_moves_in_a_straight_line(beta1: float, beta3: float) -> None:
     def half_life(beta: float) -> float:
         return math.log(0.5) / math.log(beta) if beta else 0.0

@@ -27,7 +27,8 @@ def built(case: Case, **options: Any) -> tuple[dict[str, torch.nn.Parameter], An
     return params, case.build(params.items(), **options)
 
 
-# -- torch.amp.GradScaler ---------------------------------------------------------------------------------------------
+# -- torch.amp.GradScaler
+# ---------------------------------------------------------------------------------------------
 
 
 @over_cases
@@ -67,7 +68,8 @@ def groups() -> list[dict[str, Any]]:
     return [{"params": list(toy().items())}]
 
 
-# -- schedulers of others ---------------------------------------------------------------------------------------------
+# -- schedulers of others
+# ---------------------------------------------------------------------------------------------
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.5**step),
@@ -77,7 +79,9 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "ConstantLR": lr_scheduler.ConstantLR,
     "LinearLR": lr_scheduler.LinearLR,
     "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [SCHEDULERS["StepLR"](o), SCHEDULERS["LinearLR"](o)], [2]),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [SCHEDULERS["StepLR"](o), SCHEDULERS["LinearLR"](o)], [2]
+    ),
     "PolynomialLR": lr_scheduler.PolynomialLR,
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler([SCHEDULERS["StepLR"](o)], o),
@@ -89,7 +93,11 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 def test_the_list_holds_all_of_torchs_schedulers() -> None:
-    known = {name for name in lr_scheduler.__all__ if issubclass(getattr(lr_scheduler, name), LRScheduler)}
+    known = {
+        name
+        for name in lr_scheduler.__all__
+        if issubclass(getattr(lr_scheduler, name), LRScheduler)
+    }
     assert set(SCHEDULERS) == known - {"LRScheduler"}
 
 
@@ -99,7 +107,9 @@ def test_torchs_schedulers_drive_every_optimizer(case: Case, name: str) -> None:
     """And `set_lr` is refused by each, for as long as it lives."""
     params, optimizer = built(case)
     if name in ("OneCycleLR", "CyclicLR") and case.name == "adafactor":
-        with pytest.raises(ValueError, match="momentum or beta1"):  # torch's word: there is nothing to cycle
+        with pytest.raises(
+            ValueError, match="momentum or beta1"
+        ):  # torch's word: there is nothing to cycle
             SCHEDULERS[name](optimizer)
         return
     scheduler = SCHEDULERS[name](optimizer)
@@ -169,7 +179,9 @@ def test_schedulers_of_other_libraries_are_seen() -> None:
 
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
-@pytest.mark.parametrize(("main", "other"), [("muon", None), ("lamb", "sgd"), ("lamb", "adamw"), ("sgd", "adafactor")])
+@pytest.mark.parametrize(
+    ("main", "other"), [("muon", None), ("lamb", "sgd"), ("lamb", "adamw"), ("sgd", "adafactor")]
+)
 def test_a_cycled_momentum_reaches_every_member(name: str, main: str, other: str | None) -> None:
     """torch writes one key into all groups; a member that calls it beta1 gets it as that."""
     params = toy()
@@ -182,8 +194,14 @@ def test_a_cycled_momentum_reaches_every_member(name: str, main: str, other: str
     for step in range(3):
         set_grads(params, step)
         optimizer.step()
-        used = [group["betas"][0] if "betas" in group else group.get("momentum") for group in optimizer.param_groups]
-        wanted = [group["momentum"] if "momentum" in group else group["betas"][0] for group in optimizer.param_groups]
+        used = [
+            group["betas"][0] if "betas" in group else group.get("momentum")
+            for group in optimizer.param_groups
+        ]
+        wanted = [
+            group["momentum"] if "momentum" in group else group["betas"][0]
+            for group in optimizer.param_groups
+        ]
         assert used == wanted
         assert 0.8 <= wanted[0] <= 0.95
         scheduler.step()
@@ -192,14 +210,22 @@ def test_a_cycled_momentum_reaches_every_member(name: str, main: str, other: str
 
 def test_a_member_that_comes_later_is_cycled_too() -> None:
     """All groups had betas until then."""
-    optimizer = Composite([{"params": [("w", torch.nn.Parameter(torch.ones(2)))]}], members={"lamb": {}})
-    optimizer.add_param_group({"params": [("b", torch.nn.Parameter(torch.ones(2)))], "optimizer": "sgd"})
+    optimizer = Composite(
+        [{"params": [("w", torch.nn.Parameter(torch.ones(2)))]}], members={"lamb": {}}
+    )
+    optimizer.add_param_group(
+        {"params": [("b", torch.nn.Parameter(torch.ones(2)))], "optimizer": "sgd"}
+    )
     SCHEDULERS["OneCycleLR"](optimizer)
     optimizer.step()
-    assert [optimizer.param_groups[0]["betas"][0], optimizer.param_groups[1]["momentum"]] == [0.95, 0.95]
+    assert [optimizer.param_groups[0]["betas"][0], optimizer.param_groups[1]["momentum"]] == [
+        0.95,
+        0.95,
+    ]
 
 
-# -- states of other classes ------------------------------------------------------------------------------------------
+# -- states of other classes
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("case", "options"), GOOD, ids=GOOD_IDS)
@@ -213,7 +239,9 @@ def test_what_is_said_to_be_kept_is_kept(case: Case, options: Any) -> None:
             assert optimizer.state[param].keys() - {"step"} == member.kept_state(param, group)
 
 
-@pytest.mark.parametrize(("case", "other"), list(itertools.permutations(CASES, 2)), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "other"), list(itertools.permutations(CASES, 2)), ids=lambda case: case.name
+)
 def test_the_state_of_another_optimizer_is_refused_by_name(case: Case, other: Case) -> None:
     params, saved = built(other)
     set_grads(params, 0)
@@ -221,7 +249,8 @@ def test_the_state_of_another_optimizer_is_refused_by_name(case: Case, other: Ca
     _, optimizer = built(case)
     before = [dict(group) for group in optimizer.param_groups]
     with pytest.raises(
-        ValueError, match=f"saved by {type(saved).__name__}, the optimizer is {type(optimizer).__name__}"
+        ValueError,
+        match=f"saved by {type(saved).__name__}, the optimizer is {type(optimizer).__name__}",
     ):
         optimizer.load_state_dict(saved.state_dict())
     assert not optimizer.state
@@ -256,11 +285,15 @@ RIGHT = {
 """torch's optimizers, whose states say nothing of the class, and those of ours that may go on from them."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name != "muon"], ids=[i for i in IDS if i != "muon"])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name != "muon"], ids=[i for i in IDS if i != "muon"]
+)
 @pytest.mark.parametrize("name", TORCHS)
 def test_the_state_of_a_torch_optimizer_is_refused_or_goes_on(case: Case, name: str) -> None:
     params = toy()
-    saved = getattr(torch.optim, name)(params.items(), lr=0.01, **({"momentum": 0.9} if name == "SGD" else {}))
+    saved = getattr(torch.optim, name)(
+        params.items(), lr=0.01, **({"momentum": 0.9} if name == "SGD" else {})
+    )
     set_grads(params, 0)
     saved.step()
     again, optimizer = built(case)
@@ -305,7 +338,8 @@ def test_a_subclass_takes_the_state_of_its_parent() -> None:
         parent.load_state_dict(mine.state_dict())
 
 
-# -- parameters that come twice ---------------------------------------------------------------------------------------
+# -- parameters that come twice
+# ---------------------------------------------------------------------------------------
 
 
 @over_cases
@@ -317,8 +351,14 @@ def test_a_parameter_that_comes_twice_is_named(case: Case) -> None:
         ([{"params": [gain, bias, bias]}], r"'body.bias' appears twice"),
         ([{"params": [gain, bias]}, {"params": [bias]}], r"'body.bias' appears twice"),
         ([{"params": [gain, bias, tied]}], r"'body.bias' and 'head.bias' are one parameter"),
-        ([{"params": [gain, bias]}, {"params": [tied], "optimizer": "sgd"}], r"'body.bias' and 'head.bias' are one"),
-        ([{"params": [gain[1], bias[1], bias[1]]}], r"'group 0 parameter 1' and 'group 0 parameter 2' are one"),
+        (
+            [{"params": [gain, bias]}, {"params": [tied], "optimizer": "sgd"}],
+            r"'body.bias' and 'head.bias' are one",
+        ),
+        (
+            [{"params": [gain[1], bias[1], bias[1]]}],
+            r"'group 0 parameter 1' and 'group 0 parameter 2' are one",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             case.build(given)

@@ -55,10 +55,14 @@ def test_every_kernel_is_the_loop(case: Case, options: Mapping[str, Any], use: K
             use(kernel)
             for name, value in ends(case, options, dtype).items():
                 told = f"{kernel}, {dtype}: {name}"
-                torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=told)
+                torch.testing.assert_close(
+                    value, truth[name], rtol=tolerance, atol=tolerance, msg=told
+                )
 
 
-def test_mars_a_tensor_at_a_time_is_all_at_once(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mars_a_tensor_at_a_time_is_all_at_once(
+    use: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use("loop")
     case = next(case for case in CASES if case.name == "mars")
     once = ends(case, {"optimize_1d": True}, torch.float32)
@@ -117,7 +121,9 @@ def test_threads_change_no_bit(name: str, use: Kernel, monkeypatch: pytest.Monke
     found = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(library.torch, "get_num_threads", lambda threads=threads: threads)
-        params = {f"w{i}": torch.nn.Parameter(torch.linspace(-1, 1, 9 * 16384 + i)) for i in range(2)}
+        params = {
+            f"w{i}": torch.nn.Parameter(torch.linspace(-1, 1, 9 * 16384 + i)) for i in range(2)
+        }
         optimizer = case.build(params.items())
         for step in range(2):
             for param in params.values():
@@ -133,7 +139,9 @@ def test_threads_change_no_bit(name: str, use: Kernel, monkeypatch: pytest.Monke
     not KERNELS or (platform.system(), platform.machine()) != ("Linux", "x86_64"),
     reason="no compiler, or another processor",
 )
-def test_instruction_sets_change_no_bit(tmp_path: Path, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_sets_change_no_bit(
+    tmp_path: Path, use: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the loader picks, and each set for itself, as far as this processor has it."""
     use("compiled")
     has = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
@@ -149,7 +157,11 @@ def test_instruction_sets_change_no_bit(tmp_path: Path, use: Kernel, monkeypatch
             made = library.load(folder)
         assert made.loaded is not None
         monkeypatch.setattr(library, "library", lambda made=made: made)
-        cases = [(case, options, dtype) for case, options in OWN for dtype in (torch.float32, torch.float64)]
+        cases = [
+            (case, options, dtype)
+            for case, options in OWN
+            for dtype in (torch.float32, torch.float64)
+        ]
         found.append([ends(*case) for case in cases])
     for own in found[1:]:
         for here, truth in zip(own, found[0], strict=True):
@@ -174,7 +186,10 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     assert taken(Lion([weight])) == taken(Lion([weight]), whole=False) == best
     assert taken(Soap([weight])) == taken(Soap([weight]), device="cuda") == "loop"
     assert taken(Lion([weight]), device="cuda") == taken(Lion([weight], foreach=True)) == "foreach"
-    groups = [{"params": [weight]}, {"params": [torch.nn.Parameter(torch.ones(1))], "foreach": True}]
+    groups = [
+        {"params": [weight]},
+        {"params": [torch.nn.Parameter(torch.ones(1))], "foreach": True},
+    ]
     assert taken(Adamax(groups)) == ("compiled, foreach" if best == "compiled" else "foreach, loop")
     use("foreach")
     assert taken(LazyAdam([weight])) == "foreach"
@@ -190,7 +205,9 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     [torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.float64), torch.zeros(1)],
     ids=["narrower", "wider", "shorter"],
 )
-def test_state_of_another_kind_is_no_memory_of_a_kernel(name: str, other: torch.Tensor, use: Kernel) -> None:
+def test_state_of_another_kind_is_no_memory_of_a_kernel(
+    name: str, other: torch.Tensor, use: Kernel
+) -> None:
     use(name)
     weight = torch.nn.Parameter(torch.ones(64))
     weight.grad = torch.ones(64)
@@ -244,7 +261,9 @@ PLAIN = {"expanded": lambda x: x.mean().expand(x.shape).clone(), "zero": torch.z
 """What a gradient of another layout says, where that is not what it is made of."""
 
 
-def _trained(case: Case, options: Mapping[str, Any], grad_of: Any, param_of: Any = torch.clone) -> list[torch.Tensor]:
+def _trained(
+    case: Case, options: Mapping[str, Any], grad_of: Any, param_of: Any = torch.clone
+) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((12, 9), (3, 4, 2, 2))
     start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
@@ -260,7 +279,9 @@ def _trained(case: Case, options: Mapping[str, Any], grad_of: Any, param_of: Any
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_step_is_the_same_however_tensors_lie_in_memory(case: Case, use: Kernel) -> None:
     """By the loop, by foreach and by every kernel; of each tensor the loop over plain ones is the truth."""
-    ways: list[tuple[str, dict[str, Any]]] = [(kernel, {}) for kernel in ("loop", "foreach", *KERNELS)]
+    ways: list[tuple[str, dict[str, Any]]] = [
+        (kernel, {}) for kernel in ("loop", "foreach", *KERNELS)
+    ]
     ways += [("auto", {"foreach": flag}) for flag in (False, True) if case.foreach]
     tolerance = 1e-6 if case.name == "soap" else 1e-12
     use("loop")
@@ -275,7 +296,9 @@ def test_a_step_is_the_same_however_tensors_lie_in_memory(case: Case, use: Kerne
             try:
                 made = _trained(case, options, torch.clone, change)
             except RuntimeError as error:
-                if layout == "negative" and "negation" in str(error):  # torch's foreach refuses to write there
+                if layout == "negative" and "negation" in str(
+                    error
+                ):  # torch's foreach refuses to write there
                     continue
                 raise
             for found, truth in zip(made, truths["negative"], strict=True):
@@ -309,7 +332,9 @@ def test_tensors_that_share_memory_are_stepped_one_after_another(name: str, use:
 def test_plain_tensors_are_not_laid_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual step: one look at all tensors, none at each."""
     looked: list[torch.Tensor] = []
-    monkeypatch.setattr(torch_named, "_laid_out", lambda tensor, param: looked.append(tensor) or tensor)
+    monkeypatch.setattr(
+        torch_named, "_laid_out", lambda tensor, param: looked.append(tensor) or tensor
+    )
     params = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(2, 3).t())]
     for param, count in zip(params, (0, 3), strict=True):
         param.grad = torch.ones(3, 2)
@@ -368,15 +393,22 @@ def test_why_there_is_none(tmp_path: Path, use: Kernel, monkeypatch: pytest.Monk
     assert kernel_row(Lamb([torch.nn.Parameter(torch.ones(1))], caution=True), "cpu") == "loop"
 
 
-def test_a_library_of_another_source_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_source_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stale = SimpleNamespace(optrun_digest=lambda: b"of before")
     monkeypatch.setattr(library.ctypes, "CDLL", lambda path: stale)
     (tmp_path / build.LIBRARY).touch()
     assert "another step.c" in library.load(tmp_path).missing
 
 
-def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for chosen, said in (("no-such-compiler", "no C compiler"), ("false", "false failed: exit code 1")):
+def test_without_a_compiler_nothing_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chosen, said in (
+        ("no-such-compiler", "no C compiler"),
+        ("false", "false failed: exit code 1"),
+    ):
         monkeypatch.setenv("CC", chosen)
         assert said in str(build.build(tmp_path))
     with pytest.raises(SystemExit, match="no compiled kernel: false failed"):

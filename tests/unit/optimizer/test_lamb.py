@@ -18,11 +18,21 @@ from optrun.optimizer.lamb_rule import trust_ratios
 from tests.optimizer_cases import set_grads, toy
 
 RULE = defaults(LambConfig)
-numbers = st.just(0.0) | st.floats(0.01, 3) | st.floats(-3, -0.01)  # tiny ones make ratios of rounding errors
+numbers = (
+    st.just(0.0) | st.floats(0.01, 3) | st.floats(-3, -0.01)
+)  # tiny ones make ratios of rounding errors
 
 
 def reference(
-    w: Tensor, grads: list[Tensor], *, lr: float, b1: float, b2: float, eps: float, wd: float, always: bool
+    w: Tensor,
+    grads: list[Tensor],
+    *,
+    lr: float,
+    b1: float,
+    b2: float,
+    eps: float,
+    wd: float,
+    always: bool,
 ) -> Tensor:
     """SEMANTICS in six lines."""
     m, v = torch.zeros_like(w), torch.zeros_like(w)
@@ -59,8 +69,18 @@ def test_is_its_formula(
 ) -> None:
     given_grads = [torch.tensor(g, dtype=torch.float64) for g in grads]
     weight = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
-    want = reference(weight.detach().clone(), given_grads, lr=lr, b1=b1, b2=b2, eps=eps, wd=wd, always=always)
-    optimizer = Lamb([weight], lr=lr, betas=(b1, b2), eps=eps, weight_decay=wd, always_adapt=always, foreach=foreach)
+    want = reference(
+        weight.detach().clone(), given_grads, lr=lr, b1=b1, b2=b2, eps=eps, wd=wd, always=always
+    )
+    optimizer = Lamb(
+        [weight],
+        lr=lr,
+        betas=(b1, b2),
+        eps=eps,
+        weight_decay=wd,
+        always_adapt=always,
+        foreach=foreach,
+    )
     for grad in given_grads:
         weight.grad = grad
         optimizer.step()
@@ -75,7 +95,9 @@ def test_an_adapted_step_is_as_long_as_the_weights_times_lr(scale: float, foreac
     weight.grad = torch.tensor([0.3, 1.0], dtype=torch.float64)
     before = weight.detach().clone()
     optimizer.step()
-    assert math.isclose((weight.detach() - before).norm().item(), 0.1 * before.norm().item(), rel_tol=1e-9)
+    assert math.isclose(
+        (weight.detach() - before).norm().item(), 0.1 * before.norm().item(), rel_tol=1e-9
+    )
 
 
 def test_first_step_by_hand() -> None:
@@ -94,7 +116,9 @@ def test_a_negative_decay_adapts_nothing(mode: str) -> None:
     """It is applied, and counts as none where the trust ratio depends on decay, as in Paddle."""
     for always in (False, True):
         weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
-        optimizer = Lamb([("w", weight)], weight_decay=-0.5, always_adapt=always, weight_decay_mode=mode)
+        optimizer = Lamb(
+            [("w", weight)], weight_decay=-0.5, always_adapt=always, weight_decay_mode=mode
+        )
         weight.grad = torch.zeros(2)
         optimizer.step()
         assert weight.norm().item() > 5.0
@@ -105,8 +129,12 @@ def test_a_negative_decay_adapts_nothing(mode: str) -> None:
 def test_bounds_of_the_ratio() -> None:
     """A bound of |w| below 1 counts, and where a norm is 0 the ratio is 1 whatever its bounds are."""
     twos = torch.tensor([2.0, 2.0])
-    assert trust_ratios({**RULE, "min_param_norm": 0.5}, torch.tensor([0.1, 1.0]), twos).tolist() == [0.25, 0.5]
-    zeros = trust_ratios({**RULE, "min_trust": 3.0}, torch.tensor([0.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 2.0]))
+    assert trust_ratios(
+        {**RULE, "min_param_norm": 0.5}, torch.tensor([0.1, 1.0]), twos
+    ).tolist() == [0.25, 0.5]
+    zeros = trust_ratios(
+        {**RULE, "min_trust": 3.0}, torch.tensor([0.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 2.0])
+    )
     assert zeros.tolist() == [1.0, 1.0, 3.0]
 
 
@@ -115,8 +143,13 @@ def test_a_normalised_gradient_has_no_size_and_caution_drops_what_has_none(forea
     found = []
     for size in (1e-2, 1.0, 1e2):
         weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
-        optimizer = Lamb([weight], lr=0.1, normalize_grad=True, caution=True, weight_decay=0.0, foreach=foreach)
-        for grad in ([1.0, -2.0], [0.0, -2.0]):  # the momentum of the first entry goes on, its gradient does not
+        optimizer = Lamb(
+            [weight], lr=0.1, normalize_grad=True, caution=True, weight_decay=0.0, foreach=foreach
+        )
+        for grad in (
+            [1.0, -2.0],
+            [0.0, -2.0],
+        ):  # the momentum of the first entry goes on, its gradient does not
             before = weight.tolist()
             weight.grad = size * torch.tensor(grad, dtype=torch.float64)
             optimizer.step()
@@ -142,7 +175,12 @@ def test_trust_ratios_say_who_was_adapted(foreach: bool) -> None:
     assert ratios["gain"] == ratios["body.bias"] == ratios["start"] == 1.0
     assert ratios["body.weight"] != 1.0
     group = optimizer.param_groups[0]
-    assert [optimizer.adapted(param, group) for param in params.values()] == [True, False, False, True]
+    assert [optimizer.adapted(param, group) for param in params.values()] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     params["body.weight"].grad = None
     optimizer.step()
     assert "body.weight" not in optimizer.trust_ratios
@@ -162,7 +200,12 @@ def test_group_patterns_and_the_optimizers_own() -> None:
     params = toy()
     optimizer = Lamb(
         [
-            {"params": [("body.weight", params["body.weight"]), ("body.bias", params["body.bias"])]},
+            {
+                "params": [
+                    ("body.weight", params["body.weight"]),
+                    ("body.bias", params["body.bias"]),
+                ]
+            },
             {
                 "params": [("gain", params["gain"]), ("start", params["start"])],
                 "exclude_from_weight_decay": ["^start$"],
@@ -192,7 +235,9 @@ def test_a_factor_that_begins_at_zero_takes_one_step_without_a_ratio() -> None:
 
 
 def test_patterns_need_names() -> None:
-    with pytest.raises(ValueError, match=r"exclude_from_weight_decay=\['bias'\]: the parameters have no names"):
+    with pytest.raises(
+        ValueError, match=r"exclude_from_weight_decay=\['bias'\]: the parameters have no names"
+    ):
         Lamb(toy().values(), exclude_from_weight_decay=["bias"])
     Lamb(toy().items(), exclude_from_weight_decay=["nobody"], unmatched_patterns="ignore")
     with pytest.raises(TypeError, match="no option 'unmatched_patterns'"):
@@ -220,7 +265,10 @@ def test_master_weights_are_a_float32_run_rounded(foreach: bool, dtype: torch.dt
 
 def test_groups_that_differ_in_numbers_are_one_batch() -> None:
     params = {f"block.{i}": torch.nn.Parameter(torch.ones(2)) for i in range(30)}
-    groups = [{"params": [pair], "lr_scale": 0.9**i, "weight_decay": 0.01 * i} for i, pair in enumerate(params.items())]
+    groups = [
+        {"params": [pair], "lr_scale": 0.9**i, "weight_decay": 0.01 * i}
+        for i, pair in enumerate(params.items())
+    ]
     optimizer = Lamb(groups, lr=0.1)
     for param in params.values():
         param.grad = torch.ones(2)

@@ -23,10 +23,14 @@ from tests.optimizer_cases import set_grads, toy
     wd=st.floats(0, 1),
     foreach=st.booleans(),
 )
-def test_dense_is_torchs_adam(lr: float, b1: float, b2: float, eps: float, wd: float, foreach: bool) -> None:
+def test_dense_is_torchs_adam(
+    lr: float, b1: float, b2: float, eps: float, wd: float, foreach: bool
+) -> None:
     ours, theirs = toy(torch.float64), toy(torch.float64)
     lazy = LazyAdam(ours.items(), lr=lr, betas=(b1, b2), eps=eps, weight_decay=wd, foreach=foreach)
-    adam = torch.optim.Adam(theirs.values(), lr=lr, betas=(b1, b2), eps=eps, weight_decay=wd, foreach=False)
+    adam = torch.optim.Adam(
+        theirs.values(), lr=lr, betas=(b1, b2), eps=eps, weight_decay=wd, foreach=False
+    )
     for step in range(4):
         for params, optimizer in ((ours, lazy), (theirs, adam)):
             set_grads(params, step)
@@ -65,7 +69,9 @@ def test_a_sparse_step_costs_its_rows(foreach: bool, lazy: str) -> None:
     rows = torch.tensor([[5, 99_999, 5]])
 
     def backward() -> None:
-        table.grad = torch.sparse_coo_tensor(rows, torch.ones(3, 4), table.shape, check_invariants=True)
+        table.grad = torch.sparse_coo_tensor(
+            rows, torch.ones(3, 4), table.shape, check_invariants=True
+        )
 
     backward()
     optimizer.step()  # makes the state, once
@@ -80,18 +86,28 @@ def test_a_sparse_step_costs_its_rows(foreach: bool, lazy: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_touched_rows_move_as_a_dense_table_would(foreach: bool, dtype: torch.dtype) -> None:
     """Repeated rows are summed; nesterov and decay reach the rows alone."""
-    options = {"lr": 0.1, "nesterov": True, "weight_decay": 0.1, "loss_scale": 4.0, "foreach": foreach}
+    options = {
+        "lr": 0.1,
+        "nesterov": True,
+        "weight_decay": 0.1,
+        "loss_scale": 4.0,
+        "foreach": foreach,
+    }
     table = torch.nn.Parameter(torch.linspace(-1, 1, 10).reshape(5, 2).to(dtype))
     small = torch.nn.Parameter(table.detach()[[1, 4]].clone())
     sparse, dense = LazyAdam([table], **options), LazyAdam([small], **options)
     values = torch.tensor([[1.0, 2.0], [3.0, -4.0], [0.5, 0.5]], dtype=dtype)
     for _ in range(3):
-        table.grad = torch.sparse_coo_tensor(torch.tensor([[4, 1, 4]]), values, (5, 2), check_invariants=True)
+        table.grad = torch.sparse_coo_tensor(
+            torch.tensor([[4, 1, 4]]), values, (5, 2), check_invariants=True
+        )
         small.grad = torch.stack([values[1], values[0] + values[2]])
         sparse.step()
         dense.step()
     assert torch.equal(table.detach()[[1, 4]], small.detach())
-    assert torch.equal(table.detach()[[0, 2, 3]], torch.linspace(-1, 1, 10).reshape(5, 2).to(dtype)[[0, 2, 3]])
+    assert torch.equal(
+        table.detach()[[0, 2, 3]], torch.linspace(-1, 1, 10).reshape(5, 2).to(dtype)[[0, 2, 3]]
+    )
     for slot in ("exp_avg", "exp_avg_sq"):
         assert not sparse.state[table][slot][[0, 2, 3]].any()
 
@@ -107,7 +123,9 @@ def test_each_group_has_its_own_loss_scale(foreach: bool) -> None:
     ]
     one = LazyAdam(groups, lr=0.1, eps=1e-3, foreach=foreach)
     two = LazyAdam(
-        [{"params": [(n, p)], "weight_decay": 0.1 * (n == names[0])} for n, p in plain.items()], lr=0.1, eps=1e-3
+        [{"params": [(n, p)], "weight_decay": 0.1 * (n == names[0])} for n, p in plain.items()],
+        lr=0.1,
+        eps=1e-3,
     )
     for step in range(3):
         for params, optimizer in ((scaled, one), (plain, two)):
@@ -128,14 +146,24 @@ def test_gradients_sparse_in_two_dimensions_are_refused() -> None:
 
 def test_the_name_rule_is_for_ungrouped_names() -> None:
     def decayed(optimizer: LazyAdam) -> list[str]:
-        return [name for name, param in optimizer.named_params().items() if param not in optimizer._undecayed]
+        return [
+            name
+            for name, param in optimizer.named_params().items()
+            if param not in optimizer._undecayed
+        ]
 
-    params = {name: torch.nn.Parameter(torch.ones(2)) for name in ("fc.weight", "bn.gamma", "alphabeta")}
+    params = {
+        name: torch.nn.Parameter(torch.ones(2)) for name in ("fc.weight", "bn.gamma", "alphabeta")
+    }
     assert decayed(LazyAdam(params.items(), weight_decay=0.1)) == ["fc.weight"]
     assert decayed(LazyAdam([{"params": list(params.items())}], weight_decay=0.1)) == list(params)
-    own = LazyAdam([{"params": list(params.items()), "exclude_from_weight_decay": ["fc"]}], weight_decay=0.1)
+    own = LazyAdam(
+        [{"params": list(params.items()), "exclude_from_weight_decay": ["fc"]}], weight_decay=0.1
+    )
     assert decayed(own) == ["bn.gamma", "alphabeta"]
-    assert decayed(LazyAdam([{"params": list(params.items())}], exclude_from_weight_decay=["bn"])) == [
+    assert decayed(
+        LazyAdam([{"params": list(params.items())}], exclude_from_weight_decay=["bn"])
+    ) == [
         "fc.weight",
         "alphabeta",
     ]
@@ -146,7 +174,9 @@ def test_the_name_rule_is_for_ungrouped_names() -> None:
 def test_centred_gradients_have_no_mean() -> None:
     weight = torch.nn.Parameter(torch.zeros(3, 4, 2))
     bias = torch.nn.Parameter(torch.zeros(3))
-    optimizer = LazyAdam([{"params": [("weight", weight), ("bias", bias)], "grad_centralization": True}], lr=0.1)
+    optimizer = LazyAdam(
+        [{"params": [("weight", weight), ("bias", bias)], "grad_centralization": True}], lr=0.1
+    )
     weight.grad, bias.grad = torch.randn(3, 4, 2), torch.ones(3)
     optimizer.step()
     assert optimizer.state[weight]["exp_avg"].mean(dim=(1, 2)).abs().max() < 1e-7

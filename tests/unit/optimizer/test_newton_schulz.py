@@ -25,13 +25,18 @@ def without_rounding(update: torch.Tensor) -> torch.Tensor:
 def test_as_near_to_the_truth_as_torch(shape: tuple[int, int]) -> None:
     update = torch.randn(shape).bfloat16()
     kept = update.clone()
-    ours, theirs = newton_schulz.by_float32(update, *NUMBERS), _zeropower_via_newtonschulz(update.clone(), *NUMBERS)
+    ours, theirs = (
+        newton_schulz.by_float32(update, *NUMBERS),
+        _zeropower_via_newtonschulz(update.clone(), *NUMBERS),
+    )
     assert torch.equal(update, kept)
     assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
     truth = without_rounding(update)
     error, of_torch = ((found.double() - truth).norm() / truth.norm() for found in (ours, theirs))
     assert error < max(1.1 * of_torch, 2**-8)
-    assert (ours.double() - theirs.double()).norm() < 2 * of_torch * truth.norm() + 2**-8 * truth.norm()
+    assert (
+        ours.double() - theirs.double()
+    ).norm() < 2 * of_torch * truth.norm() + 2**-8 * truth.norm()
 
 
 def test_a_matrix_of_zeros_stays_one() -> None:
@@ -41,7 +46,9 @@ def test_a_matrix_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize(
     ("capability", "rows", "own"), [("AVX2", 64, True), ("AVX2", 16, False), ("AVX512", 64, False)]
 )
-def test_where_it_is_used(capability: str, rows: int, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_used(
+    capability: str, rows: int, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On small matrices, and where the CPU has the arithmetic, the step is torch's bit for bit."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     update = torch.randn(rows, 64).bfloat16()

@@ -59,11 +59,21 @@ def config(choice: str, **overrides: Any) -> OptimizerConfig:
 def groups() -> list[dict[str, Any]]:
     torch.manual_seed(0)
     model = torch.nn.ModuleDict(
-        {"embed": torch.nn.Embedding(64, 16), "hidden": torch.nn.Linear(16, 32), "out": torch.nn.Linear(32, 64)}
+        {
+            "embed": torch.nn.Embedding(64, 16),
+            "hidden": torch.nn.Linear(16, 32),
+            "out": torch.nn.Linear(32, 64),
+        }
     )
     role = {"embed.weight": "embedding", "hidden.bias": "bias", "out.bias": "bias"}
     return [
-        {"params": [(name, p)], "role": role.get(name, "matrix"), "lr_scale": 1.0, "lr": 0.1, "weight_decay": 0.0}
+        {
+            "params": [(name, p)],
+            "role": role.get(name, "matrix"),
+            "lr_scale": 1.0,
+            "lr": 0.1,
+            "weight_decay": 0.0,
+        }
         for name, p in model.named_parameters()
     ]
 
@@ -74,7 +84,9 @@ def test_every_choice_has_a_file_and_every_file_a_choice() -> None:
 
 def signed(cls: type) -> Any:
     """Whose constructor is called: the class's own, or torch's underneath."""
-    return next(base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not NamedOptimizer)
+    return next(
+        base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not NamedOptimizer
+    )
 
 
 @pytest.mark.parametrize("choice", sorted(SCHEMAS))
@@ -82,7 +94,9 @@ def test_the_file_says_the_values_of_the_schema(choice: str) -> None:
     """The dataclass is the truth; what some dialect has otherwise is marked in the file, and nothing else is."""
     truth = Choice("optimizer", choice, SCHEMAS[choice], "").values()
     truth = {key: value.value if isinstance(value, Enum) else value for key, value in truth.items()}
-    truth = {key: list(value) if isinstance(value, tuple) else value for key, value in truth.items()}
+    truth = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in truth.items()
+    }
     assert values(choice) == truth | ({"name": "???"} if choice == LIBRARY_CHOICE else {})
     marked = {key for key, value in yaml_of(choice).items() if str(value).startswith("${dialect:")}
     assert marked == {key for preset in DIALECTS.get(choice, {}).values() for key in preset}
@@ -94,7 +108,8 @@ def test_values_are_the_defaults_of_what_they_build(choice: str) -> None:
     assert set(loaded) == {field.name for field in dataclasses.fields(SCHEMAS[choice])}
     assert loaded["name"] == choice
     defaults = {
-        name: parameter.default for name, parameter in inspect.signature(signed(class_of(choice))).parameters.items()
+        name: parameter.default
+        for name, parameter in inspect.signature(signed(class_of(choice))).parameters.items()
     }
     if choice == "muon":  # the companion's
         defaults |= {"betas": (0.9, 0.999), "eps": 1e-8, "companion_lr_scale": 1.0}
@@ -109,13 +124,19 @@ def test_every_choice_builds(choice: str) -> None:
     assert choice_of(built) == choice
     optimizer = build_optimizer(built, groups(), lr=0.1)
     assert isinstance(optimizer, class_of(choice) if choice != "muon" else Composite)
-    assert [group["role"] for group in optimizer.param_groups] == [group["role"] for group in groups()]
+    assert [group["role"] for group in optimizer.param_groups] == [
+        group["role"] for group in groups()
+    ]
 
 
 @pytest.mark.parametrize(
     ("choice", "overrides", "message"),
     [
-        ("adamw", {"betas": [0.9]}, r"optimizer.betas=\[0.9\]: expected two numbers, each in \[0, 1\)"),
+        (
+            "adamw",
+            {"betas": [0.9]},
+            r"optimizer.betas=\[0.9\]: expected two numbers, each in \[0, 1\)",
+        ),
         ("lamb", {"eps": -1.0}, r"optimizer.eps=-1.0: expected a number of 0 or more"),
         ("lamb", {"default_lr": 0.0}, r"optimizer.default_lr=0.0: expected a number above 0"),
         ("adamw", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
@@ -130,26 +151,46 @@ def test_every_choice_builds(choice: str) -> None:
             {"name_dict": "encoder"},
             r"optimizer.name_dict='encoder': expected a mapping from parameter names",
         ),
-        ("adamwdl", {"name_dict": {}}, r"optimizer.name_dict=\{\}: expected a mapping from parameter names"),
-        ("adamwdl", {"name_dict": {"fc": 3}}, r"optimizer.name_dict\[fc\]=3: expected a name with encoder.layers"),
+        (
+            "adamwdl",
+            {"name_dict": {}},
+            r"optimizer.name_dict=\{\}: expected a mapping from parameter names",
+        ),
+        (
+            "adamwdl",
+            {"name_dict": {"fc": 3}},
+            r"optimizer.name_dict\[fc\]=3: expected a name with encoder.layers",
+        ),
         ("lazy_adam", {"loss_scale": 0.0}, r"optimizer.loss_scale=0.0"),
-        ("sgd", {"nesterov": True, "momentum": 0.0}, r"optimizer.nesterov=true: expected a momentum above 0"),
+        (
+            "sgd",
+            {"nesterov": True, "momentum": 0.0},
+            r"optimizer.nesterov=true: expected a momentum above 0",
+        ),
         ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
         ("adafactor", {"beta2_decay": 0.1}, r"optimizer.beta2_decay=0.1"),
         ("adafactor", {"eps": [1e-3]}, r"optimizer.eps=\[0.001\]: expected two numbers"),
         ("muon", {"ns_steps": 100}, r"optimizer.ns_steps=100: expected a whole number, 1 to 99"),
     ],
 )
-def test_values_out_of_range_are_refused_by_key(choice: str, overrides: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_refused_by_key(
+    choice: str, overrides: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         config(choice, **overrides)
 
 
 def test_name_dict_from_the_command_line() -> None:
     hydra = store.open_hydra()
-    name_dict = {group["params"][0][0]: f"encoder.layers.{i}.{i}" for i, group in enumerate(groups())}
+    name_dict = {
+        group["params"][0][0]: f"encoder.layers.{i}.{i}" for i, group in enumerate(groups())
+    }
     given = ", ".join(f"{name}: {place}" for name, place in name_dict.items())
-    words = ["optimizer=adamwdl", "optimizer.layerwise_decay=0.5", f"optimizer.name_dict={{{given}}}"]
+    words = [
+        "optimizer=adamwdl",
+        "optimizer.layerwise_decay=0.5",
+        f"optimizer.name_dict={{{given}}}",
+    ]
     typed = store.typed(store.without_hydra(store.compose(hydra, "config", words))).optimizer
     assert isinstance(typed, AdamWDLConfig)
     assert typed.name_dict == name_dict
@@ -159,9 +200,13 @@ def test_name_dict_from_the_command_line() -> None:
 
 
 def test_names_that_do_not_exist() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer=lam: there is no such optimizer. Did you mean lamb"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer=lam: there is no such optimizer. Did you mean lamb"
+    ):
         build_optimizer("lam", groups(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"optimizer=addam: there is no such optimizer. Did you mean adam"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer=addam: there is no such optimizer. Did you mean adam"
+    ):
         build_optimizer("lamb", [{**groups()[0], "optimizer": "addam"}], lr=0.1)
     with pytest.raises(ConfigError, match=r"a parameter group of Lamb has no option 'momentum'"):
         build_optimizer("lamb", [{**groups()[0], "momentum": 0.9}], lr=0.1)
@@ -180,7 +225,10 @@ def test_muon_takes_hidden_matrices_and_no_others() -> None:
         "adamw": ["embed.weight", "hidden.bias", "out.bias"],
         "muon": ["hidden.weight", "out.weight"],
     }
-    assert {group["optimizer"]: group["lr"] for group in optimizer.param_groups} == {"muon": 0.1, "adamw": 0.05}
+    assert {group["optimizer"]: group["lr"] for group in optimizer.param_groups} == {
+        "muon": 0.1,
+        "adamw": 0.05,
+    }
 
 
 def test_the_companions_scale_leaves_an_absolute_lr_alone() -> None:
@@ -188,10 +236,16 @@ def test_the_companions_scale_leaves_an_absolute_lr_alone() -> None:
     words = ["optimizer=muon", "optimizer.companion_lr_scale=0.5", "lr=0.02"]
     rules = "param_groups.rules=[{pattern: bias, lr: 1e-3}, {pattern: '^embed', lr_scale: 0.1}]"
     typed = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, rules])))
-    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(64, 16), "hidden": torch.nn.Linear(16, 32)})
-    optimizer = build_optimizer(typed.optimizer, build_param_groups(model, typed.param_groups, lr=0.02), lr=0.02)
+    model = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(64, 16), "hidden": torch.nn.Linear(16, 32)}
+    )
+    optimizer = build_optimizer(
+        typed.optimizer, build_param_groups(model, typed.param_groups, lr=0.02), lr=0.02
+    )
     lr = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
-    assert lr == pytest.approx({"embed.weight": 0.02 * 0.1 * 0.5, "hidden.weight": 0.02, "hidden.bias": 1e-3})
+    assert lr == pytest.approx(
+        {"embed.weight": 0.02 * 0.1 * 0.5, "hidden.weight": 0.02, "hidden.bias": 1e-3}
+    )
 
 
 def test_muon_leaves_heads_alone() -> None:
@@ -200,7 +254,8 @@ def test_muon_leaves_heads_alone() -> None:
 
     given = [
         {"params": [pair("wte", 96, 16), pair("wpe", 16, 16)], "role": "embedding"},
-        # A matrix of the vocabulary's shape inside a block is a hidden one: roles say what a head is.
+        # A matrix of the vocabulary's shape inside a block is a hidden one: roles say what a head
+        # is.
         {"params": [pair("h.0", 16, 16), pair("h.1", 96, 16)], "role": "matrix"},
         {"params": [pair("lm_head", 96, 16), pair("classifier", 16, 32)], "role": "head"},
         {"params": [pair("score", 16, 24)], "role": "matrix", "layer": "head"},
@@ -226,10 +281,18 @@ def test_muon_leaves_the_factors_of_a_lora_to_its_companion(role: str | None) ->
     """By name where no role is known: by shape alone, 8 x 32 would pass for a hidden matrix."""
     given = lora_groups(**({} if role is None else {"role": role}))
     factors = ["q_proj.lora_A.default.weight", "q_proj.lora_B.default.weight"]
-    assert members(build_optimizer("muon", given, lr=0.1)) == {"muon": ["q_proj.base_layer.weight"], "adamw": factors}
+    assert members(build_optimizer("muon", given, lr=0.1)) == {
+        "muon": ["q_proj.base_layer.weight"],
+        "adamw": factors,
+    }
     asked = [given[0], {**given[1], "optimizer": "muon"}]
-    assert members(build_optimizer("muon", asked, lr=0.1)) == {"muon": ["q_proj.base_layer.weight", *factors]}
-    with pytest.raises(ConfigError, match=r"optimizer=muon: .* factors of a LoRA, q_proj.lora_A.* nothing is left for"):
+    assert members(build_optimizer("muon", asked, lr=0.1)) == {
+        "muon": ["q_proj.base_layer.weight", *factors]
+    }
+    with pytest.raises(
+        ConfigError,
+        match=r"optimizer=muon: .* factors of a LoRA, q_proj.lora_A.* nothing is left for",
+    ):
         build_optimizer("muon", given[1:], lr=0.1)
 
 
@@ -243,7 +306,9 @@ def test_the_factors_of_a_lora_have_a_role_of_their_own() -> None:
             self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(8, 32, bias=False)})
             self.lora_embedding_A = torch.nn.ParameterDict({"default": torch.ones(8, 32)})
 
-    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Adapted(), Adapted()]), "lora_head": Adapted()})
+    model = torch.nn.ModuleDict(
+        {"layers": torch.nn.ModuleList([Adapted(), Adapted()]), "lora_head": Adapted()}
+    )
     for source in (model, model.named_parameters()):
         roles = {
             name: group["role"]
@@ -251,7 +316,9 @@ def test_the_factors_of_a_lora_have_a_role_of_their_own() -> None:
             for name, _ in group["params"]
             if group["weight_decay"] == 0.01
         }
-        assert {name for name, role in roles.items() if role == "lora"} == {name for name in roles if ".lora_" in name}
+        assert {name for name, role in roles.items() if role == "lora"} == {
+            name for name in roles if ".lora_" in name
+        }
         assert roles["layers.0.weight"] == "matrix"
 
 
@@ -329,12 +396,16 @@ def test_patterns_and_name_dicts_are_held_against_all_groups_of_a_member() -> No
     assert [name for group in lamb.param_groups for name in group["param_names"]] == order
     out = lamb.named_params()["out.weight"]
     assert (lamb.members["lamb"].decays(out), lamb.members["sgd"].decays(out)) == (False, True)
-    of_members = {id(group): name for name, member in lamb.members.items() for group in member.param_groups}
+    of_members = {
+        id(group): name for name, member in lamb.members.items() for group in member.param_groups
+    }
     assert of_members == {id(group): group["optimizer"] for group in lamb.param_groups}
     with pytest.raises(ConfigError, match=r"'hidden.weight' matches none of 4 parameter names"):
         build_optimizer(config("lamb", exclude_from_weight_decay=["hidden.weight"]), given, lr=0.1)
     names = {name: f"encoder.layers.0.{name}" for name in order if name != "hidden.weight"}
-    wdl = build_optimizer("adamwdl", given, lr=0.1, name_dict=names, layerwise_decay=0.5, n_layers=1)
+    wdl = build_optimizer(
+        "adamwdl", given, lr=0.1, name_dict=names, layerwise_decay=0.5, n_layers=1
+    )
     assert isinstance(wdl, Composite)
     assert wdl.members["adamwdl"].lr_ratios == dict.fromkeys(names, 0.5)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"two parameters are called 'out.bias'"):
@@ -389,7 +460,9 @@ def test_a_class_of_others_takes_keywords_defaults_and_ranges_from_its_schema() 
             _Plain(params, **given)
     with pytest.raises(TypeError, match="too many positional"):
         _Plain(params, 0.1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"optimizer.strength=-1.0: expected a number of 0 or more"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer.strength=-1.0: expected a number of 0 or more"
+    ):
         _PlainConfig(name="plain", strength=-1.0)
     with pytest.raises(ConfigError, match=r"optimizer.weight_decay=nan: expected a finite number"):
         _PlainConfig(name="plain", weight_decay=float("nan"))

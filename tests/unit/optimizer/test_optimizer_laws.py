@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.optimizer import SCHEMAS
@@ -96,7 +99,9 @@ def test_groups_are_several_optimizers(case: Case, options: Mapping[str, Any]) -
 
 @over_good
 @pytest.mark.parametrize("way", ["state_dict", "named_state"])
-def test_state_goes_round_by_name_in_any_order(case: Case, options: Mapping[str, Any], way: str) -> None:
+def test_state_goes_round_by_name_in_any_order(
+    case: Case, options: Mapping[str, Any], way: str
+) -> None:
     params = toy()
     optimizer = case.build(groups_of(params), **options)
     for step in range(3):
@@ -124,7 +129,9 @@ def test_state_goes_round_by_name_in_any_order(case: Case, options: Mapping[str,
 def test_state_keeps_its_dtypes(case: Case) -> None:
     """torch's own load turns the float32 moments of a bfloat16 parameter into bfloat16."""
     params = toy(torch.bfloat16)
-    options = {"master_weights": True} if "master_weights" in case.build(params.items()).defaults else {}
+    options = (
+        {"master_weights": True} if "master_weights" in case.build(params.items()).defaults else {}
+    )
     optimizer = case.build(params.items(), **options)
     set_grads(params, 0)
     optimizer.step()
@@ -148,7 +155,12 @@ def test_loading_refuses_the_first_other_name_or_shape(case: Case) -> None:
     optimizer.step()
     tensors, meta = named_state(optimizer)
     renamed = [
-        {**group, "params": [("body.wait" if name == "body.weight" else name, p) for name, p in group["params"]]}
+        {
+            **group,
+            "params": [
+                ("body.wait" if name == "body.weight" else name, p) for name, p in group["params"]
+            ],
+        }
         for group in groups_of(toy())
     ]
     wider = toy()
@@ -160,7 +172,9 @@ def test_loading_refuses_the_first_other_name_or_shape(case: Case) -> None:
         fresh = case.build(groups)
         with pytest.raises(ValueError, match=message):
             load_named_state(fresh, tensors, meta)
-        if case.name != "sgd" or "wait" in message:  # without momentum there is nothing to have a shape
+        if (
+            case.name != "sgd" or "wait" in message
+        ):  # without momentum there is nothing to have a shape
             with pytest.raises(ValueError, match=message):
                 fresh.load_state_dict(optimizer.state_dict())
         assert not fresh.state
@@ -170,7 +184,9 @@ def test_loading_refuses_the_first_other_name_or_shape(case: Case) -> None:
         with pytest.raises(ValueError, match=f"lacks the tensor '{key}'"):
             load_named_state(case.build(groups_of(toy())), lost, meta)
         with pytest.raises(ValueError, match=r"'body.bias/left', which belongs to nothing"):
-            load_named_state(case.build(groups_of(toy())), {**tensors, "body.bias/left": value}, meta)
+            load_named_state(
+                case.build(groups_of(toy())), {**tensors, "body.bias/left": value}, meta
+            )
 
 
 @over_good
@@ -227,7 +243,9 @@ def test_groups_are_refused_by_name(case: Case) -> None:
             case.build([group])
     params = toy()
     with pytest.raises(ConfigError, match="'gain'"):
-        case.build([{"params": [("gain", params["gain"])]}, {"params": [("gain", params["start"])]}])
+        case.build(
+            [{"params": [("gain", params["gain"])]}, {"params": [("gain", params["start"])]}]
+        )
 
 
 @over_good
@@ -236,13 +254,18 @@ def test_config_builds_it_again(case: Case, options: Mapping[str, Any]) -> None:
     assert isinstance(optimizer, NamedOptimizer)
     config = optimizer.get_config()
     own = {} if case.name == "muon" else options  # its companion's are not its own
-    said = {"lr": optimizer.get_lr(), **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
+    said = {
+        "lr": optimizer.get_lr(),
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()},
+    }
     assert {key: config.get(key) for key in said} == said
     if not any(callable(value) for value in options.values()):
         assert json.loads(json.dumps(config)) == config
     assert (
         type(optimizer)
-        .from_config(toy().items() if case.name != "muon" else [{"params": list(toy().items())[:1]}], config)
+        .from_config(
+            toy().items() if case.name != "muon" else [{"params": list(toy().items())[:1]}], config
+        )
         .get_config()
         == config
         or case.name == "muon"
@@ -259,7 +282,9 @@ def test_lr_is_read_set_and_guarded(case: Case) -> None:
     assert optimizer.get_lr() == 0.02
     optimizer.set_lr(0.04)
     assert optimizer.get_lr() == 0.04
-    by_name = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+    by_name = {
+        name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]
+    }
     assert by_name == {"body.weight": 0.04, "body.bias": 0.02, "gain": 0.02, "start": 0.003}
     for wrong in (-1, "x", float("inf")):
         with pytest.raises((TypeError, ValueError), match="lr="):
@@ -276,7 +301,9 @@ def test_two_drivers_of_one_lr_are_refused_at_the_step(case: Case) -> None:
     named = list(params.items())
     optimizer = case.build(named[:1], lr=0.1)
     build_scheduler(optimizer, "cosine", num_training_steps=3)
-    optimizer.add_param_group({"params": named[1:] if case.name != "muon" else later_matrix(), "lr": lambda _: 0.5})
+    optimizer.add_param_group(
+        {"params": named[1:] if case.name != "muon" else later_matrix(), "lr": lambda _: 0.5}
+    )
     set_grads(params, 0)
     with pytest.raises(RuntimeError, match="cosine drives it too: keep one of the two"):
         optimizer.step()
@@ -316,7 +343,9 @@ def test_torch_schedulers_and_copies_work(case: Case) -> None:
 def test_lr_and_decay_may_be_functions_of_the_step(case: Case) -> None:
     params, fixed = toy(), toy()
     rates, decays = [0.1, 0.05, 0.01], [0.0, 0.1, 0.2]
-    optimizer = case.build(params.items(), lr=lambda step: rates[step], weight_decay=lambda step: decays[step])
+    optimizer = case.build(
+        params.items(), lr=lambda step: rates[step], weight_decay=lambda step: decays[step]
+    )
     other = case.build(fixed.items(), lr=rates[0], weight_decay=decays[0])
     for step in range(3):
         for group in other.param_groups:
@@ -337,7 +366,9 @@ def test_a_sparse_gradient_is_taken_or_refused(case: Case) -> None:
     other = torch.nn.Parameter(torch.ones(6, 2))
     optimizer, dense = case.build([("table", table)]), case.build([("table", other)])
     values = torch.tensor([[1.0, 2.0], [3.0, -4.0], [0.5, 0.5]])
-    table.grad = torch.sparse_coo_tensor(torch.tensor([[3, 1, 3]]), values, (6, 2), check_invariants=True)
+    table.grad = torch.sparse_coo_tensor(
+        torch.tensor([[3, 1, 3]]), values, (6, 2), check_invariants=True
+    )
     other.grad = table.grad.to_dense()
     if case.sparse == "refused":
         with pytest.raises(RuntimeError, match="sparse"):
@@ -355,7 +386,9 @@ def test_a_sparse_gradient_is_taken_or_refused(case: Case) -> None:
 
 @over_good
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_bytes_are_those_of_the_state(case: Case, options: Mapping[str, Any], dtype: torch.dtype) -> None:
+def test_state_bytes_are_those_of_the_state(
+    case: Case, options: Mapping[str, Any], dtype: torch.dtype
+) -> None:
     params = toy(dtype)
     shapes = {name: torch.empty_like(param, device="meta") for name, param in params.items()}
     before = [state_bytes(case.build(given.items(), **options)) for given in (params, shapes)]
@@ -374,7 +407,9 @@ def test_state_bytes_are_those_of_the_state(case: Case, options: Mapping[str, An
 def test_torch_distributed_checkpoint_reads_and_sets_it(case: Case, dtype: torch.dtype) -> None:
     def model() -> torch.nn.Module:
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 8)).to(dtype)
+        return torch.nn.Sequential(
+            torch.nn.Linear(12, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 8)
+        ).to(dtype)
 
     def built(net: torch.nn.Module) -> Any:
         return case.build(net.named_parameters())
@@ -388,7 +423,9 @@ def test_torch_distributed_checkpoint_reads_and_sets_it(case: Case, dtype: torch
     saved = get_optimizer_state_dict(first, one)
     assert set(saved["state"]) == set(dict(first.named_parameters())) or case.name == "sgd"
     set_optimizer_state_dict(second, two, copy.deepcopy(saved))
-    assert {k: v.dtype for k, v in state_tensors(two).items()} == {k: v.dtype for k, v in state_tensors(one).items()}
+    assert {k: v.dtype for k, v in state_tensors(two).items()} == {
+        k: v.dtype for k, v in state_tensors(one).items()
+    }
     for net, optimizer in ((first, one), (second, two)):
         set_grads(dict(net.named_parameters()), 2)
         optimizer.step()

@@ -35,7 +35,9 @@ class Keeper(torch.optim.Optimizer):
 plain = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5)
 nested = st.recursive(
     plain,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers(0, 9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -78,7 +80,9 @@ def test_state_of_no_parameter_and_options_no_file_can_hold() -> None:
     assert fresh.state[names["w"]]["kept"].maxlen == 3
     assert fresh.total == 5
     assert group_differences(fresh, meta) == ["lr was ['torch.float32'], is 0.1 (w)"]
-    with pytest.raises(ValueError, match=r"'optimizer/global/k' has shape \(3,\), it was saved with \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"'optimizer/global/k' has shape \(3,\), it was saved with \(2,\)"
+    ):
         load_named_state(fresh, {**tensors, "optimizer/global/k": torch.ones(3)}, meta)
 
 
@@ -128,9 +132,14 @@ def test_a_schedule_is_no_difference() -> None:
 def decaying(groups: list[tuple[list[str], float]]) -> tuple[Lamb, Scheduler]:
     """LAMB over toy parameters in groups of names and weight decay, both lr and decay on a schedule."""
     params = toy()
-    built = [{"params": [(n, params[n]) for n in names], "weight_decay": decay} for names, decay in groups]
+    built = [
+        {"params": [(n, params[n]) for n in names], "weight_decay": decay}
+        for names, decay in groups
+    ]
     optimizer = Lamb(built, lr=0.1)
-    return optimizer, build_scheduler(optimizer, "linear", num_training_steps=10, weight_decay_curve="lr")
+    return optimizer, build_scheduler(
+        optimizer, "linear", num_training_steps=10, weight_decay_curve="lr"
+    )
 
 
 def test_a_scheduled_weight_decay_is_the_new_configurations() -> None:
@@ -143,7 +152,9 @@ def test_a_scheduled_weight_decay_is_the_new_configurations() -> None:
         fresh, resumed = decaying(now)
         load_named_state(fresh, tensors, json.loads(json.dumps(meta)))
         resumed.load_state_dict({**scheduler.state_dict(), "plateaus": [None] * len(now)})
-        assert [group["weight_decay"] for group in fresh.param_groups] == pytest.approx([0.9 * wd for _, wd in now])
+        assert [group["weight_decay"] for group in fresh.param_groups] == pytest.approx(
+            [0.9 * wd for _, wd in now]
+        )
         assert any(said.startswith("weight_decay was ") for said in group_differences(fresh, meta))
     same, _ = decaying(standard)
     assert group_differences(same, named_state(decaying(standard)[0])[1]) == []
@@ -155,7 +166,12 @@ def test_the_base_rate_of_corrected_decay(cls: type[AdamW] | type[Lamb]) -> None
 
     def built(lr: float) -> Any:
         weight = torch.nn.Parameter(torch.full((2,), 8.0))
-        return cls([{"params": [weight], "lr": 0.2}], lr=lr, weight_decay=0.5, weight_decay_mode="corrected")
+        return cls(
+            [{"params": [weight], "lr": 0.2}],
+            lr=lr,
+            weight_decay=0.5,
+            weight_decay_mode="corrected",
+        )
 
     def after_a_step(optimizer: Any) -> Any:
         weight = optimizer.param_groups[0]["params"][0]
@@ -215,7 +231,10 @@ def test_an_option_that_needs_a_state_of_its_own_is_refused(
 
     saved, fresh = build(), build(**{option: value})
     saved.step()
-    with pytest.raises(ValueError, match=f"'body.weight': the saved state has no '{slot}', which {option}={value} nee"):
+    with pytest.raises(
+        ValueError,
+        match=f"'body.weight': the saved state has no '{slot}', which {option}={value} nee",
+    ):
         load_named_state(fresh, *named_state(saved))
     assert not fresh.state, "nothing is changed where it refuses"
     fresh.step()
@@ -269,7 +288,8 @@ def test_wrappers_leave_names_alone() -> None:
     wrapped = Lamb([(f"_orig_mod.{name}", param) for name, param in toy().items()])
     wrapped.load_state_dict(optimizer.state_dict())
     assert torch.equal(
-        wrapped.state[wrapped.named_params()["_orig_mod.gain"]]["exp_avg"], optimizer.state[params["gain"]]["exp_avg"]
+        wrapped.state[wrapped.named_params()["_orig_mod.gain"]]["exp_avg"],
+        optimizer.state[params["gain"]]["exp_avg"],
     )
 
 
@@ -280,10 +300,14 @@ def test_unnamed_parameters_load_by_position() -> None:
     one.step()
     two.load_state_dict(one.state_dict())
     assert two.param_groups[0]["step"] == 1
-    with pytest.raises(ValueError, match="group 0: the saved state has 4 parameters, the optimizer 1"):
+    with pytest.raises(
+        ValueError, match="group 0: the saved state has 4 parameters, the optimizer 1"
+    ):
         Lamb([params["gain"]]).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="'group 0 parameter 0' has shape"):
-        Lamb([torch.nn.Parameter(torch.ones(3)) for _ in range(4)]).load_state_dict(one.state_dict())
+        Lamb([torch.nn.Parameter(torch.ones(3)) for _ in range(4)]).load_state_dict(
+            one.state_dict()
+        )
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -291,7 +315,9 @@ def test_unnamed_parameters_load_by_position() -> None:
 def test_the_state_dict_of_torchs_own_class_goes_on(name: str, named: bool) -> None:
     theirs, ours = toy(), toy()
     options = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
-    torchs = getattr(torch.optim, name)(list(theirs.items() if named else theirs.values()), lr=0.1, **options)
+    torchs = getattr(torch.optim, name)(
+        list(theirs.items() if named else theirs.values()), lr=0.1, **options
+    )
     optimizer = getattr(torch_named, name)(ours.items(), lr=0.3)
     for step in range(4):
         set_grads(theirs, step)
@@ -320,7 +346,9 @@ def test_an_absolute_lr_stays_absolute_in_a_state_dict() -> None:
 
 
 def test_something_else_is_no_state_dict() -> None:
-    with pytest.raises(ValueError, match=r"no optimizer's state dict: it has no key 'state', but \['model'\]"):
+    with pytest.raises(
+        ValueError, match=r"no optimizer's state dict: it has no key 'state', but \['model'\]"
+    ):
         Lamb([torch.nn.Parameter(torch.ones(1))]).load_state_dict({"model": 1})
 
 
@@ -328,15 +356,22 @@ def test_differences_are_told_of_parameters_that_both_know() -> None:
     _, optimizer = trained(lr=0.1)
     _, meta = named_state(optimizer)
     later = Lamb([*toy().items(), ("later", torch.nn.Parameter(torch.ones(1)))], lr=0.2)
-    assert group_differences(later, meta) == ["lr was 0.1, is 0.2 (body.weight, body.bias, gain and 1 more)"]
+    assert group_differences(later, meta) == [
+        "lr was 0.1, is 0.2 (body.weight, body.bias, gain and 1 more)"
+    ]
 
 
 def test_a_state_of_another_width_is_refused_though_one_dimension_fits() -> None:
     one, two = (Lamb([("w", torch.nn.Parameter(torch.ones(2, columns)))]) for columns in (3, 4))
     for optimizer in (one, two):
-        optimizer.param_groups[0]["params"][0].grad = torch.ones_like(optimizer.param_groups[0]["params"][0])
+        optimizer.param_groups[0]["params"][0].grad = torch.ones_like(
+            optimizer.param_groups[0]["params"][0]
+        )
         optimizer.step()
-    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 'w' has shape \(2, 4\), the parameter has \(2, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"'exp_avg' of parameter 'w' has shape \(2, 4\), the parameter has \(2, 3\)",
+    ):
         one.load_state_dict(two.state_dict())
 
 
@@ -353,7 +388,10 @@ def test_groups_of_a_state_dict_are_not_joined() -> None:
 def test_state_goes_where_its_parameter_is_and_the_step_stays() -> None:
     there = torch.nn.Parameter(torch.ones(2, device="meta"))
     moved = {key: placed(torch.ones(2), there, {}, key) for key in ("exp_avg", "step")}
-    assert {key: value.device.type for key, value in moved.items()} == {"exp_avg": "meta", "step": "cpu"}
+    assert {key: value.device.type for key, value in moved.items()} == {
+        "exp_avg": "meta",
+        "step": "cpu",
+    }
     assert placed(torch.ones(()), there, {"fused": True}, "step").device.type == "meta"
 
 

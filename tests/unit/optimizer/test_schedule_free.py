@@ -31,7 +31,9 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(one[name], value) for name, value in other.items())
 
 
-def trained(dtype: torch.dtype = torch.float32, steps: int = 3, **options: Any) -> tuple[dict[str, Any], Any]:
+def trained(
+    dtype: torch.dtype = torch.float32, steps: int = 3, **options: Any
+) -> tuple[dict[str, Any], Any]:
     params = toy(dtype)
     optimizer = ScheduleFreeAdamW(params.items(), lr=0.05, **options)
     for step in range(steps):
@@ -45,7 +47,11 @@ def test_the_paper_with_x_written_out() -> None:
     params = toy(torch.float64)
     optimizer = ScheduleFreeAdamW(params.items(), lr=0.1, weight_decay=0.1, r=1.0, eps=1e-3)
     x = values(params)
-    y, z, v = copy.deepcopy(x), copy.deepcopy(x), {name: torch.zeros_like(value) for name, value in x.items()}
+    y, z, v = (
+        copy.deepcopy(x),
+        copy.deepcopy(x),
+        {name: torch.zeros_like(value) for name, value in x.items()},
+    )
     total = 0.0
     for step, beta in enumerate(BETAS):
         set_grads(params, step)
@@ -89,7 +95,9 @@ def test_evaluation_weights_come_and_go(dtype: torch.dtype, master_weights: bool
     near = 1e-6 if dtype == torch.float32 else 0.05
     for name, value in before.items():
         torch.testing.assert_close(params[name].detach(), value, rtol=near, atol=near)
-    assert same(params, before) or not (master_weights and dtype == torch.bfloat16), "a master weight keeps every bit"
+    assert same(params, before) or not (master_weights and dtype == torch.bfloat16), (
+        "a master weight keeps every bit"
+    )
     set_grads(params, 9)
     optimizer.step()
 
@@ -121,7 +129,9 @@ def test_a_cycled_or_changed_beta_moves_no_average() -> None:
     optimizer.step()
     optimizer.eval()
     for name, param in params.items():
-        share = 1 / (1 + state[param]["weight_sum"])  # of a step of lr 0: z stays, and is averaged in
+        share = 1 / (
+            1 + state[param]["weight_sum"]
+        )  # of a step of lr 0: z stays, and is averaged in
         wanted = (1 - share) * before[name] + share * state[param]["z"]
         torch.testing.assert_close(param.detach(), wanted, rtol=1e-12, atol=1e-12)
 
@@ -152,7 +162,9 @@ def test_beside_another_optimizer_only_its_own_weights_are_averaged() -> None:
     assert kept == set(params) - {"gain"}
     again = {name: torch.nn.Parameter(value) for name, value in judged.items()}
     other = built(again)
-    load_named_state(other, {key: value.clone() for key, value in tensors.items()}, json.loads(json.dumps(meta)))
+    load_named_state(
+        other, {key: value.clone() for key, value in tensors.items()}, json.loads(json.dumps(meta))
+    )
     for run, one in ((params, optimizer), (again, other)):
         set_grads(run, 3)
         one.step()
@@ -178,9 +190,14 @@ def test_a_schedule_over_it_is_told() -> None:
     hydra = store.open_hydra()
 
     def note(*words: str) -> str | None:
-        return store.typed(store.without_hydra(store.compose(hydra, "config", list(words)))).schedule_note()
+        return store.typed(
+            store.without_hydra(store.compose(hydra, "config", list(words)))
+        ).schedule_note()
 
     said = note("optimizer=schedule_free") or ""
-    assert all(fact in said for fact in ("scheduler=cosine", "optimizer=schedule_free", "scheduler=constant"))
+    assert all(
+        fact in said
+        for fact in ("scheduler=cosine", "optimizer=schedule_free", "scheduler=constant")
+    )
     assert note("optimizer=schedule_free", "scheduler=constant") is None
     assert note("optimizer=lion") is None

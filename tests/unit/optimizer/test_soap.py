@@ -26,22 +26,31 @@ def test_a_basis_is_orthogonal_and_sorted_whatever_the_rank(rank: int) -> None:
         more = torch.cat([rows, 0.1 * drawn(7, 1, seed=2)], dim=1)
         second, order = next_basis(more @ more.T, first)
         for basis in (first, second):
-            torch.testing.assert_close(basis.T @ basis, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-13)
+            torch.testing.assert_close(
+                basis.T @ basis, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-13
+            )
         values = (first.T @ rows @ rows.T @ first).diagonal()
         assert (values.diff() <= 1e-13).all()
         assert sorted(order.tolist()) == list(range(7))
         assert torch.linalg.matrix_rank(second[:, : min(rank + 1, 7)].T @ more) == min(rank + 1, 7)
         found.append((first, second))
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close((one.T @ other).abs(), torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            (one.T @ other).abs(), torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-9
+        )
 
 
 def test_a_matrix_that_float32_cannot_take_is_taken_in_float64() -> None:
-    """The first gradient of an embedding: few rows, of many sizes. LAPACK gives up on it here, in float32."""
+    """The first gradient of an embedding: few rows, of many sizes.
+
+    LAPACK gives up on it here, in float32.
+    """
     random = torch.Generator().manual_seed(0)
     rows = torch.zeros(512, 64)
     seen = torch.randint(512, (200,), generator=random)
-    rows[seen] = torch.randn(200, 64, generator=random) * 10 ** (-4 * torch.rand(1, generator=random)).item()
+    rows[seen] = (
+        torch.randn(200, 64, generator=random) * 10 ** (-4 * torch.rand(1, generator=random)).item()
+    )
     rows *= torch.rand(512, 1, generator=random) ** 6
     basis = eigenvectors(0.05 * rows @ rows.T)
     assert basis.dtype == torch.float32
@@ -54,7 +63,11 @@ def trained(steps: int, noise: float = 0.0, **options: Any) -> tuple[Tensor, Soa
     weight = torch.nn.Parameter(drawn(6, 9))
     optimizer = Soap([("w", weight)], lr=0.05, **options)
     for step in range(steps):
-        weight.grad = drawn(6, 2, seed=step) @ drawn(2, 9, seed=100 + step) * (1 + noise * drawn(6, 9, seed=7))
+        weight.grad = (
+            drawn(6, 2, seed=step)
+            @ drawn(2, 9, seed=100 + step)
+            * (1 + noise * drawn(6, 9, seed=7))
+        )
         optimizer.step()
     return weight.detach(), optimizer
 

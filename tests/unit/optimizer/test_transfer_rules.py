@@ -37,7 +37,9 @@ def by_name(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: group for group in groups for name, _ in group["params"]}
 
 
-def carried(model: nn.Module, base: nn.Module, name: str, mup: MupConfig = MUP, **options: Any) -> dict[str, Any]:
+def carried(
+    model: nn.Module, base: nn.Module, name: str, mup: MupConfig = MUP, **options: Any
+) -> dict[str, Any]:
     config = config_of(name, **options)
     groups = build_param_groups(model, "single", lr=1.0, weight_decay=config.weight_decay)
     return by_name(transferred(groups, growth_of(model, base), config, mup, lr=1.0))
@@ -46,36 +48,62 @@ def carried(model: nn.Module, base: nn.Module, name: str, mup: MupConfig = MUP, 
 class Perceptron(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.hidden, self.readout = nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, 4)
+        self.first, self.hidden, self.readout = (
+            nn.Linear(8, width),
+            nn.Linear(width, width),
+            nn.Linear(width, 4),
+        )
 
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.qkv, self.proj = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.norm2, self.fc, self.out = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1, self.qkv, self.proj = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.norm2, self.fc, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
 
 class Decoder(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.wte, self.wpe, self.h = nn.Embedding(50, width), nn.Embedding(16, width), nn.ModuleList([Block(width)])
+        self.wte, self.wpe, self.h = (
+            nn.Embedding(50, width),
+            nn.Embedding(16, width),
+            nn.ModuleList([Block(width)]),
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 50, bias=False)
 
 
-# mup 1.0.0: set_base_shapes of width 64 beside 16, then MuAdam and MuSGD of lr 1 and weight decay 1. Of each kind: the
-# group's lr and decay, and what MuReadout multiplies its output with (1 elsewhere).
+# mup 1.0.0: set_base_shapes of width 64 beside 16, then MuAdam and MuSGD of lr 1 and weight decay
+# 1. Of each kind: the group's lr and decay, and what MuReadout multiplies its output with (1
+# elsewhere).
 ORACLE = {
-    "vector": {"adam": (1.0, 1.0), "sgd": (4.0, 0.25), "forward": 1.0},  # inputs, embeddings, biases, norms
+    "vector": {
+        "adam": (1.0, 1.0),
+        "sgd": (4.0, 0.25),
+        "forward": 1.0,
+    },  # inputs, embeddings, biases, norms
     "hidden": {"adam": (0.25, 4.0), "sgd": (1.0, 1.0), "forward": 1.0},
     "readout": {"adam": (1.0, 1.0), "sgd": (4.0, 0.25), "forward": 0.25},
     "constant": {"adam": (1.0, 1.0), "sgd": (1.0, 1.0), "forward": 1.0},  # the bias of the readout
 }
 KINDS = {
-    **dict.fromkeys(["first.weight", "first.bias", "hidden.bias", "wte.weight", "wpe.weight"], "vector"),
+    **dict.fromkeys(
+        ["first.weight", "first.bias", "hidden.bias", "wte.weight", "wpe.weight"], "vector"
+    ),
     **{f"h.0.{part}.bias": "vector" for part in ("norm1", "qkv", "proj", "norm2", "fc", "out")},
     **dict.fromkeys(["h.0.norm1.weight", "h.0.norm2.weight", "norm.weight", "norm.bias"], "vector"),
-    **dict.fromkeys(["hidden.weight", *(f"h.0.{part}.weight" for part in ("qkv", "proj", "fc", "out"))], "hidden"),
+    **dict.fromkeys(
+        ["hidden.weight", *(f"h.0.{part}.weight" for part in ("qkv", "proj", "fc", "out"))],
+        "hidden",
+    ),
     "readout.weight": "readout",
     "head.weight": "readout",
     "readout.bias": "constant",
@@ -94,7 +122,9 @@ def test_scales_are_those_of_mup(kind: type[nn.Module], rule: str, optimizer: st
         lr, decay = ORACLE[KINDS[name]][rule]  # type: ignore[misc]
         factor = float(ORACLE[KINDS[name]]["forward"])  # type: ignore[arg-type]
         assert group["lr"] == pytest.approx(lr * factor ** (1 if rule == "adam" else 2)), name
-        assert group["lr"] * group["weight_decay"] == pytest.approx(lr * decay), f"{name}: what decays in a step"
+        assert group["lr"] * group["weight_decay"] == pytest.approx(lr * decay), (
+            f"{name}: what decays in a step"
+        )
 
 
 @pytest.mark.parametrize("kind", [Perceptron, Decoder])
@@ -117,13 +147,19 @@ def test_lamb_and_muon_by_the_spectral_condition() -> None:
     lamb = carried(model, base, "lamb", weight_decay=0.1)
     assert lamb["hidden.weight"]["lr"] == 0.5, "a share of a norm of sqrt(width) may be one"
     assert lamb["readout.weight"]["lr"] == lamb["first.weight"]["lr"] == 1
-    assert lamb["hidden.weight"]["weight_decay"] == pytest.approx(0.4), "in the ratio it counts by the weight's size"
+    assert lamb["hidden.weight"]["weight_decay"] == pytest.approx(0.4), (
+        "in the ratio it counts by the weight's size"
+    )
     plain = carried(model, base, "lamb", weight_decay=0.0)
-    assert plain["hidden.weight"]["lr"] == plain["readout.weight"]["lr"] == 0.25, "not adapted, it is Adam's"
+    assert plain["hidden.weight"]["lr"] == plain["readout.weight"]["lr"] == 0.25, (
+        "not adapted, it is Adam's"
+    )
     outside = carried(model, base, "lamb", weight_decay=0.1, weight_decay_mode="decoupled")
     assert outside["hidden.weight"]["weight_decay"] == pytest.approx(0.2)
     for adjust, lr in {"original": 1.0, "match_rms_adamw": 0.5}.items():
-        assert carried(model, base, "muon", adjust_lr_fn=adjust)["hidden.weight"]["lr"] == pytest.approx(lr)
+        assert carried(model, base, "muon", adjust_lr_fn=adjust)["hidden.weight"][
+            "lr"
+        ] == pytest.approx(lr)
     assert carried(model, base, "muon")["readout.weight"]["lr"] == 0.25, "the companion's"
     wide = RULES["muon"](Growth("w", (64, 16), (16, 16), fan_out=4.0), {"adjust_lr_fn": "original"})
     assert wide == 1, "torch's own factor is sqrt(out / in) where a matrix is tall"
@@ -137,13 +173,19 @@ def test_the_decay_of_a_step_stays(mode: str, decay: float) -> None:
     got = carried(model, base, "adamw", weight_decay=1.0, weight_decay_mode=mode)["hidden.weight"]
     assert got["weight_decay"] == pytest.approx(decay)
     torch_own = MupConfig(name="mup", base={}, weight_decay=TransferDecay.torch)
-    assert carried(model, base, "adamw", torch_own, weight_decay=1.0)["hidden.weight"]["weight_decay"] == 1.0
+    assert (
+        carried(model, base, "adamw", torch_own, weight_decay=1.0)["hidden.weight"]["weight_decay"]
+        == 1.0
+    )
 
 
 def test_scales_multiply_and_eps_follows_the_gradient() -> None:
     model, base = Perceptron(64), Perceptron(16)
     config = config_of("adamw")
-    rules = [{"pattern": "hidden", "lr_scale": 0.1, "eps": 1e-6}, {"pattern": "readout.weight", "lr": 0.5}]
+    rules = [
+        {"pattern": "hidden", "lr_scale": 0.1, "eps": 1e-6},
+        {"pattern": "readout.weight", "lr": 0.5},
+    ]
     groups = build_param_groups(model, "standard", lr=2.0, weight_decay=0.1, rules=rules)
     notes: list[str] = []
     got = by_name(transferred(groups, growth_of(model, base), config, MUP, lr=2.0, notes=notes))
@@ -163,11 +205,21 @@ def test_scales_multiply_and_eps_follows_the_gradient() -> None:
         ("lamb", {"max_trust": 10.0}, ["optimizer.max_trust=10.0", "null"]),
         ("lamb", {"min_trust": 0.01}, ["optimizer.min_trust=0.01", "min_trust=0"]),
         ("adam", {"weight_decay": 0.1}, ["weight decay", "optimizer=adam", "adamw"]),
-        ("adamax", {"weight_decay": 0.1, "weight_decay_mode": "l2"}, ["weight decay", "optimizer=adamax"]),
-        ("radam", {"weight_decay": 0.1, "decoupled_weight_decay": False}, ["weight decay", "optimizer=radam"]),
+        (
+            "adamax",
+            {"weight_decay": 0.1, "weight_decay_mode": "l2"},
+            ["weight decay", "optimizer=adamax"],
+        ),
+        (
+            "radam",
+            {"weight_decay": 0.1, "decoupled_weight_decay": False},
+            ["weight decay", "optimizer=radam"],
+        ),
     ],
 )
-def test_what_no_rule_carries_is_refused(name: str, options: dict[str, Any], facts: list[str]) -> None:
+def test_what_no_rule_carries_is_refused(
+    name: str, options: dict[str, Any], facts: list[str]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         carried(Perceptron(64), Perceptron(16), name, **options)
     for fact in ["parametrization=mup", *facts]:
@@ -175,7 +227,9 @@ def test_what_no_rule_carries_is_refused(name: str, options: dict[str, Any], fac
 
 
 def test_a_schema_names_a_rule_that_there_is() -> None:
-    assert {schema.transfer for schema in SCHEMAS.values() if schema.transfer is not None} <= set(RULES)
+    assert {schema.transfer for schema in SCHEMAS.values() if schema.transfer is not None} <= set(
+        RULES
+    )
 
 
 class Residual(nn.Module):
@@ -207,13 +261,20 @@ def test_a_scaled_branch_trains_as_the_multiplied_forward_pass(name: str) -> Non
     def sizes(model: nn.Module, *, ends: bool) -> Iterator[tuple[str, Growth]]:
         for key, param in model.named_parameters():
             shape = tuple(param.shape)
-            yield key, Growth(key, shape, shape, branch=share, ends_branch=ends and key.split(".")[2] == "2")
+            yield (
+                key,
+                Growth(
+                    key, shape, shape, branch=share, ends_branch=ends and key.split(".")[2] == "2"
+                ),
+            )
 
     optimizers = []
     for model, ends in ((multiplied, False), (scaled, True)):
         grown = dict(sizes(model, ends=ends))
         groups = build_param_groups(model, "single", lr=lr, weight_decay=0.1)
-        optimizers.append(build_optimizer(config, transferred(groups, grown, config, MUP, lr=lr), lr=lr))
+        optimizers.append(
+            build_optimizer(config, transferred(groups, grown, config, MUP, lr=lr), lr=lr)
+        )
     with torch.no_grad():
         for key, param in scaled.named_parameters():
             param.mul_(share if key.split(".")[2] == "2" else 1.0)
@@ -231,7 +292,11 @@ class Tied(nn.Module):
 
     def __init__(self, width: int = 6, factor: float = 1.0, *, bias: bool = True) -> None:
         super().__init__()
-        self.factor, self.table, self.hidden = factor, nn.Embedding(50, width), nn.Linear(width, width)
+        self.factor, self.table, self.hidden = (
+            factor,
+            nn.Embedding(50, width),
+            nn.Linear(width, width),
+        )
         self.norm, self.head = nn.LayerNorm(width, bias=bias), nn.Linear(width, 50, bias=False)
         self.head.weight = self.table.weight
         nn.init.normal_(self.table.weight, std=0.1)
@@ -242,7 +307,10 @@ class Tied(nn.Module):
 
 
 def carrying(grown: dict[str, Growth], factor: float) -> dict[str, Growth]:
-    return {name: replace(size, logits=factor) if "norm" in name else size for name, size in grown.items()}
+    return {
+        name: replace(size, logits=factor) if "norm" in name else size
+        for name, size in grown.items()
+    }
 
 
 IDS, TARGETS = torch.arange(16), torch.arange(16).flip(0) % 4
@@ -256,7 +324,9 @@ IDS, TARGETS = torch.arange(16), torch.arange(16).flip(0) % 4
         ("sgd", {"momentum": 0.9}, True),
     ],
 )
-def test_a_scaled_norm_trains_as_the_multiplied_logits(name: str, options: dict[str, Any], bias: bool) -> None:
+def test_a_scaled_norm_trains_as_the_multiplied_logits(
+    name: str, options: dict[str, Any], bias: bool
+) -> None:
     """The norm before a tied head has the factor, and the table the rule of an embedding."""
     factor, lr = 0.25, 0.05
     config = config_of(name, weight_decay=0.1, **options)
@@ -268,7 +338,9 @@ def test_a_scaled_norm_trains_as_the_multiplied_logits(name: str, options: dict[
         groups = build_param_groups(model, "standard", lr=lr, weight_decay=0.1)
         sizes = carrying(growth_of(model, model), share)
         scale_initial_weights(model, multiplied, sizes)
-        optimizers.append(build_optimizer(config, transferred(groups, sizes, config, MUP, lr=lr), lr=lr))
+        optimizers.append(
+            build_optimizer(config, transferred(groups, sizes, config, MUP, lr=lr), lr=lr)
+        )
     for _ in range(12):
         for model, optimizer in zip((multiplied, scaled), optimizers, strict=True):
             optimizer.zero_grad()
@@ -315,7 +387,11 @@ def test_the_coordinate_check_passes(name: str) -> None:
     check_transfer(name, lr=RATES.get(name, 0.01))
 
 
-BOUNDED = {"deepspeed": "min_trust", "pytorch_optimizer": "max_param_norm", "torch_optimizer": "max_param_norm"}
+BOUNDED = {
+    "deepspeed": "min_trust",
+    "pytorch_optimizer": "max_param_norm",
+    "torch_optimizer": "max_param_norm",
+}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -323,7 +399,9 @@ def test_dialects_are_carried_or_refused(name: str) -> None:
     for dialect in DIALECTS[name]:
         options = dialect_options(name, dialect, weight_decay=0.0 if name == "adamax" else 0.1)
         if name == "lamb" and dialect in BOUNDED:
-            with pytest.raises(ConfigError, match=rf"optimizer.{BOUNDED[dialect]}=.* one width alone"):
+            with pytest.raises(
+                ConfigError, match=rf"optimizer.{BOUNDED[dialect]}=.* one width alone"
+            ):
                 check_transfer(name, lr=0.01, **options)
         else:
             check_transfer(name, lr=0.01, **options)
@@ -331,22 +409,32 @@ def test_dialects_are_carried_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize("power", [0.5, -0.5])
-def test_a_wrong_power_in_a_rule_is_found(name: str, power: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_power_in_a_rule_is_found(
+    name: str, power: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rule = SCHEMAS[name].transfer
     assert rule is not None
     right = RULES[rule]
-    monkeypatch.setitem(RULES, rule, lambda size, options: right(size, options) * math.pow(size.fan_in, power))
+    monkeypatch.setitem(
+        RULES, rule, lambda size, options: right(size, options) * math.pow(size.fan_in, power)
+    )
     with pytest.raises(AssertionError, match=r"weight: what its update does .* lr_scale"):
         check_transfer(name, lr=RATES[name])
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_a_tied_head_is_checked_and_a_wrong_power_of_its_norm_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_head_is_checked_and_a_wrong_power_of_its_norm_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not tied_check(name, lambda width: 1 / width).failures
     rule = {"sgd": "sgd", "lamb": "lamb"}.get(name, "adam")  # of a vector
     right = RULES[rule]
     for power in (0.5, -0.5):
-        monkeypatch.setitem(RULES, rule, lambda size, options, power=power: right(size, options) * size.logits**power)
+        monkeypatch.setitem(
+            RULES,
+            rule,
+            lambda size, options, power=power: right(size, options) * size.logits**power,
+        )
         found = tied_check(name, lambda width: 1 / width).failures
         assert "norm.weight: what its update does" in found[0].in_words()
 
@@ -362,7 +450,11 @@ class SharedGain(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner, self.norm, self.head = nn.Linear(6, width), nn.RMSNorm(8), nn.Linear(width, 4, bias=False)
+        self.inner, self.norm, self.head = (
+            nn.Linear(6, width),
+            nn.RMSNorm(8),
+            nn.Linear(width, 4, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         heads: Tensor = self.norm(self.inner(x).unflatten(-1, (-1, 8)))
@@ -408,6 +500,8 @@ def test_a_gain_that_heads_share_begins_with_noise() -> None:
 
 
 def test_wrong_initial_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Growth, "width_init", property(lambda size: size.fan_in**-0.5))  # of the head, too
+    monkeypatch.setattr(
+        Growth, "width_init", property(lambda size: size.fan_in**-0.5)
+    )  # of the head, too
     with pytest.raises(AssertionError, match=r"4.weight: the initial output .* standard deviation"):
         check_transfer("adamw", lr=0.01)

@@ -30,7 +30,9 @@ CHUNK, BLOCK = 64, 32
 LONG = 2 * CHUNK + 37
 """Several chunks, and a tail behind whole blocks."""
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_cuda.py has them on the device")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="tests/gpu/test_cuda.py has them on the device"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,10 +79,14 @@ def test_they_are_the_loop(case: Case, options: Mapping[str, Any], use: Kernel) 
         truth = ends(case, options, dtype, steps=2, long=LONG)
         use("triton")
         for name, value in ends(case, options, dtype, steps=2, long=LONG).items():
-            torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}")
+            torch.testing.assert_close(
+                value, truth[name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}"
+            )
 
 
-@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, in Triton's interpreter
+@pytest.mark.filterwarnings(
+    "ignore:.* encountered in:RuntimeWarning"
+)  # numpy's, in Triton's interpreter
 def test_numbers_that_are_none_are_the_loops(use: Kernel) -> None:
     """What overflows, is infinite or is no number; an eps of 0 where nothing has moved yet."""
     grad = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e30, -1e-30, 0.0, 1.0])
@@ -100,21 +106,31 @@ def test_numbers_that_are_none_are_the_loops(use: Kernel) -> None:
                 for now in (bad, bad, torch.ones_like(bad)):
                     weight.grad = now.clone()
                     optimizer.step()
-                found.append([weight.detach(), *(v for k, v in optimizer.state[weight].items() if k != "step")])
+                found.append(
+                    [
+                        weight.detach(),
+                        *(v for k, v in optimizer.state[weight].items() if k != "step"),
+                    ]
+                )
             for ours, loops in zip(found[1], found[0], strict=True):
                 torch.testing.assert_close(ours, loops, rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["lamb", "adamwdl"])
 def test_master_weights_are_the_loops(name: str, use: Kernel) -> None:
-    near = {torch.float32: 2e-6, torch.bfloat16: 2**-7}  # a last bit of a float32 may turn one of a bfloat16
+    near = {
+        torch.float32: 2e-6,
+        torch.bfloat16: 2**-7,
+    }  # a last bit of a float32 may turn one of a bfloat16
     for options in ({}, {"master_weights": True}):
         use("loop")
         truth = ends(case_of(name), options, torch.bfloat16, steps=2, long=LONG)
         use("triton")
         for key, value in ends(case_of(name), options, torch.bfloat16, steps=2, long=LONG).items():
             tolerance = near[value.dtype] if options else 2**-7
-            torch.testing.assert_close(value, truth[key], rtol=tolerance, atol=tolerance, msg=f"{options}: {key}")
+            torch.testing.assert_close(
+                value, truth[key], rtol=tolerance, atol=tolerance, msg=f"{options}: {key}"
+            )
 
 
 class Launches:
@@ -135,7 +151,9 @@ def stepped(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
             param.grad = torch.cos(3 * param.detach())
         optimizer.step()
     return {
-        f"{param.numel()}/{i}": v for param in params for i, v in enumerate([param, *optimizer.state[param].values()])
+        f"{param.numel()}/{i}": v
+        for param in params
+        for i, v in enumerate([param, *optimizer.state[param].values()])
     }
 
 
@@ -145,10 +163,18 @@ def tensors(*sizes: int) -> list[torch.nn.Parameter]:
 
 @pytest.mark.parametrize(
     ("make", "launches"),
-    [(Lamb, ["lamb_moments", "lamb_ratios", "lamb_update"]), (Adamax, ["adamax"]), (AdamWDL, ["adam"])],
+    [
+        (Lamb, ["lamb_moments", "lamb_ratios", "lamb_update"]),
+        (Adamax, ["adamax"]),
+        (AdamWDL, ["adam"]),
+    ],
 )
 def test_few_launches_and_the_same_bits_beside_whatever(
-    make: Callable[..., Any], launches: list[str], device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Any],
+    launches: list[str],
+    device: Any,
+    use: Kernel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use("triton")
     seen: list[str] = []
@@ -160,10 +186,14 @@ def test_few_launches_and_the_same_bits_beside_whatever(
     assert seen == 2 * launches, "however many tensors and groups"
     for i, size in enumerate(sizes):
         for key, value in stepped(make(tensors(size), lr=0.1 / (1 + i))).items():
-            assert together[key] == value if key.endswith("/1") else torch.equal(together[key], value), key
+            assert (
+                together[key] == value if key.endswith("/1") else torch.equal(together[key], value)
+            ), key
 
 
-def test_whole_vectors_are_loaded_where_all_addresses_allow_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_vectors_are_loaded_where_all_addresses_allow_it(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = []
 
     class Asked:
@@ -181,9 +211,15 @@ def test_tables_are_made_on_the_cpu_whatever_the_default_device_is() -> None:
     sizes = (9, 0, 5)
     with torch.device("meta"):
         chunks = launch._chunks(sizes, 8, "cpu")
-        places, numbers = launch._table([[1, 2, 3, 4]] * 3, sizes, 8, [trials.ROW] * 3, torch.device("cpu"))
+        places, numbers = launch._table(
+            [[1, 2, 3, 4]] * 3, sizes, 8, [trials.ROW] * 3, torch.device("cpu")
+        )
     assert chunks.tolist() == [[0, 0], [0, 8], [2, 0]]
-    assert places.view(3, 6).tolist() == [[1, 2, 3, 4, 9, 0], [1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 5, 2]]
+    assert places.view(3, 6).tolist() == [
+        [1, 2, 3, 4, 9, 0],
+        [1, 2, 3, 4, 0, 2],
+        [1, 2, 3, 4, 5, 2],
+    ]
     assert numbers.view(3, -1)[2].tolist() == list(trials.ROW.values())
 
 
@@ -214,18 +250,30 @@ def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     use("auto")
     assert kernel_of(lamb, "cpu") != "triton", "an interpreter is slow"
     assert kernel_row(lamb, "cuda") == "foreach; the Triton one: there is no CUDA or ROCm device"
-    assert kernel_row(Lion([weight]), "cuda") == kernel_row(Lamb([weight], foreach=True), "cuda") == "foreach"
+    assert (
+        kernel_row(Lion([weight]), "cuda")
+        == kernel_row(Lamb([weight], foreach=True), "cuda")
+        == "foreach"
+    )
     assert "not for mps" in kernel_row(lamb, "mps")
     monkeypatch.setattr(choice, "why_not", lambda device: "")
     for optimizer in (lamb, Adamax([weight]), AdamWDL([weight]), LazyAdam([weight], nesterov=True)):
         assert kernel_of(optimizer, "cuda") == "triton"
-    assert kernel_of(lamb, "cuda", whole=False) == kernel_of(Lamb([weight], caution=True), "cuda") == "foreach"
+    assert (
+        kernel_of(lamb, "cuda", whole=False)
+        == kernel_of(Lamb([weight], caution=True), "cuda")
+        == "foreach"
+    )
     assert kernel_of(Lamb([weight], foreach=False), "cuda") == "loop"
     use("foreach")
     assert kernel_of(lamb, "cuda") == "foreach"
     use("triton")
     assert kernel_of(lamb, "cpu") == "triton"
-    assert kernel_of(lamb, "cpu", whole=False) == kernel_of(Lamb([weight], caution=True), "cuda") == "foreach"
+    assert (
+        kernel_of(lamb, "cpu", whole=False)
+        == kernel_of(Lamb([weight], caution=True), "cuda")
+        == "foreach"
+    )
 
 
 def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +287,9 @@ def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(device, "INTERPRETED", False)
     monkeypatch.setattr(trials, "trial", lambda device: "they fail there: a compiler is missing")
     assert why_not("cuda") == "they fail there: a compiler is missing"
-    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cpu, they need .*TRITON_INTERPRET=1"):
+    with pytest.raises(
+        ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cpu, they need .*TRITON_INTERPRET=1"
+    ):
         kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, DEVICE)
@@ -282,7 +332,11 @@ def test_they_compile_for_devices_that_are_not_here() -> None:
     """NVIDIA's and AMD's; on Triton's compiler alone, in a process that does not interpret."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     told = subprocess.run(
-        [sys.executable, "-m", "tests.triton_compiled"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "tests.triton_compiled"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows = [json.loads(line) for line in told.stdout.splitlines()]
     assert len(rows) == 5 * 3 * 2

@@ -17,18 +17,27 @@ LLAMA = {"vocab_size": 64, "tie_word_embeddings": False}
 
 def on_meta(model_type: str, auto: str = "AutoModelForCausalLM", **values: Any) -> Any:
     with torch.device("meta"):
-        return getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(model_type, **values))
+        return getattr(transformers, auto).from_config(
+            transformers.AutoConfig.for_model(model_type, **values)
+        )
 
 
 def llama(width: int, depth: int = 2, **values: Any) -> Any:
     heads = {"num_attention_heads": width // 16, "num_key_value_heads": width // 16}
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": depth, **heads}
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": depth,
+        **heads,
+    }
     return on_meta("llama", **{**LLAMA, **sizes, **values})
 
 
 def test_dimensions_that_differ_are_infinite() -> None:
     grown = growth_of(llama(64), llama(16))
-    assert {name: (size.fan_in, size.fan_out) for name, size in grown.items() if "layers.1" not in name} == {
+    assert {
+        name: (size.fan_in, size.fan_out) for name, size in grown.items() if "layers.1" not in name
+    } == {
         "model.embed_tokens.weight": (1, 4),
         **{f"model.layers.0.self_attn.{part}_proj.weight": (4, 4) for part in "qkvo"},
         **{f"model.layers.0.mlp.{part}_proj.weight": (4, 4) for part in ("gate", "up", "down")},
@@ -38,13 +47,20 @@ def test_dimensions_that_differ_are_infinite() -> None:
         "lm_head.weight": (4, 1),
     }
     few = growth_of(llama(64, num_key_value_heads=1), llama(16, num_key_value_heads=1))
-    assert few["model.layers.0.self_attn.k_proj.weight"].kind == "output matrix", "its outputs stay as many"
+    assert few["model.layers.0.self_attn.k_proj.weight"].kind == "output matrix", (
+        "its outputs stay as many"
+    )
 
 
 def test_inputs_of_a_transposed_matrix_come_first() -> None:
     sizes = {"vocab_size": 64, "n_layer": 1, "tie_word_embeddings": False, "n_inner": 32}
-    grown = growth_of(on_meta("gpt2", n_embd=64, n_head=4, **sizes), on_meta("gpt2", n_embd=16, n_head=1, **sizes))
-    assert (grown["transformer.h.0.mlp.c_fc.weight"].fan_in, grown["transformer.h.0.mlp.c_fc.weight"].fan_out) == (4, 1)
+    grown = growth_of(
+        on_meta("gpt2", n_embd=64, n_head=4, **sizes), on_meta("gpt2", n_embd=16, n_head=1, **sizes)
+    )
+    assert (
+        grown["transformer.h.0.mlp.c_fc.weight"].fan_in,
+        grown["transformer.h.0.mlp.c_fc.weight"].fan_out,
+    ) == (4, 1)
     assert grown["transformer.h.0.mlp.c_proj.weight"].fan_out == 4
     assert grown["transformer.wpe.weight"].kind == "input matrix or vector"
 
@@ -53,20 +69,29 @@ ENDS = {
     "llama": {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
     "cohere": {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
     "gpt2": {f"{part}.c_proj.{leaf}" for part in ("attn", "mlp") for leaf in ("weight", "bias")},
-    "gpt_neox": {f"{part}.{leaf}" for part in ("attention.dense", "mlp.dense_4h_to_h") for leaf in ("weight", "bias")},
+    "gpt_neox": {
+        f"{part}.{leaf}"
+        for part in ("attention.dense", "mlp.dense_4h_to_h")
+        for leaf in ("weight", "bias")
+    },
 }
 
 
 @pytest.mark.parametrize("model_type", ENDS)
 def test_ends_of_branches_are_found(model_type: str) -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+    }
     sizes = {"n_embd": 32, "n_head": 2} if model_type == "gpt2" else sizes
     common = {**sizes, "vocab_size": 64, "tie_word_embeddings": False, "pad_token_id": 0}
     deep, base = (on_meta(model_type, num_hidden_layers=depth, **common) for depth in (4, 2))
     grown = growth_of(deep, base)
-    assert {name.split(".3.")[1] for name, size in grown.items() if ".3." in name and size.ends_branch} == ENDS[
-        model_type
-    ]
+    assert {
+        name.split(".3.")[1] for name, size in grown.items() if ".3." in name and size.ends_branch
+    } == ENDS[model_type]
     assert {size.branch for name, size in grown.items() if ".0." in name} == {0.5}
     counterparts = {size.counterpart for name, size in grown.items() if ".3." in name}
     assert all(".1." in name for name in counterparts), "block 3 of 4 lies where block 1 of 2 does"
@@ -74,11 +99,18 @@ def test_ends_of_branches_are_found(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "gemma2", "mixtral"])
 def test_a_norm_on_the_stream_or_the_branch_is_refused_with_depth(model_type: str) -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+    }
     common = {**sizes, "vocab_size": 64, "tie_word_embeddings": False, "pad_token_id": 0}
     auto = "AutoModelForMaskedLM" if model_type == "bert" else "AutoModelForCausalLM"
     with pytest.raises(ConfigError, match=r"cannot be scaled with depth.*number of layers"):
-        growth_of(*(on_meta(model_type, auto, num_hidden_layers=depth, **common) for depth in (4, 2)))
+        growth_of(
+            *(on_meta(model_type, auto, num_hidden_layers=depth, **common) for depth in (4, 2))
+        )
 
 
 class Raw(nn.Module):

@@ -27,18 +27,32 @@ def test_a_norm_of_embeddings_goes_with_them(name: str) -> None:
     ):
         scale = by_name(groups, "lr_scale")
         for side in ("encoder", "decoder"):
-            assert scale[f"{side}.layernorm_embedding.weight"] == scale[f"{side}.layernorm_embedding.bias"] == 0.125
+            assert (
+                scale[f"{side}.layernorm_embedding.weight"]
+                == scale[f"{side}.layernorm_embedding.bias"]
+                == 0.125
+            )
 
 
 def test_a_final_norm_is_above_the_blocks_wherever_it_is_registered() -> None:
-    options = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 8, "vocab_size": 99}
+    options = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "ffn_dim": 8,
+        "vocab_size": 99,
+    }
     model = on_meta("opt", word_embed_proj_dim=8, **options)
     for groups in (
         build_param_groups(model, "layerwise", decay_rate=0.5),
         build_param_groups(model.named_parameters(), "layerwise", decay_rate=0.5),
     ):
         scale = by_name(groups, "lr_scale")
-        assert scale["decoder.final_layer_norm.weight"] == scale["decoder.final_layer_norm.bias"] == 1.0
+        assert (
+            scale["decoder.final_layer_norm.weight"]
+            == scale["decoder.final_layer_norm.bias"]
+            == 1.0
+        )
         assert scale["decoder.embed_positions.weight"] == 0.125
     scale = by_name(build_param_groups(model, "layerwise", decay_rate=0.5), "lr_scale")
     assert scale["decoder.project_in.weight"] == 0.125
@@ -48,16 +62,43 @@ def test_a_final_norm_is_above_the_blocks_wherever_it_is_registered() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "below", "above"),
     [
-        ("electra", {"embedding_size": 8}, ["embeddings_project.weight", "embeddings.LayerNorm.weight"], []),
-        ("albert", {"embedding_size": 8}, ["encoder.embedding_hidden_mapping_in.weight"], ["pooler.weight"]),
+        (
+            "electra",
+            {"embedding_size": 8},
+            ["embeddings_project.weight", "embeddings.LayerNorm.weight"],
+            [],
+        ),
+        (
+            "albert",
+            {"embedding_size": 8},
+            ["encoder.embedding_hidden_mapping_in.weight"],
+            ["pooler.weight"],
+        ),
         ("layoutlmv3", {}, ["encoder.rel_pos_bias.weight", "cls_token", "norm.weight"], []),
-        ("vit", {}, ["embeddings.cls_token", "embeddings.patch_embeddings.projection.weight"], ["layernorm.weight"]),
+        (
+            "vit",
+            {},
+            ["embeddings.cls_token", "embeddings.patch_embeddings.projection.weight"],
+            ["layernorm.weight"],
+        ),
         ("wav2vec2", {}, ["feature_projection.projection.weight", "encoder.layer_norm.weight"], []),
-        ("wav2vec2-conformer", {}, ["feature_projection.projection.weight"], ["encoder.layer_norm.weight"]),
+        (
+            "wav2vec2-conformer",
+            {},
+            ["feature_projection.projection.weight"],
+            ["encoder.layer_norm.weight"],
+        ),
     ],
 )
-def test_either_side_by_use(name: str, options: dict[str, Any], below: list[str], above: list[str]) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+def test_either_side_by_use(
+    name: str, options: dict[str, Any], below: list[str], above: list[str]
+) -> None:
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
     if name.startswith("wav2vec2"):
         sizes |= {"num_conv_pos_embeddings": 2, "num_conv_pos_embedding_groups": 2}
     if name == "layoutlmv3":
@@ -68,12 +109,20 @@ def test_either_side_by_use(name: str, options: dict[str, Any], below: list[str]
 
 
 def test_heads_with_a_transform_and_their_tied_table() -> None:
-    config = transformers.BertConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=8)
+    config = transformers.BertConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=8
+    )
     with torch.device("meta"):
         model = transformers.BertForMaskedLM(config)
     layer = by_name(build_param_groups(model, "layerwise"), "layer")
-    assert layer["cls.predictions.transform.LayerNorm.weight"] == layer["cls.predictions.bias"] == "head"
-    assert layer["bert.embeddings.word_embeddings.weight"] == "embeddings", "also the output layer: it embeds"
+    assert (
+        layer["cls.predictions.transform.LayerNorm.weight"]
+        == layer["cls.predictions.bias"]
+        == "head"
+    )
+    assert layer["bert.embeddings.word_embeddings.weight"] == "embeddings", (
+        "also the output layer: it embeds"
+    )
 
 
 class Odd(nn.Module):
@@ -109,7 +158,9 @@ def test_names_and_registration_give_way_to_use() -> None:
     groups = build_param_groups(model, "layerwise", batch={"x": torch.zeros(1, 4)}, notes=notes)
     layer, rule = by_name(groups, "layer"), by_name(groups, "rule")
     assert layer["output.weight"] == "head", "registered before the blocks"
-    assert layer["stem_head.weight"] == layer["start"] == "embeddings", "called head; used without calling its module"
+    assert layer["stem_head.weight"] == layer["start"] == "embeddings", (
+        "called head; used without calling its module"
+    )
     assert rule["stem_head.weight"] == "used before the blocks"
     by_names = by_name(build_param_groups(Odd(), "layerwise"), "layer")
     for undecided in ("both", "mixer", "unused_head"):
@@ -171,10 +222,14 @@ def test_tensors_that_modules_merely_hold_are_shapes_too() -> None:
 def test_examples_hold_what_a_model_takes() -> None:
     (text,) = example_batches(bert())
     assert {key: tuple(value.shape) for key, value in text.items()} == {"input_ids": (1, 8)}
-    clip = transformers.CLIPConfig(vision_config={"image_size": 32, "patch_size": 16, "num_hidden_layers": 1})
+    clip = transformers.CLIPConfig(
+        vision_config={"image_size": 32, "patch_size": 16, "num_hidden_layers": 1}
+    )
     with torch.device("meta"):
         both, tokens = example_batches(transformers.CLIPModel(clip))
-        (pairs,) = example_batches(transformers.BertForMultipleChoice(transformers.BertConfig(num_hidden_layers=1)))
+        (pairs,) = example_batches(
+            transformers.BertForMultipleChoice(transformers.BertConfig(num_hidden_layers=1))
+        )
     assert tuple(both["pixel_values"].shape) == (1, 3, 32, 32)
     assert tokens.keys() == {"input_ids"}
     assert tuple(pairs["input_ids"].shape) == (1, 2, 8)
@@ -191,7 +246,9 @@ def test_groups_of_an_earlier_start_hold() -> None:
             assert group["layer"] == "embeddings"
             group |= {"layer": "head", "layer_id": 4}
     notes: list[str] = []
-    groups = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.5, started=saved, notes=notes)
+    groups = build_param_groups(
+        model, "layerwise", lr=1.0, decay_rate=0.5, started=saved, notes=notes
+    )
     assert by_name(groups, "lr")[norm] == 1.0
     assert f"{norm} (head)" in notes[1]
     assert len(notes) == 2

@@ -18,11 +18,14 @@ from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
 from tests.group_models import Tiny, bert, by_name
 
-# -- standard and single ----------------------------------------------------------------------------------------------
+# -- standard and single
+# ----------------------------------------------------------------------------------------------
 
 
 def test_standard_decays_matrices_and_embeddings_alone() -> None:
-    decay = by_name(build_param_groups(Tiny(1), "standard", lr=1.0, weight_decay=0.1), "weight_decay")
+    decay = by_name(
+        build_param_groups(Tiny(1), "standard", lr=1.0, weight_decay=0.1), "weight_decay"
+    )
     assert {name for name, value in decay.items() if value == 0.1} == {
         "embed.weight",
         "blocks.0.attention.weight",
@@ -31,15 +34,30 @@ def test_standard_decays_matrices_and_embeddings_alone() -> None:
         "classifier.weight",
     }
     assert set(decay.values()) == {0.0, 0.1}
-    kept = by_name(build_param_groups(Tiny(1), "standard", weight_decay=0.1, decay_embeddings=False), "weight_decay")
+    kept = by_name(
+        build_param_groups(Tiny(1), "standard", weight_decay=0.1, decay_embeddings=False),
+        "weight_decay",
+    )
     assert {name for name in decay if decay[name] != kept[name]} == {"embed.weight"}
 
 
 def test_groups_say_what_they_are() -> None:
     groups = build_param_groups(Tiny(1), lr=0.5, weight_decay=0.1)
-    assert [group["role"] for group in groups] == ["vector", "embedding", "matrix", "bias", "norm", "head"]
+    assert [group["role"] for group in groups] == [
+        "vector",
+        "embedding",
+        "matrix",
+        "bias",
+        "norm",
+        "head",
+    ]
     for group in groups:
-        assert (group["lr"], group["lr_scale"], group["layer_id"], group["layer"]) == (0.5, 1.0, None, "all")
+        assert (group["lr"], group["lr_scale"], group["layer_id"], group["layer"]) == (
+            0.5,
+            1.0,
+            None,
+            "all",
+        )
         assert group["rule"] == "standard"
     assert "lr" not in build_param_groups(Tiny(1))[0]
     assert "weight_decay" not in build_param_groups(Tiny(1), "single")[0]
@@ -128,7 +146,10 @@ def test_tied_tensors_count_once_and_frozen_ones_not_at_all() -> None:
 def test_a_head_with_one_output_is_a_matrix_by_its_name() -> None:
     """Where only names and shapes are known: a regression head decays, a disguised vector does not."""
     groups = build_param_groups(
-        [("score.weight", nn.Parameter(torch.ones(1, 8))), ("scale", nn.Parameter(torch.ones(1, 8)))]
+        [
+            ("score.weight", nn.Parameter(torch.ones(1, 8))),
+            ("scale", nn.Parameter(torch.ones(1, 8))),
+        ]
     )
     assert by_name(groups, "role") == {"score.weight": "matrix", "scale": "vector"}
 
@@ -138,13 +159,16 @@ def test_names_and_shapes_are_enough() -> None:
     from_names = build_param_groups(model.named_parameters(), "layerwise", lr=1.0, decay_rate=0.5)
     from_model = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.5)
     assert by_name(from_names, "lr") == by_name(from_model, "lr")
-    with pytest.raises(TypeError, match=r"expected a model or \(name, parameter\) pairs, got Parameter"):
+    with pytest.raises(
+        TypeError, match=r"expected a model or \(name, parameter\) pairs, got Parameter"
+    ):
         build_param_groups(model.parameters())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="two parameters are called x"):
         build_param_groups([("x", torch.ones(1)), ("x", torch.ones(1))])
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------
+# -- rules
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_under_two_names_is_claimed_once_by_its_first() -> None:
@@ -152,7 +176,9 @@ def test_a_tensor_under_two_names_is_claimed_once_by_its_first() -> None:
     groups = build_param_groups([("table", shared), ("bias", other), ("head", shared)], "single")
     assert [name for group in groups for name, _ in group["params"]] == ["table", "bias"]
     with pytest.raises(ConfigError, match="head is the same tensor as table"):
-        build_param_groups([("table", shared), ("head", shared)], "single", rules=[{"pattern": "head", "lr": 0.1}])
+        build_param_groups(
+            [("table", shared), ("head", shared)], "single", rules=[{"pattern": "head", "lr": 0.1}]
+        )
 
 
 def test_rules_override_in_order() -> None:
@@ -164,10 +190,17 @@ def test_rules_override_in_order() -> None:
         {"pattern": "layer.1", "adaptation": True, "centralization": True, "optimizer": "adamw"},
     ]
     model = bert()
-    groups = build_param_groups(model, "layerwise", lr=0.5, weight_decay=0.1, decay_rate=0.5, rules=rules)
+    groups = build_param_groups(
+        model, "layerwise", lr=0.5, weight_decay=0.1, decay_rate=0.5, rules=rules
+    )
     of = {name: group for group in groups for name, _ in group["params"]}
     head = of["classifier.weight"]
-    assert (head["lr"], head["lr_scale"], head["weight_decay"], head["betas"]) == (5.0, 10.0, 0.0, (0.5, 0.6))
+    assert (head["lr"], head["lr_scale"], head["weight_decay"], head["betas"]) == (
+        5.0,
+        10.0,
+        0.0,
+        (0.5, 0.6),
+    )
     assert head["rule"] == "rules[1] classifier"
     absolute = of["classifier.bias"]
     assert absolute["lr"] == 0.25
@@ -189,15 +222,24 @@ def test_rules_override_in_order() -> None:
             [{"pattern": "clasifier", "lr_scale": 2}],
             r"rules\[0\].pattern=clasifier: matches no parameter. Did you mean",
         ),
-        ([{"pattern": "b", "lr_scale": 2}, {"pattern": "bert", "lr": 1}], r"rules\[1\].*taken by earlier rules"),
-        ([{"pattern": "bert", "lr_scal": 2}], r"rules\[0\].lr_scal: no such override. Did you mean lr_scale"),
+        (
+            [{"pattern": "b", "lr_scale": 2}, {"pattern": "bert", "lr": 1}],
+            r"rules\[1\].*taken by earlier rules",
+        ),
+        (
+            [{"pattern": "bert", "lr_scal": 2}],
+            r"rules\[0\].lr_scal: no such override. Did you mean lr_scale",
+        ),
         ([{"patern": "bert", "lr_scale": 2}], r"rules\[0\]: has no `pattern`. `patern` may be it"),
         ([{"pattern": "bert"}], "at least one override"),
         ([{"pattern": "(", "lr": 1}], "not a regular expression"),
         ([{"pattern": "bert", "lr": 1, "lr_scale": 2}], "either lr or lr_scale"),
         ([{"pattern": "bert", "lr_scale": -2}], r"lr_scale=-2: expected a number of 0 or more"),
         ([{"pattern": "bert", "freeze": True, "lr": 1}], "freeze alone"),
-        ([{"pattern": "bert", "freeze": False}], "expected true. To train them, leave the rule out"),
+        (
+            [{"pattern": "bert", "freeze": False}],
+            "expected true. To train them, leave the rule out",
+        ),
         ([{"pattern": "bert", "adaptation": "no"}], "expected true or false"),
         (["bert"], "expected a mapping with `pattern`"),
     ],
@@ -210,14 +252,19 @@ def test_rule_refusals(rules: list[Any], message: str) -> None:
 def test_a_rule_for_a_tied_or_frozen_name_says_so() -> None:
     model = Tiny(1, tied=True)
     rule = [{"pattern": r"classifier\.weight", "lr_scale": 2}]
-    with pytest.raises(ConfigError, match=r"classifier.weight is the same tensor as embed.weight; match it by that"):
+    with pytest.raises(
+        ConfigError, match=r"classifier.weight is the same tensor as embed.weight; match it by that"
+    ):
         build_param_groups(model, "standard", rules=rule)
     model.final.requires_grad_(False)
-    with pytest.raises(ConfigError, match=r"matches only parameters that do not train, such as final.weight"):
+    with pytest.raises(
+        ConfigError, match=r"matches only parameters that do not train, such as final.weight"
+    ):
         build_param_groups(model, "standard", rules=[{"pattern": "^final", "lr_scale": 2}])
 
 
-# -- with optimizers and schedulers -----------------------------------------------------------------------------------
+# -- with optimizers and schedulers
+# -----------------------------------------------------------------------------------
 
 
 def test_the_scale_survives_a_scheduler_and_names_stay() -> None:
@@ -250,7 +297,9 @@ def test_our_optimizers_take_what_rules_say() -> None:
     assert adapted["final.weight"]  # not decayed, and adapted all the same
     assert not adapted["classifier.weight"]  # decayed, and not adapted
     assert by_name["embed.weight"]["eps"] == 1e-3
-    centred = build_param_groups(model, "standard", lr=1e-2, rules=[{"pattern": "blocks", "centralization": True}])
+    centred = build_param_groups(
+        model, "standard", lr=1e-2, rules=[{"pattern": "blocks", "centralization": True}]
+    )
     assert any(group["grad_centralization"] for group in LazyAdam(centred, lr=1e-2).param_groups)
     with pytest.raises((TypeError, ValueError), match="grad_centralization"):
         AdamW(centred, lr=1e-2)
@@ -259,7 +308,9 @@ def test_our_optimizers_take_what_rules_say() -> None:
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_every_parameter_is_claimed_once_whatever_the_model(data: st.DataObject) -> None:
-    model = Tiny(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4)), tied=data.draw(st.booleans()))
+    model = Tiny(
+        data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4)), tied=data.draw(st.booleans())
+    )
     names = [name for name, _ in model.named_parameters()]
     frozen = data.draw(st.lists(st.sampled_from(names), max_size=4, unique=True))
     for name in frozen:
@@ -268,7 +319,9 @@ def test_every_parameter_is_claimed_once_whatever_the_model(data: st.DataObject)
     chosen = data.draw(st.lists(st.sampled_from(training), max_size=4, unique=True))
     rules = [
         {"pattern": f"^{name}$".replace(".", r"\."), "lr_scale": scale}
-        for name, scale in zip(chosen, data.draw(st.lists(st.floats(0, 9), min_size=4, max_size=4)), strict=False)
+        for name, scale in zip(
+            chosen, data.draw(st.lists(st.floats(0, 9), min_size=4, max_size=4)), strict=False
+        )
     ]
     kind = data.draw(st.sampled_from(sorted(SCHEMAS)))
     groups = build_param_groups(model, kind, lr=1.0, weight_decay=0.1, rules=rules)
@@ -276,7 +329,9 @@ def test_every_parameter_is_claimed_once_whatever_the_model(data: st.DataObject)
     assert sorted(name for name, _ in claimed) == sorted(training)
     assert len({id(param) for _, param in claimed}) == len(claimed)
     scales = by_name(groups, "lr_scale")
-    assert all(scales[rule["pattern"][1:-1].replace("\\", "")] == rule["lr_scale"] for rule in rules)
+    assert all(
+        scales[rule["pattern"][1:-1].replace("\\", "")] == rule["lr_scale"] for rule in rules
+    )
     torch.optim.SGD(groups, lr=1.0)  # torch refuses a parameter in two groups
 
 
@@ -284,20 +339,34 @@ def test_configurations_are_checked() -> None:
     for options, message in (
         ({"decay_rate": 0.0}, "param_groups.decay_rate=0.0: expected a number above 0"),
         ({"n_layers": 0}, "param_groups.n_layers=0"),
-        ({"dialect": "bert"}, "param_groups.dialect=bert: expected one of paddle, beit, timm, electra, xlnet"),
+        (
+            {"dialect": "bert"},
+            "param_groups.dialect=bert: expected one of paddle, beit, timm, electra, xlnet",
+        ),
         ({"min_scale": 1.5}, "param_groups.min_scale=1.5: expected a number from 0 to 1"),
-        ({"no_opt_scale": -0.1}, "param_groups.no_opt_scale=-0.1: expected a number from 0 to 1, or null"),
-        ({"decay_rat": 0.5}, "param_groups.decay_rat: param_groups=layerwise has no such key. Did you mean decay_rate"),
+        (
+            {"no_opt_scale": -0.1},
+            "param_groups.no_opt_scale=-0.1: expected a number from 0 to 1, or null",
+        ),
+        (
+            {"decay_rat": 0.5},
+            "param_groups.decay_rat: param_groups=layerwise has no such key. Did you mean decay_rate",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             choice("param_groups", SCHEMAS, "layerwise", options)
-    with pytest.raises(ConfigError, match=r"param_groups=layered: no such choice. Did you mean layerwise"):
+    with pytest.raises(
+        ConfigError, match=r"param_groups=layered: no such choice. Did you mean layerwise"
+    ):
         build_param_groups(Tiny(1), "layered")
 
 
 def test_matrices_above_the_blocks_are_heads() -> None:
     roles = by_name(build_param_groups(bert(), "standard"), "role")
-    assert {name for name, role in roles.items() if role == "head"} == {"bert.pooler.dense.weight", "classifier.weight"}
+    assert {name for name, role in roles.items() if role == "head"} == {
+        "bert.pooler.dense.weight",
+        "classifier.weight",
+    }
     assert roles["bert.encoder.layer.2.output.dense.weight"] == "matrix"
 
 

@@ -15,7 +15,8 @@ from optrun.config.schema.param_groups import LayerwiseConfig
 from optrun.param_groups import NamedParam, build_param_groups, layerwise_lr_decay
 from tests.group_models import bert, by_name, on_meta
 
-# -- layerwise --------------------------------------------------------------------------------------------------------
+# -- layerwise
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -29,38 +30,69 @@ from tests.group_models import bert, by_name, on_meta
     ],
 )
 def test_dialects(dialect: str, head: float, blocks: list[float], embeddings: float) -> None:
-    lr = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect), "lr")
+    lr = by_name(
+        build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect), "lr"
+    )
     assert lr["classifier.weight"] == lr["bert.pooler.dense.bias"] == head
     assert [lr[f"bert.encoder.layer.{layer}.output.dense.weight"] for layer in range(3)] == blocks
-    assert lr["bert.embeddings.word_embeddings.weight"] == lr["bert.embeddings.LayerNorm.bias"] == embeddings
+    assert (
+        lr["bert.embeddings.word_embeddings.weight"]
+        == lr["bert.embeddings.LayerNorm.bias"]
+        == embeddings
+    )
 
 
 def test_timm_puts_the_final_norm_into_the_top_block() -> None:
     """timm 1.0, vision_transformer.py: group_matcher has (r'^norm', MATCH_PREV_GROUP); BEiT's own leaves it above."""
     for dialect, scale in (("beit", 1.0), ("timm", 0.5)):
-        lr = by_name(build_param_groups(on_meta("vit"), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect), "lr")
+        lr = by_name(
+            build_param_groups(
+                on_meta("vit"), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect
+            ),
+            "lr",
+        )
         final = [name for name in lr if name.startswith("layernorm.") or ".layernorm." in name]
         assert {lr[name] for name in final} == {scale}, final
-    lr = by_name(build_param_groups(on_meta("gpt2"), "layerwise", lr=1.0, decay_rate=0.5, dialect="timm"), "lr")
+    lr = by_name(
+        build_param_groups(on_meta("gpt2"), "layerwise", lr=1.0, decay_rate=0.5, dialect="timm"),
+        "lr",
+    )
     assert [lr[name] for name in lr if "ln_f" in name] == [0.5, 0.5]
-    head = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect="timm"), "lr")
+    head = by_name(
+        build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect="timm"), "lr"
+    )
     assert head["classifier.weight"] == 1.0
 
 
 def test_scales_have_a_floor_and_small_ones_do_not_train() -> None:
     """timm's `min_scale` and `no_opt_scale`: max(min_scale, decay^k), and frozen where that is below no_opt_scale."""
-    lr = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, min_scale=0.2), "lr")
-    assert lr["bert.embeddings.word_embeddings.weight"] == lr["bert.encoder.layer.0.output.dense.weight"] == 0.2
+    lr = by_name(
+        build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, min_scale=0.2), "lr"
+    )
+    assert (
+        lr["bert.embeddings.word_embeddings.weight"]
+        == lr["bert.encoder.layer.0.output.dense.weight"]
+        == 0.2
+    )
     assert lr["bert.encoder.layer.1.output.dense.weight"] == 0.25
     model = bert()
     rule = {"pattern": "word_embeddings", "lr_scale": 0.3}
-    lr = by_name(build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.5, no_opt_scale=0.2, rules=[rule]), "lr")
+    lr = by_name(
+        build_param_groups(
+            model, "layerwise", lr=1.0, decay_rate=0.5, no_opt_scale=0.2, rules=[rule]
+        ),
+        "lr",
+    )
     assert lr["bert.embeddings.word_embeddings.weight"] == 0.3
     assert "bert.embeddings.LayerNorm.bias" not in lr
     assert "bert.encoder.layer.0.output.dense.weight" not in lr
     assert lr["bert.encoder.layer.1.output.dense.weight"] == 0.25
-    assert not dict(model.named_parameters())["bert.encoder.layer.0.output.dense.weight"].requires_grad
-    floor = build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, no_opt_scale=0.2, min_scale=0.2)
+    assert not dict(model.named_parameters())[
+        "bert.encoder.layer.0.output.dense.weight"
+    ].requires_grad
+    floor = build_param_groups(
+        bert(), "layerwise", lr=1.0, decay_rate=0.5, no_opt_scale=0.2, min_scale=0.2
+    )
     assert min(group["lr"] for group in floor) == 0.2
 
 
@@ -78,16 +110,23 @@ def test_layers_are_numbered_and_named() -> None:
 
 def test_towers_have_their_own_depth() -> None:
     lr = by_name(
-        build_param_groups(on_meta("t5", num_layers=2, num_decoder_layers=4), "layerwise", lr=1.0, decay_rate=0.5), "lr"
+        build_param_groups(
+            on_meta("t5", num_layers=2, num_decoder_layers=4), "layerwise", lr=1.0, decay_rate=0.5
+        ),
+        "lr",
     )
     assert lr["encoder.block.1.layer.0.SelfAttention.q.weight"] == 0.5
     assert lr["encoder.block.0.layer.0.SelfAttention.q.weight"] == 0.25
     assert lr["decoder.block.3.layer.0.SelfAttention.q.weight"] == 0.5
     assert lr["decoder.block.0.layer.0.SelfAttention.q.weight"] == 0.0625
     assert lr["shared.weight"] == 0.03125  # below the deeper of the two
-    clip = transformers.CLIPConfig(text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 3})
+    clip = transformers.CLIPConfig(
+        text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 3}
+    )
     with torch.device("meta"):
-        groups = build_param_groups(transformers.CLIPModel(clip), "layerwise", lr=1.0, decay_rate=0.5)
+        groups = build_param_groups(
+            transformers.CLIPModel(clip), "layerwise", lr=1.0, decay_rate=0.5
+        )
     layer = by_name(groups, "layer")
     assert layer["text_model.encoder.layers.1.mlp.fc1.weight"] == "text_model/layer_01"
     assert layer["vision_model.embeddings.class_embedding"] == "vision_model/embeddings"
@@ -110,10 +149,17 @@ def matrix(name: str, *shape: int) -> tuple[str, torch.Tensor]:
 
 
 def test_names_alone_tell_what_lies_below_and_above_each_tower() -> None:
-    """Before a tower's blocks: its embeddings. Behind them: its head. Beside both towers: what its name says."""
+    """Before a tower's blocks: its embeddings. Behind them: its head.
+
+    Beside both towers: what its name says.
+    """
     params = [matrix("shared_embed.weight"), matrix("ears.weight")]
     for side, depth in (("left", 2), ("right", 3)):
-        params += [matrix(f"{side}.first.weight"), *tower(side, depth), matrix(f"{side}.last.weight")]
+        params += [
+            matrix(f"{side}.first.weight"),
+            *tower(side, depth),
+            matrix(f"{side}.last.weight"),
+        ]
     layer = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "layer")
     scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
     assert layer["left.first.weight"] == "left/embeddings"
@@ -129,15 +175,30 @@ def test_blocks_built_alike_are_blocks_whatever_lists_they_hold() -> None:
     params = []
     for block in range(3):
         params += [matrix(f"h.{block}.attention.weight"), matrix(f"h.{block}.norm.weight", 4)]
-        params += [matrix(f"h.{block}.experts.{n}.{kind}.weight", 8, 8) for n in range(4) for kind in ("up", "down")]
+        params += [
+            matrix(f"h.{block}.experts.{n}.{kind}.weight", 8, 8)
+            for n in range(4)
+            for kind in ("up", "down")
+        ]
     scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
-    assert [scale[f"h.{block}.experts.{n}.up.weight"] for block, n in ((0, 0), (0, 3), (2, 1))] == [0.125, 0.125, 0.5]
+    assert [scale[f"h.{block}.experts.{n}.up.weight"] for block, n in ((0, 0), (0, 3), (2, 1))] == [
+        0.125,
+        0.125,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize(("depth", "alone"), [(5, False), (6, True)])
 def test_a_deep_stack_is_a_tower_however_narrow(depth: int, alone: bool) -> None:
-    wide = [matrix(f"wide.layers.{n}.{kind}.weight", 200, 200) for n in range(2) for kind in ("up", "gate", "down")]
-    scale = by_name(build_param_groups([*wide, *tower("narrow", depth)], "layerwise", decay_rate=0.5), "lr_scale")
+    wide = [
+        matrix(f"wide.layers.{n}.{kind}.weight", 200, 200)
+        for n in range(2)
+        for kind in ("up", "gate", "down")
+    ]
+    scale = by_name(
+        build_param_groups([*wide, *tower("narrow", depth)], "layerwise", decay_rate=0.5),
+        "lr_scale",
+    )
     assert (scale["narrow.layers.0.up.weight"] == 0.5**depth) is alone
 
 
@@ -150,15 +211,28 @@ def test_towers_are_called_by_the_piece_that_tells_them_apart() -> None:
 
 def test_lists_of_one_length_beside_each_other_are_one_stack() -> None:
     """Attentions and feed-forwards kept apart: block i is element i of each."""
-    params = [matrix(f"m.attentions.{n}.{kind}.weight") for n in range(3) for kind in ("query", "key", "value")]
-    params += [matrix(f"m.ffns.{n}.{kind}.weight") for n in range(3) for kind in ("up", "gate", "down")]
+    params = [
+        matrix(f"m.attentions.{n}.{kind}.weight")
+        for n in range(3)
+        for kind in ("query", "key", "value")
+    ]
+    params += [
+        matrix(f"m.ffns.{n}.{kind}.weight") for n in range(3) for kind in ("up", "gate", "down")
+    ]
     layer = by_name(build_param_groups(params, "layerwise"), "layer")
     for n in range(3):
-        assert layer[f"m.attentions.{n}.key.weight"] == layer[f"m.ffns.{n}.up.weight"] == f"layer_0{n}"
+        assert (
+            layer[f"m.attentions.{n}.key.weight"] == layer[f"m.ffns.{n}.up.weight"] == f"layer_0{n}"
+        )
 
 
 def test_what_lies_between_towers_belongs_to_the_nearest() -> None:
-    params = [matrix("text.shared_embed.weight"), *tower("text.left", 2), *tower("text.right", 2), *tower("vision", 4)]
+    params = [
+        matrix("text.shared_embed.weight"),
+        *tower("text.left", 2),
+        *tower("text.right", 2),
+        *tower("vision", 4),
+    ]
     scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
     assert scale["text.shared_embed.weight"] == 0.5**3
     assert scale["vision.layers.0.up.weight"] == 0.5**4
@@ -185,18 +259,27 @@ def test_an_untied_output_layer_is_the_head_whatever_its_name() -> None:
     with torch.device("meta"):
         model = transformers.GPTNeoXForCausalLM(config)
     lr = by_name(build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.5), "lr")
-    output = next(name for name, param in model.named_parameters() if param is model.get_output_embeddings().weight)
+    output = next(
+        name
+        for name, param in model.named_parameters()
+        if param is model.get_output_embeddings().weight
+    )
     assert lr[output] == 1.0
     assert lr["gpt_neox.embed_in.weight"] == 0.125
 
 
 def test_no_stack_of_blocks_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match=r"Sequential has no stack of blocks.*name_dict"):
-        build_param_groups(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), "layerwise", lr=1.0)
+        build_param_groups(
+            nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), "layerwise", lr=1.0
+        )
 
 
 def test_a_list_of_single_matrices_is_no_stack_of_blocks() -> None:
-    params = [("heads." + str(n) + ".linear.weight", torch.ones(4, 4, requires_grad=True)) for n in range(3)]
+    params = [
+        ("heads." + str(n) + ".linear.weight", torch.ones(4, 4, requires_grad=True))
+        for n in range(3)
+    ]
     with pytest.raises(ConfigError, match="has no stack of blocks"):
         build_param_groups(params, "layerwise")
 
@@ -204,7 +287,10 @@ def test_a_list_of_single_matrices_is_no_stack_of_blocks() -> None:
 def test_depth_may_be_given_as_more_than_found() -> None:
     lr = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, n_layers=12), "lr")
     assert lr["bert.encoder.layer.2.output.dense.weight"] == 0.5**10
-    with pytest.raises(ConfigError, match=r"n_layers=2: expected at least 3, the depth found \(bert.encoder.layer 3\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"n_layers=2: expected at least 3, the depth found \(bert.encoder.layer 3\)",
+    ):
         build_param_groups(bert(), "layerwise", n_layers=2)
     with pytest.raises(ConfigError, match=r"several stacks \(encoder.block 6, decoder.block 6\)"):
         build_param_groups(on_meta("t5"), "layerwise", n_layers=6)
@@ -222,15 +308,22 @@ def test_name_dict_by_patterns() -> None:
 def test_name_dict_from_the_command_line() -> None:
     hydra = store.open_hydra()
     word = r"param_groups.name_dict={h\.\(\\d+\)\.: '\1', wte: embeddings}"
-    config = store.typed(store.without_hydra(store.compose(hydra, "config", ["param_groups=layerwise", word])))
+    config = store.typed(
+        store.without_hydra(store.compose(hydra, "config", ["param_groups=layerwise", word]))
+    )
     assert isinstance(config.param_groups, LayerwiseConfig)
     assert config.param_groups.name_dict == {r"h\.(\d+)\.": r"\1", "wte": "embeddings"}
 
 
 def test_name_dict_by_names_is_paddles() -> None:
     model = bert()
-    names = {name: name.replace("encoder.layer.", "encoder.layers.") for name, _ in model.named_parameters()}
-    lr = by_name(build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8, name_dict=names), "lr")
+    names = {
+        name: name.replace("encoder.layer.", "encoder.layers.")
+        for name, _ in model.named_parameters()
+    }
+    lr = by_name(
+        build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8, name_dict=names), "lr"
+    )
     for name in names:
         assert lr[name] == pytest.approx(layerwise_lr_decay(0.8, names, 3, name), rel=1e-12), name
 
@@ -247,8 +340,14 @@ def test_name_dict_with_towers() -> None:
 @pytest.mark.parametrize(
     ("name_dict", "message"),
     [
-        ({"bert.encodr.layer": 1}, r"name_dict\[bert.encodr.layer\]: neither the name of a parameter nor found in one"),
-        ({"bert": 1, "bert.encoder": 2}, r"name_dict\[bert.encoder\]: everything it is found in.*other keys"),
+        (
+            {"bert.encodr.layer": 1},
+            r"name_dict\[bert.encodr.layer\]: neither the name of a parameter nor found in one",
+        ),
+        (
+            {"bert": 1, "bert.encoder": 2},
+            r"name_dict\[bert.encoder\]: everything it is found in.*other keys",
+        ),
         ({"bert": "embedings"}, "embedings is no place.*Did you mean embeddings"),
         ({"bert": "head"}, "no parameter belongs to a block"),
         ({"bert": r"\1"}, "the pattern has no such bracket"),
@@ -266,13 +365,21 @@ def test_name_dict_beyond_n_layers() -> None:
     with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2, from 0"):
         build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"\1"}, n_layers=2)
     with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2 of text, from 0"):
-        build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"text.layers.\1"}, n_layers=2)
+        build_param_groups(
+            bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"text.layers.\1"}, n_layers=2
+        )
 
 
 def test_a_function_in_its_place() -> None:
-    for model in (bert(), on_meta("t5", num_layers=2, num_decoder_layers=4), on_meta("gpt2", n_layer=2)):
+    for model in (
+        bert(),
+        on_meta("t5", num_layers=2, num_decoder_layers=4),
+        on_meta("gpt2", n_layer=2),
+    ):
         ours = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8)
-        theirs = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8, set_param_lr_fun=layerwise_lr_decay)
+        theirs = build_param_groups(
+            model, "layerwise", lr=1.0, decay_rate=0.8, set_param_lr_fun=layerwise_lr_decay
+        )
         assert by_name(theirs, "lr") == pytest.approx(by_name(ours, "lr"), rel=1e-12)
     seen: list[tuple[float, int, NamedParam]] = []
 
@@ -301,7 +408,10 @@ def test_a_function_reads_the_users_own_names() -> None:
 
 
 def test_a_function_must_return_a_number() -> None:
-    with pytest.raises(TypeError, match=r"set_param_lr_fun returned None for bert.embeddings.word_embeddings.weight"):
+    with pytest.raises(
+        TypeError,
+        match=r"set_param_lr_fun returned None for bert.embeddings.word_embeddings.weight",
+    ):
         build_param_groups(bert(), "layerwise", set_param_lr_fun=lambda *_: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match="returned -1"):
         build_param_groups(bert(), "layerwise", set_param_lr_fun=lambda *_: -1)

@@ -10,7 +10,12 @@ import transformers
 
 from optrun.param_groups.tied_head import NoCarrierError, carrier_of_logits
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
+SIZES = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+}
 DECODER = {**SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True}
 T5 = {"d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 64, "num_layers": 2}
 TEXT, PAIRS, MASKED = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"
@@ -43,18 +48,26 @@ def test_the_norm_and_what_multiplies_its_output(
 @pytest.mark.parametrize(
     ("model_type", "values", "why"),
     [
-        ("gemma", {"head_dim": 16}, r"model.norm is not its parameters"),  # 1 is added to its weight
+        (
+            "gemma",
+            {"head_dim": 16},
+            r"model.norm is not its parameters",
+        ),  # 1 is added to its weight
         ("olmo", {}, r"model.norm is not its parameters"),  # it has none
     ],
 )
-def test_a_norm_that_is_not_linear_in_its_parameters(model_type: str, values: dict[str, Any], why: str) -> None:
+def test_a_norm_that_is_not_linear_in_its_parameters(
+    model_type: str, values: dict[str, Any], why: str
+) -> None:
     with pytest.raises(NoCarrierError, match=why):
         carrier_of_logits(on_meta(model_type, TEXT, {**DECODER, **values}))
 
 
 def test_no_norm_of_its_own() -> None:
     projected = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "ffn_dim": 64}
-    model = on_meta("opt", TEXT, {**projected, "word_embed_proj_dim": 16, "do_layer_norm_before": False})
+    model = on_meta(
+        "opt", TEXT, {**projected, "word_embed_proj_dim": 16, "do_layer_norm_before": False}
+    )
     with pytest.raises(NoCarrierError, match="no norm of its own"):
         carrier_of_logits(model)
     with pytest.raises(NoCarrierError, match="no model of transformers"):

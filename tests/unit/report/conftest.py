@@ -49,14 +49,17 @@ def write_run(
 ) -> Path:
     """A run whose final evaluation loss is known.
 
-    The final loss is `floor + 0.25 * (ln lr - ln best lr)^2 / ln(10)^2 + an offset of the seed + noise`, or `final`.
+    The final loss is `floor + 0.25 * (ln lr - ln best lr)^2 / ln(10)^2 + an offset of the seed +
+    noise`, or `final`.
     `before` is the evaluation before the first step.
     """
     path.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, round(1e6 * lr), sum(optimizer.encode())])
     floor = LOSS_FLOOR.get(optimizer, 2.8) if floor is None else floor
     distance = math.log10(lr / BEST_LR.get(optimizer, 1e-3))
-    target = floor + 0.25 * distance**2 + 0.03 * math.sin(7 * seed) + noise * random.standard_normal()
+    target = (
+        floor + 0.25 * distance**2 + 0.03 * math.sin(7 * seed) + noise * random.standard_normal()
+    )
     target = target if final is None else final
     done = max_steps if global_step is None else global_step
     speed = 90.0 if optimizer == "lamb" else 100.0
@@ -69,14 +72,23 @@ def write_run(
         "task": {"name": "causal_lm"},
         "data": {"name": "stdlib", "seed": seed},
         "param_groups": {"name": "standard"},
-        "optimizer": {"name": optimizer, "betas": [0.9, 0.999], "default_lr": BEST_LR.get(optimizer, 1e-3)},
+        "optimizer": {
+            "name": optimizer,
+            "betas": [0.9, 0.999],
+            "default_lr": BEST_LR.get(optimizer, 1e-3),
+        },
         "scheduler": {"name": "cosine", "warmup_ratio": 0.1},
         "clip": {"name": "global_norm", "max_norm": 1.0},
-        "training": {"name": "default", "max_steps": max_steps, "per_device_train_batch_size": 16,
-                     "gradient_accumulation_steps": 1, "logging_steps": log_every},
+        "training": {
+            "name": "default",
+            "max_steps": max_steps,
+            "per_device_train_batch_size": 16,
+            "gradient_accumulation_steps": 1,
+            "logging_steps": log_every,
+        },
         "checkpoint": {"name": "default", "metric": "eval/loss", "mode": "min"},
         "tracking": {"name": "none"},
-    }  # fmt: skip
+    }
     for key, value in (config or {}).items():
         group, _, leaf = key.partition(".")
         if leaf:
@@ -88,7 +100,9 @@ def write_run(
     best: dict[str, dict[str, float]] = {}
     with (path / "metrics.jsonl").open("w") as file:
         if before is not None:
-            file.write(json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": before}) + "\n")
+            file.write(
+                json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": before}) + "\n"
+            )
         for step in range(1, done + 1):
             if step % log_every and step % eval_every and step not in (1, done):
                 continue
@@ -97,16 +111,26 @@ def write_run(
             rate = lr * warm * 0.5 * (1 + math.cos(math.pi * max(0.0, progress - 0.1) / 0.9))
             level = target + (9.0 - target) * math.exp(-6.0 * progress) * (1 - progress) ** 0.5
             broken = diverge_at is not None and step >= diverge_at
-            record: dict[str, Any] = {"step": step, "epoch": round(progress, 4), "time": round(step / speed, 3)}
+            record: dict[str, Any] = {
+                "step": step,
+                "epoch": round(progress, 4),
+                "time": round(step / speed, 3),
+            }
             if step % log_every == 0 or step in (1, done):
                 train = math.nan if broken else level + 0.06 * random.standard_normal()
-                record |= {"train/loss": train, "train/lr": rate, "perf/tokens_per_second": speed * 2048}
+                record |= {
+                    "train/loss": train,
+                    "train/lr": rate,
+                    "perf/tokens_per_second": speed * 2048,
+                }
                 record["train/grad_norm"] = (
                     math.inf if broken else 1 + 3 * math.exp(-5 * progress) + random.gamma(2, 0.1)
                 )
             if step % eval_every == 0 or step == done:
                 value = (
-                    math.nan if broken else (target if step == max_steps else level + 0.01 * random.standard_normal())
+                    math.nan
+                    if broken
+                    else (target if step == max_steps else level + 0.01 * random.standard_normal())
                 )
                 record["eval/loss"] = value
                 if accuracy:
@@ -118,10 +142,17 @@ def write_run(
                 if "/" in name:
                     last[name] = value
                     sign = -1 if name.endswith(("accuracy", "f1")) else 1
-                    if math.isfinite(value) and (name not in best or sign * value < sign * best[name]["value"]):
+                    if math.isfinite(value) and (
+                        name not in best or sign * value < sign * best[name]["value"]
+                    ):
                         best[name] = {"value": value, "step": step}
             file.write(
-                json.dumps({k: "NaN" if v != v else "Infinity" if v == math.inf else v for k, v in record.items()})
+                json.dumps(
+                    {
+                        k: "NaN" if v != v else "Infinity" if v == math.inf else v
+                        for k, v in record.items()
+                    }
+                )
             )
             file.write("\n")
     content: dict[str, Any] = {
@@ -136,22 +167,42 @@ def write_run(
         "wall_seconds": done / speed + 1.0,
         "command": f"optrun -m optimizer=adamw,lamb lr=1e-3,2e-3 seed=0,1,2 training.max_steps={max_steps}",
         "config_name": "config",
-        "overrides": [f"optimizer={optimizer}", f"lr={lr}", f"seed={seed}", f"training.max_steps={max_steps}"],
+        "overrides": [
+            f"optimizer={optimizer}",
+            f"lr={lr}",
+            f"seed={seed}",
+            f"training.max_steps={max_steps}",
+        ],
         "metrics": {
-            "last": {k: "NaN" if v != v else "Infinity" if v == math.inf else v for k, v in last.items()},
+            "last": {
+                k: "NaN" if v != v else "Infinity" if v == math.inf else v for k, v in last.items()
+            },
             "best": best,
         },
         "main_metric": {"name": "eval/loss", "mode": "min"},
-        "perf": {"tokens_per_second": speed * 2048, "samples_per_second": speed * 16, "peak_memory_bytes": 800_000_000,
-                 "optimizer_state_bytes": 26_000_000 if optimizer != "sgd" else 13_000_000},
-        "model": {"class": "GPT2LMHeadModel", "parameters": 3_241_000, "trainable_parameters": 3_241_000},
+        "perf": {
+            "tokens_per_second": speed * 2048,
+            "samples_per_second": speed * 16,
+            "peak_memory_bytes": 800_000_000,
+            "optimizer_state_bytes": 26_000_000 if optimizer != "sgd" else 13_000_000,
+        },
+        "model": {
+            "class": "GPT2LMHeadModel",
+            "parameters": 3_241_000,
+            "trainable_parameters": 3_241_000,
+        },
         "data": {"train_examples": 4000, "eval_examples": 200, "fingerprint": "d1"},
-        "versions": {"optrun": "0.1", "torch": "2.13.0", "transformers": "5.23.0", "python": "3.11.7"},
+        "versions": {
+            "optrun": "0.1",
+            "torch": "2.13.0",
+            "transformers": "5.23.0",
+            "python": "3.11.7",
+        },
         "hardware": {"device": "cpu", "name": "2 cores"},
         "git": {"commit": "abc123", "dirty": False},
         "resumes": [],
         "config_digest": "x",
-    }  # fmt: skip
+    }
     content |= summary or {}
     (path / "summary.json").write_text(json.dumps(content))
     return path
@@ -186,7 +237,14 @@ def write_sweep(folder: Path) -> Path:
     for optimizer, lrs in {"adamw": (5e-4, 1e-3, 2e-3), "lamb": (2e-3, 4e-3, 8e-3)}.items():
         for lr in lrs:
             for seed in range(3):
-                write_run(folder / str(number), optimizer=optimizer, lr=lr, seed=seed, max_steps=60, eval_every=15)
+                write_run(
+                    folder / str(number),
+                    optimizer=optimizer,
+                    lr=lr,
+                    seed=seed,
+                    max_steps=60,
+                    eval_every=15,
+                )
                 number += 1
     return folder
 

@@ -23,7 +23,17 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.open.append(tag)
         for name, value in attrs:
-            if name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster", "background", "style"):
+            if name in (
+                "src",
+                "href",
+                "xlink:href",
+                "srcset",
+                "data",
+                "action",
+                "poster",
+                "background",
+                "style",
+            ):
                 self.loads.append(f"{name}={value}")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -23,10 +23,19 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 def seeds(folder: Path, make_run: MakeRun, numbers: range) -> None:
     for name in ("adamw", "lamb"):
         for seed in numbers:
-            make_run(folder / f"{name}{seed}", optimizer=name, seed=seed, lr=1e-3, max_steps=20, accuracy=True)
+            make_run(
+                folder / f"{name}{seed}",
+                optimizer=name,
+                seed=seed,
+                lr=1e-3,
+                max_steps=20,
+                accuracy=True,
+            )
 
 
-def test_seeds_that_are_added_until_a_verdict_shows_are_counted(tmp_path: Path, make_run: MakeRun) -> None:
+def test_seeds_that_are_added_until_a_verdict_shows_are_counted(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     alphas = []
     for first, last in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 6)):
         seeds(tmp_path, make_run, range(first, last))
@@ -34,12 +43,16 @@ def test_seeds_that_are_added_until_a_verdict_shows_are_counted(tmp_path: Path, 
             made = report([tmp_path])
         assert made.comparison.judgement is not None
         alphas.append(made.comparison.judgement.alpha)
-    assert alphas == pytest.approx([0.05, 0.05, 0.025, 0.05 / 3, 0.05 / 4]), "two seeds are not tested"
+    assert alphas == pytest.approx([0.05, 0.05, 0.025, 0.05 / 3, 0.05 / 4]), (
+        "two seeds are not tested"
+    )
     assert "Look 4 at a growing set of seeds" in made.verdict.text
     assert json.loads((tmp_path / RECORD).read_text()) == {"eval/loss": [3, 4, 5, 6]}
 
 
-def test_each_metric_has_its_own_looks_and_a_torn_record_is_none(tmp_path: Path, make_run: MakeRun) -> None:
+def test_each_metric_has_its_own_looks_and_a_torn_record_is_none(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     seeds(tmp_path, make_run, range(3))
     report([tmp_path])
     assert report([tmp_path], metric="eval/accuracy").comparison.judgement.alpha == 0.05  # type: ignore[union-attr]

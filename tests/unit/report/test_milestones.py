@@ -35,12 +35,18 @@ NEVER = math.inf
         # cut at 5, which says nothing of what follows: S is 3/4 after 2, 3/4 * 1/2 after 6
         ([2, 5, 6, 9], [1, 0, 1, 1], 6),
         ([0, 4], [0, 1], 4),
-        # Freireich et al. 1963, 6-MP in remission of leukaemia, the example of every textbook: 23 weeks
-        ([6, 6, 6, 6, 7, 9, 10, 10, 11, 13, 16, 17, 19, 20, 22, 23, 25, 32, 32, 34, 35],
-         [1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0], 23),
+        # Freireich et al. 1963, 6-MP in remission of leukaemia, the example of every textbook: 23
+        # weeks
+        (
+            [6, 6, 6, 6, 7, 9, 10, 10, 11, 13, 16, 17, 19, 20, 22, 23, 25, 32, 32, 34, 35],
+            [1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0],
+            23,
+        ),
     ],
-)  # fmt: skip
-def test_the_median_of_what_is_partly_unknown(times: list[float], happened: list[int], median: float) -> None:
+)
+def test_the_median_of_what_is_partly_unknown(
+    times: list[float], happened: list[int], median: float
+) -> None:
     assert censored_median(np.array(times, dtype=float), np.array(happened, dtype=bool)) == median
 
 
@@ -51,7 +57,14 @@ def test_a_time_that_was_not_logged_is_not_made_up() -> None:
 def _seeds(folder: Path, make_run: MakeRun, finals: list[float]) -> None:
     for seed, final in enumerate(finals):
         name = folder.name
-        make_run(folder / f"{name}{seed}", optimizer=name, seed=seed, max_steps=40, eval_every=10, final=final)
+        make_run(
+            folder / f"{name}{seed}",
+            optimizer=name,
+            seed=seed,
+            max_steps=40,
+            eval_every=10,
+            final=final,
+        )
 
 
 def _reached(found: Findings, row: Contender) -> tuple[int, int, float, float]:
@@ -60,16 +73,23 @@ def _reached(found: Findings, row: Contender) -> tuple[int, int, float, float]:
     return told.reached, told.runs, told.steps, told.seconds
 
 
-def test_runs_that_never_reach_the_target_are_not_dropped(tmp_path: Path, make_run: MakeRun) -> None:
+def test_runs_that_never_reach_the_target_are_not_dropped(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     _seeds(tmp_path / "adamw", make_run, [2.0, 2.0, 2.0, 2.6, 2.6])
     _seeds(tmp_path / "lamb", make_run, [2.0, 2.0, 2.6, 2.6, 2.6])
     found = find(load_runs([tmp_path]), target=2.01)
     assert [_reached(found, row) for row in found.rows] == [(3, 5, 40, 0.4), (2, 5, NEVER, NEVER)]
-    cells = [row[ranking_table(found).columns.index("steps to ≤ 2.0100")] for row in ranking_table(found).rows]
+    cells = [
+        row[ranking_table(found).columns.index("steps to ≤ 2.0100")]
+        for row in ranking_table(found).rows
+    ]
     assert cells == ["40 in 0.40 s (3 of 5)", "never (2 of 5)"]
 
 
-def test_one_that_diverged_never_gets_there_and_one_that_runs_may(tmp_path: Path, make_run: MakeRun) -> None:
+def test_one_that_diverged_never_gets_there_and_one_that_runs_may(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     _seeds(tmp_path / "adamw", make_run, [2.0])
     make_run(tmp_path / "d1", seed=1, max_steps=40, eval_every=10, diverge_at=15)
     make_run(tmp_path / "r2", seed=2, max_steps=40, eval_every=10, global_step=20, status="running")
@@ -84,7 +104,9 @@ def test_one_that_diverged_never_gets_there_and_one_that_runs_may(tmp_path: Path
 def test_what_was_reached_counts_whatever_came_after(tmp_path: Path, make_run: MakeRun) -> None:
     path = make_run(tmp_path / "run", max_steps=40, status="interrupted")
     lines = [(10, 5.0, 3.0), (20, 9.0, 2.0), (30, 14.0, "NaN")]
-    text = "".join(json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines)
+    text = "".join(
+        json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines
+    )
     (path / "metrics.jsonl").write_text(text)
     found = find(load_runs([tmp_path]), target=2.0)
     assert _reached(found, found.rows[0]) == (1, 1, 20, 9)
@@ -97,7 +119,9 @@ def test_a_target_that_nobody_set_is_not_counted_to(tmp_path: Path, make_run: Ma
     assert not any("steps to" in name for name in ranking_table(findings).columns)
 
 
-def test_a_level_that_the_untrained_model_had_reached_takes_no_step(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_level_that_the_untrained_model_had_reached_takes_no_step(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for seed in range(3):
         make_run(tmp_path / f"a{seed}", seed=seed, max_steps=40, final=9.6 + seed / 10, before=9.5)
     found = find(load_runs([tmp_path]), target=9.55)

@@ -31,13 +31,19 @@ def test_only_what_differs_within_a_choice_is_named(tmp_path: Path, make_run: Ma
     """That lamb has another default_lr than adamw follows from its name; another eps among lambs does not."""
     for number, (optimizer, eps) in enumerate([("adamw", None), ("lamb", 1e-6), ("lamb", 1e-8)]):
         config = {"optimizer.eps": eps} if eps else {}
-        make_run(tmp_path / str(number), optimizer=optimizer, max_steps=20, config=config, seed=number)
+        make_run(
+            tmp_path / str(number), optimizer=optimizer, max_steps=20, config=config, seed=number
+        )
     assert differing(load_runs([tmp_path])) == ["optimizer.name", "optimizer.eps"]
 
 
 def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: MakeRun) -> None:
     for number in range(3):
-        config = {"tracking.name": f"t{number}", "checkpoint.keep_last": number, "training.logging_steps": 1 + number}
+        config = {
+            "tracking.name": f"t{number}",
+            "checkpoint.keep_last": number,
+            "training.logging_steps": 1 + number,
+        }
         config |= {f"training.{key}": number for key in NOT_IDENTITY_OF_TRAINING}
         make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
     findings = _find(tmp_path)
@@ -45,33 +51,57 @@ def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: M
     assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2]]
 
 
-def test_a_key_that_an_earlier_version_lacked_had_its_default(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_key_that_an_earlier_version_lacked_had_its_default(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     """A group, a key of a choice and one on top; nothing else tells the runs of before from those of today."""
-    later = {"parametrization": {"name": "standard"}, "branch_schedule": "continue", "clip.eps": 1e-6}
+    later = {
+        "parametrization": {"name": "standard"},
+        "branch_schedule": "continue",
+        "clip.eps": 1e-6,
+    }
     for seed in range(3):
         make_run(tmp_path / f"old{seed}", seed=seed, max_steps=20)
         make_run(tmp_path / f"new{seed}", seed=3 + seed, max_steps=20, config=later)
     findings = _find(tmp_path)
     assert findings.keys == []
     assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2, 3, 4, 5]]
-    make_run(tmp_path / "other", max_steps=20, config=later | {"clip.eps": 0.1, "parametrization": {"name": "mup"}})
+    make_run(
+        tmp_path / "other",
+        max_steps=20,
+        config=later | {"clip.eps": 0.1, "parametrization": {"name": "mup"}},
+    )
     assert _find(tmp_path).keys == ["clip.eps", "parametrization.name"]
 
 
-def test_of_settings_changed_together_the_first_typed_names_the_contender(tmp_path: Path, make_run: MakeRun) -> None:
+def test_of_settings_changed_together_the_first_typed_names_the_contender(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     """Batch size with its warm-up and evaluation interval: one name, and what follows from it was not tuned."""
-    for number, (batch, warmup, lr) in enumerate([(8, 0.05, 1e-3), (16, 0.1, 2e-3), (32, 0.1, 4e-3)]):
+    for number, (batch, warmup, lr) in enumerate(
+        [(8, 0.05, 1e-3), (16, 0.1, 2e-3), (32, 0.1, 4e-3)]
+    ):
         key = "training.per_device_train_batch_size"
         overrides = ["seed=0", f"{key}={batch}", f"lr={lr}", f"scheduler.warmup_ratio={warmup}"]
         config = {key: batch, "scheduler.warmup_ratio": warmup, "training.eval_steps": 100 // batch}
-        make_run(tmp_path / str(number), lr=lr, max_steps=20, config=config, summary={"overrides": overrides})
+        make_run(
+            tmp_path / str(number),
+            lr=lr,
+            max_steps=20,
+            config=config,
+            summary={"overrides": overrides},
+        )
     findings = _find(tmp_path)
     assert findings.compared_keys == ["training.per_device_train_batch_size"]
     assert findings.tuned_keys == ["lr"]
-    assert {row.name for row in findings.rows} == {f"per_device_train_batch_size {size}" for size in (8, 16, 32)}
+    assert {row.name for row in findings.rows} == {
+        f"per_device_train_batch_size {size}" for size in (8, 16, 32)
+    }
     # Without a command line, which of the two that follow from each other it is does not matter.
     runs = load_runs([tmp_path])
-    assert telling(["scheduler.warmup_ratio", "training.eval_steps"], runs) == ["training.eval_steps"]
+    assert telling(["scheduler.warmup_ratio", "training.eval_steps"], runs) == [
+        "training.eval_steps"
+    ]
 
 
 def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: MakeRun) -> None:
@@ -79,12 +109,27 @@ def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: Mak
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "train.tsv").touch()
     (tmp_path / "link.tsv").symlink_to("in/train.tsv")
-    spelt = [("train.tsv", "in"), ("../train.tsv", "in/deep"), ("link.tsv", ""), (str(tmp_path / "in/train.tsv"), "")]
+    spelt = [
+        ("train.tsv", "in"),
+        ("../train.tsv", "in/deep"),
+        ("link.tsv", ""),
+        (str(tmp_path / "in/train.tsv"), ""),
+    ]
     for number, (path, folder) in enumerate([*spelt, ("/gone/x.tsv", "")]):
-        config = {"data.train": path, "model.path": path if number < 4 else "train.tsv", "data.eval": ["a", "b"]}
+        config = {
+            "data.train": path,
+            "model.path": path if number < 4 else "train.tsv",
+            "data.eval": ["a", "b"],
+        }
         data = {"fingerprint": "d1"} if number in (0, 4) else {}
-        run = make_run(tmp_path / f"r{number}", optimizer=("adamw", "lamb")[number % 2], max_steps=20, config=config,
-                       seed=number // 2 if number < 4 else 0, summary={"data": data})  # fmt: skip
+        run = make_run(
+            tmp_path / f"r{number}",
+            optimizer=("adamw", "lamb")[number % 2],
+            max_steps=20,
+            config=config,
+            seed=number // 2 if number < 4 else 0,
+            summary={"data": data},
+        )
         (run / ".hydra").mkdir()
         (run / ".hydra" / "hydra.yaml").write_text(
             f"hydra:\n  runtime:\n    version: 1\n    cwd: {tmp_path / folder}\n"
@@ -107,7 +152,9 @@ def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: M
     assert find(load_runs([tmp_path]), baseline=folders[1]).baseline == "train noisy"
 
 
-def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for number, name in enumerate(("adamw", "lazy_adam", "lamb")):
         make_run(tmp_path / str(number), optimizer=name, max_steps=20)
     table = ranking_table(_find(tmp_path))
@@ -124,20 +171,39 @@ def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path
         assert ("1.2 s" in said) is ("wall" in said), "a column is shown whole or not at all"
 
 
-def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(tmp_path: Path, make_run: MakeRun) -> None:
+def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     """One lucky run does not displace a configuration that was run again with more seeds."""
     make_run(tmp_path / "lucky", lr=5e-3, seed=0, max_steps=20, final=1.0)
     for seed in range(3):
         make_run(tmp_path / f"s{seed}", lr=1e-3, seed=seed, max_steps=20, final=2.0 + seed / 100)
-        make_run(tmp_path / f"l{seed}", optimizer="lamb", lr=1e-3, seed=seed, max_steps=20, final=3.0 + seed / 100)
+        make_run(
+            tmp_path / f"l{seed}",
+            optimizer="lamb",
+            lr=1e-3,
+            seed=seed,
+            max_steps=20,
+            final=3.0 + seed / 100,
+        )
     findings = _find(tmp_path)
-    assert [(row.name, row.arm.settings["lr"]) for row in findings.rows] == [("adamw", 1e-3), ("lamb", 1e-3)]
+    assert [(row.name, row.arm.settings["lr"]) for row in findings.rows] == [
+        ("adamw", 1e-3),
+        ("lamb", 1e-3),
+    ]
 
 
-def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(tmp_path: Path, make_run: MakeRun) -> None:
+def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for number, lr in enumerate((1e-3, 2e-3)):
         make_run(tmp_path / "lr" / str(number), lr=lr, max_steps=20)
-        make_run(tmp_path / "rate" / str(number), max_steps=20, config={"param_groups.decay_rate": 0.8 + lr}, lr=lr)
+        make_run(
+            tmp_path / "rate" / str(number),
+            max_steps=20,
+            config={"param_groups.decay_rate": 0.8 + lr},
+            lr=lr,
+        )
     assert sorted(row.name for row in _find(tmp_path / "lr").rows) == ["lr 1e-3", "lr 2e-3"]
     assert _find(tmp_path / "rate").compared_keys == ["param_groups.decay_rate"]
     by_lr = find(load_runs([tmp_path / "rate"]), by=["lr"])
@@ -146,7 +212,13 @@ def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(tmp_
 
 def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: MakeRun) -> None:
     for number, lr in enumerate((1e-3, 2e-3, 4e-3)):
-        make_run(tmp_path / str(number), lr=lr, max_steps=40, final=2.0 + lr, diverge_at=20 if lr == 4e-3 else None)
+        make_run(
+            tmp_path / str(number),
+            lr=lr,
+            max_steps=40,
+            final=2.0 + lr,
+            diverge_at=20 if lr == 4e-3 else None,
+        )
         make_run(tmp_path / f"x{number}", optimizer="lamb", lr=lr, max_steps=40, final=2.0)
     basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
     assert {lr: arm.mean for lr, arm in basin.points.items()} == {1e-3: 2.001, 2e-3: 2.002}
@@ -158,13 +230,17 @@ def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: Make
 def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: MakeRun) -> None:
     path = make_run(tmp_path / "run")
     lines = [(10, 5.0, 3.0), (20, 9.0, "NaN"), (30, 14.0, 2.0), (40, 20.0, 2.5)]
-    text = "".join(json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines)
+    text = "".join(
+        json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines
+    )
     (path / "metrics.jsonl").write_text(text)
     (run,) = load_runs([path])
     assert first_reached(run, "eval/loss", "min", 2.1) == (30.0, 14.0)
     assert first_reached(run, "eval/loss", "min", 1.0) is None
     assert first_reached(run, "eval/loss", "max", 3.0) == (10.0, 5.0)
-    assert run.between("time", np.array([15.0, 50.0])) == pytest.approx([7.0, math.nan], nan_ok=True)
+    assert run.between("time", np.array([15.0, 50.0])) == pytest.approx(
+        [7.0, math.nan], nan_ok=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,40 +255,64 @@ def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: Mak
     ],
     ids=["flat", "learns", "rises", "recovers", "nan", "never"],
 )
-def test_what_counts_as_diverged(tmp_path: Path, make_run: MakeRun, losses: list[object], diverged: str) -> None:
+def test_what_counts_as_diverged(
+    tmp_path: Path, make_run: MakeRun, losses: list[object], diverged: str
+) -> None:
     path = make_run(tmp_path / "run", summary={"metrics": {}})
     quoted = [f'"{loss}"' if isinstance(loss, str) else loss for loss in losses]
-    text = "".join(f'{{"step": {step}, "train/loss": {loss}}}\n' for step, loss in enumerate(quoted, start=1))
+    text = "".join(
+        f'{{"step": {step}, "train/loss": {loss}}}\n' for step, loss in enumerate(quoted, start=1)
+    )
     (path / "metrics.jsonl").write_text(text)
     (run,) = load_runs([path])
     assert diverged in run.diverged
     assert bool(run.diverged) == bool(diverged)
 
 
-def _command(overrides: list[str], name: str = "config", typed: str = "typed", **summary: Any) -> Run:
+def _command(
+    overrides: list[str], name: str = "config", typed: str = "typed", **summary: Any
+) -> Run:
     summary |= {"config_name": name, "command": typed}
     return Run(Path("x"), "x", "finished", "", {}, summary, None, [], overrides)  # type: ignore[arg-type]
 
 
 def test_commands_are_safe_to_paste_and_leave_out_what_was_only_for_then() -> None:
-    run = _command(["optimizer=lamb", "lr=1e-3", "seed=4", "resume=auto", "data.train=a b;rm", "hydra.run.dir=/x"])
+    run = _command(
+        [
+            "optimizer=lamb",
+            "lr=1e-3",
+            "seed=4",
+            "resume=auto",
+            "data.train=a b;rm",
+            "hydra.run.dir=/x",
+        ]
+    )
     assert run.command() == "optrun optimizer=lamb lr=1e-3 seed=4 'data.train=a b;rm'"
-    assert run.command(seeds=[4, 5]) == "optrun -m optimizer=lamb lr=1e-3 'data.train=a b;rm' seed=4,5"
+    assert (
+        run.command(seeds=[4, 5]) == "optrun -m optimizer=lamb lr=1e-3 'data.train=a b;rm' seed=4,5"
+    )
     assert _command([], "sst2_minilm").command() == "typed"
     assert _command(["lr=1"], "sst2_minilm").command() == "optrun -cn sst2_minilm lr=1"
 
 
-@pytest.mark.parametrize("given", ["--config-dir 'my own'", "--config-dir='my own'", "-cd 'my own'"])
+@pytest.mark.parametrize(
+    "given", ["--config-dir 'my own'", "--config-dir='my own'", "-cd 'my own'"]
+)
 def test_commands_name_the_folder_of_a_recipe(given: str) -> None:
     run = _command(["lr=1"], "mine", f"optrun -cn mine {given} lr=1")
     assert run.command() == "optrun -cn mine --config-dir 'my own' lr=1"
-    assert _command(["lr=1"], "mine", "optrun -cn mine --config-dir").command() == "optrun -cn mine lr=1"
+    assert (
+        _command(["lr=1"], "mine", "optrun -cn mine --config-dir").command()
+        == "optrun -cn mine lr=1"
+    )
     assert _command(["lr=1"], "mine", "optrun 'x").command() == "optrun -cn mine lr=1"
 
 
 def test_commands_take_one_point_of_a_recipe_that_is_a_sweep() -> None:
     """Without its grids, whose other keys would come along."""
-    run = _command(["optimizer=sgd", "seed=1"], "many", "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1")
+    run = _command(
+        ["optimizer=sgd", "seed=1"], "many", "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1"
+    )
     assert run.command() == "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1"
     assert run.command(seeds=[0, 1]) == (
         "optrun -m -cn many hydra/sweeper=grid 'hydra.sweeper.grids=[]' optimizer=sgd seed=0,1"
@@ -220,15 +320,26 @@ def test_commands_take_one_point_of_a_recipe_that_is_a_sweep() -> None:
 
 
 def test_what_was_changed_when_a_run_was_resumed() -> None:
-    resumes = [{"changes": {"lr": [1, 2], "training.max_steps": [5, 9]}}, {"changes": {"lr": [2, 3]}}, {"changes": 1}]
-    assert _command([], resumes=resumes).of_resumes("changes", dict) == [each["changes"] for each in resumes[:2]]
+    resumes = [
+        {"changes": {"lr": [1, 2], "training.max_steps": [5, 9]}},
+        {"changes": {"lr": [2, 3]}},
+        {"changes": 1},
+    ]
+    assert _command([], resumes=resumes).of_resumes("changes", dict) == [
+        each["changes"] for each in resumes[:2]
+    ]
     assert _command([], resumes="torn").of_resumes("changes", dict) == []
 
 
 def test_configuration_files(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("lr: 1e-3\nbetas: [1e-1, x]\nnone: null\nempty: {}\n")
-    assert flatten(read_config(path)) == {"lr": 0.001, "betas": "[0.1, 'x']", "none": None, "empty": "{}"}
+    assert flatten(read_config(path)) == {
+        "lr": 0.001,
+        "betas": "[0.1, 'x']",
+        "none": None,
+        "empty": "{}",
+    }
     for content in ("- 1", "a: [", "\x00", "!!python/object/apply:os.system ['true']"):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"config\.yaml"):

@@ -21,11 +21,22 @@ from tests.unit.report.conftest import write_run
 FORK = 100
 
 
-def branch(path: Path, trunk: Path, optimizer: str, *, seed: int = 0, step: int = FORK, kind: str = "k") -> Path:
+def branch(
+    path: Path, trunk: Path, optimizer: str, *, seed: int = 0, step: int = FORK, kind: str = "k"
+) -> Path:
     """A run from a step of a trunk on: its metrics have no line before."""
     folder = trunk / "checkpoints" / f"step-{step:08d}"
-    said: dict[str, Any] = {"folder": str(folder), "run_id": trunk.name, "step": step, "trunk_config": kind}
-    said |= {"optimizer_state": "anew: the trunk's is of AdamW", "schedule": "wsd goes on", "digest": "d"}
+    said: dict[str, Any] = {
+        "folder": str(folder),
+        "run_id": trunk.name,
+        "step": step,
+        "trunk_config": kind,
+    }
+    said |= {
+        "optimizer_state": "anew: the trunk's is of AdamW",
+        "schedule": "wsd goes on",
+        "digest": "d",
+    }
     write_run(
         path,
         optimizer=optimizer,
@@ -33,7 +44,11 @@ def branch(path: Path, trunk: Path, optimizer: str, *, seed: int = 0, step: int 
         config={"branch_from": f"{folder}@{seed:016x}", "branch_schedule": "continue"},
         summary={"branch": said},
     )
-    lines = [line for line in (path / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] > step]
+    lines = [
+        line
+        for line in (path / "metrics.jsonl").read_text().splitlines()
+        if json.loads(line)["step"] > step
+    ]
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return path
 
@@ -43,7 +58,9 @@ def grove(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trunks of three seeds, and from each a branch of two optimizers."""
     folder = tmp_path_factory.mktemp("grove")
     for seed in range(3):
-        trunk = write_run(folder / "trunks" / f"oak{seed}", seed=seed, summary={"run_id": f"oak{seed}"})
+        trunk = write_run(
+            folder / "trunks" / f"oak{seed}", seed=seed, summary={"run_id": f"oak{seed}"}
+        )
         for optimizer in ("adamw", "lamb"):
             branch(folder / "branches" / f"{optimizer}{seed}", trunk, optimizer, seed=seed)
     return folder
@@ -73,7 +90,10 @@ def test_branches_of_one_trunk_share_its_luck(grove: Path) -> None:
 
 
 def test_steps_and_trunks_are_what_is_compared(grove: Path, tmp_path: Path) -> None:
-    trunks = [grove / "trunks/oak0", write_run(tmp_path / "elm", lr=2e-3, summary={"run_id": "elm"})]
+    trunks = [
+        grove / "trunks/oak0",
+        write_run(tmp_path / "elm", lr=2e-3, summary={"run_id": "elm"}),
+    ]
     early = of(branch(tmp_path / "early", trunks[0], "lamb", step=50))
     labels = [row.name for row in find([early, of(grove / "branches/lamb0")]).rows]
     assert sorted(labels) == ["branch_from step 100", "branch_from step 50"]
@@ -82,7 +102,10 @@ def test_steps_and_trunks_are_what_is_compared(grove: Path, tmp_path: Path) -> N
     assert sorted(labels) == ["branch_from elm step 100", "branch_from oak0 step 100"]
     old = of(write_run(tmp_path / "old"))
     assert (
-        "branch_schedule" not in find([old, of(write_run(tmp_path / "x", config={"branch_schedule": "continue"}))]).keys
+        "branch_schedule"
+        not in find(
+            [old, of(write_run(tmp_path / "x", config={"branch_schedule": "continue"}))]
+        ).keys
     )
 
 
@@ -94,6 +117,8 @@ def test_the_tables_name_trunk_and_step(grove: Path) -> None:
 
 
 def test_a_confirmation_wants_seeds_that_no_trunk_has(grove: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"adamw0 branched from a trunk.*: train trunks of more seeds"):
+    with pytest.raises(
+        ConfigError, match=r"adamw0 branched from a trunk.*: train trunks of more seeds"
+    ):
         prepare(grove / "branches", tmp_path / "confirm")
     assert not list(tmp_path.iterdir())

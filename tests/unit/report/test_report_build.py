@@ -38,10 +38,18 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     result, said = made
     sweep = result.files[0].parent
     assert [path.name for path in result.files] == [
-        "report.html", "report.md", "report.csv", "report-differences.png", "report-metric.png", "report-basin.png",
-        "report-train-loss.png", "report-differences.csv", "report-metric.csv", "report-basin.csv",
+        "report.html",
+        "report.md",
+        "report.csv",
+        "report-differences.png",
+        "report-metric.png",
+        "report-basin.png",
+        "report-train-loss.png",
+        "report-differences.csv",
+        "report-metric.csv",
+        "report-basin.csv",
         "report-train-loss.csv",
-    ]  # fmt: skip
+    ]
     assert all(path.parent == sweep and path.stat().st_size > 500 for path in result.files[:7])
     assert all(path.parent == sweep and path.stat().st_size > 200 for path in result.files[7:])
     assert [row.name for row in result.findings.rows] == ["lamb", "adamw"]
@@ -51,7 +59,11 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     assert result.warnings == []
     assert "Selected: lamb at lr 4e-3 is the best of 2 (3 seeds; " in said
     assert "Ruled out: adamw at lr 1e-3." in said
-    assert said.index("is the best of 2") < said.index("next: optrun confirm ") < said.index("contender")
+    assert (
+        said.index("is the best of 2")
+        < said.index("next: optrun confirm ")
+        < said.index("contender")
+    )
     assert result.verdict.text in " ".join(result.files[1].read_text().replace("**", "").split())
     assert str(sweep / "report.html") in said
     assert not [entry for entry in sweep.iterdir() if entry.name.startswith(".")]
@@ -66,7 +78,9 @@ def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
     assert set(differing) <= {"report.html", "report.md"}  # the time it was made
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.md", "report.csv", "report-basin.png", "report-basin.csv"])
+@pytest.mark.parametrize(
+    "name", ["report.html", "report.md", "report.csv", "report-basin.png", "report-basin.csv"]
+)
 def test_a_file_of_a_person_is_never_overwritten(sweep: Path, name: str) -> None:
     (sweep / name).write_text("mine")
     with pytest.raises(ConfigError, match=r"was not written by optrun report.*out="):
@@ -81,7 +95,9 @@ def test_out_is_made_and_used(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not (sweep / "report.html").exists()
 
 
-def test_no_run_holds_a_report_on_others(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_holds_a_report_on_others(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
     runs = [make_run(tmp_path / name, optimizer=name, max_steps=20) for name in ("adamw", "lamb")]
@@ -94,8 +110,24 @@ def test_no_run_holds_a_report_on_others(tmp_path: Path, make_run: MakeRun, monk
 
 
 def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeRun) -> None:
-    make_run(sweep / "100", optimizer="lamb", lr=4e-3, seed=7, max_steps=60, global_step=20, status="running")
-    make_run(sweep / "101", optimizer="lamb", lr=1.0, seed=0, max_steps=60, diverge_at=30, status="failed")
+    make_run(
+        sweep / "100",
+        optimizer="lamb",
+        lr=4e-3,
+        seed=7,
+        max_steps=60,
+        global_step=20,
+        status="running",
+    )
+    make_run(
+        sweep / "101",
+        optimizer="lamb",
+        lr=1.0,
+        seed=0,
+        max_steps=60,
+        diverge_at=30,
+        status="failed",
+    )
     (sweep / "102" / ".hydra").mkdir(parents=True)
     (sweep / "102" / ".hydra" / "overrides.yaml").write_text("- optimizer=lamb\n- lr=-1\n")
     (sweep / "103").mkdir()
@@ -119,7 +151,10 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
 
 
 def test_a_run_that_has_just_begun_runs(tmp_path: Path) -> None:
-    """Its process holds the lock, or starts ranks that will; nothing was logged yet. A job that failed would say so."""
+    """Its process holds the lock, or starts ranks that will; nothing was logged yet.
+
+    A job that failed would say so.
+    """
     for name, files in {"alone": (), "loads": ("config.yaml",), "ranks": ()}.items():
         (tmp_path / name / ".hydra").mkdir(parents=True)
         (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- lr=1e-3\n")
@@ -148,32 +183,50 @@ def test_jobs_that_a_stopped_sweep_left_did_not_fail(
         (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- seed=1\n")
     make_run(tmp_path / "begun", seed=3, status="running", global_step=3, max_steps=50)
     names = {"cut": "interrupted", "handed": "new", "begun": "new", "nowhere": "new", "../x": "new"}
-    rows = [{"name": name, "status": status, "overrides": ["lr=1e-3"]} for name, status in names.items()]
+    rows = [
+        {"name": name, "status": status, "overrides": ["lr=1e-3"]} for name, status in names.items()
+    ]
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "jobs": rows}))
     stream = io.StringIO()
     made = report([tmp_path], console=Console(file=stream, width=160))
     found = {run.label: run.status for run in made.findings.runs}
     waiting = dict.fromkeys(("handed", "older", "nowhere"), "not started")
     assert found == {"cut": "interrupted", "begun": "running", **waiting}
-    assert {warning.kind: warning.text.partition(" ")[0] for warning in made.warnings}["not-started"] == "3"
+    assert {warning.kind: warning.text.partition(" ")[0] for warning in made.warnings}[
+        "not-started"
+    ] == "3"
     assert "failed" not in stream.getvalue()
     assert "2 of 2 runs without a result" in stream.getvalue()
     assert "3 not started" in made.files[0].read_text()
-    for torn in ('{"jobs": [{"name"', '{"jobs": [{"name": "x", "status": "new", "overrides": 5}]}', "[]", "\x00"):
+    for torn in (
+        '{"jobs": [{"name"',
+        '{"jobs": [{"name": "x", "status": "new", "overrides": 5}]}',
+        "[]",
+        "\x00",
+    ):
         (tmp_path / "sweep.json").write_text(torn)
         assert len(load_runs([tmp_path])) == 4
-    assert [run.label for run in load_runs([cut])] == ["cut"], "of one job, the others are not asked for"
+    assert [run.label for run in load_runs([cut])] == ["cut"], (
+        "of one job, the others are not asked for"
+    )
 
 
 def test_one_run_has_its_own_small_table(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run(tmp_path / "run", max_steps=40, accuracy=True)
     stream = io.StringIO()
     made = report([run], console=Console(file=stream, width=120))
-    assert [path.name for path in made.files] == ["report.html", "report.md", "report.csv", "report-curves.png",
-                                                   "report-curves.csv"]  # fmt: skip
+    assert [path.name for path in made.files] == [
+        "report.html",
+        "report.md",
+        "report.csv",
+        "report-curves.png",
+        "report-curves.csv",
+    ]
     rows = list(csv.DictReader(io.StringIO(made.files[-1].read_text())))
     last = [row for row in rows if row["what"].startswith("eval/loss, step 40: ")]
-    assert [(float(row["x"]), float(row["y"])) for row in last] == [(40, made.findings.runs[0].last("eval/loss"))]
+    assert [(float(row["x"]), float(row["y"])) for row in last] == [
+        (40, made.findings.runs[0].last("eval/loss"))
+    ]
     assert "eval/accuracy" in stream.getvalue()
     assert "verdict" not in stream.getvalue()
     assert Page(made.files[0].read_text()).tags.count("svg") == 1
@@ -194,18 +247,29 @@ def test_several_sweeps_a_baseline_and_another_metric(tmp_path: Path, make_run: 
     for optimizer in ("adamw", "lamb", "sgd"):
         for seed in range(4):
             make_run(
-                tmp_path / optimizer / str(seed), optimizer=optimizer, seed=seed, lr=1e-3, max_steps=40, accuracy=True
+                tmp_path / optimizer / str(seed),
+                optimizer=optimizer,
+                seed=seed,
+                lr=1e-3,
+                max_steps=40,
+                accuracy=True,
             )
     dirs = [tmp_path / "adamw", tmp_path / "lamb", tmp_path / "sgd", tmp_path / "adamw" / "0"]
     made = report(dirs, baseline="adamw", metric="eval/accuracy")
     assert len(made.findings.runs) == 12
     assert made.files[0].parent == tmp_path / "adamw"
-    assert (made.findings.metric, made.findings.mode, made.findings.baseline) == ("eval/accuracy", "max", "adamw")
+    assert (made.findings.metric, made.findings.mode, made.findings.baseline) == (
+        "eval/accuracy",
+        "max",
+        "adamw",
+    )
     assert made.findings.runs[0].label == "adamw/0"
     assert "Against adamw at lr 1e-3, the baseline" in made.verdict.text
 
 
-def test_where_batch_sizes_differ_curves_are_drawn_over_the_data_seen(tmp_path: Path, make_run: MakeRun) -> None:
+def test_where_batch_sizes_differ_curves_are_drawn_over_the_data_seen(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for number, size in enumerate((8, 8, 16)):
         config = {"training.per_device_train_batch_size": size}
         make_run(tmp_path / str(number), max_steps=160 // size, seed=number % 2, config=config)
@@ -225,7 +289,9 @@ def test_where_batch_sizes_differ_curves_are_drawn_over_the_data_seen(tmp_path: 
         ({"by": ["optimizer.nam"]}, "Did you mean optimizer.name"),
     ],
 )
-def test_wrong_words_are_answered_with_the_nearest(sweep: Path, options: dict[str, str], message: str) -> None:
+def test_wrong_words_are_answered_with_the_nearest(
+    sweep: Path, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         report([sweep], **options)  # type: ignore[arg-type]
 
@@ -257,13 +323,24 @@ def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
                     "lr: 0.001", f"lr: {1e-4 * 1.5**step}"
                 )
                 (run / "config.yaml").write_text(text.replace("seed: 0", f"seed: {seed}"))
-                last = {"eval/loss": 2 + 0.01 * optimizer + 0.002 * (step - 9) ** 2 + 0.003 * ((seed * 7 + number) % 5)}
-                (run / "summary.json").write_text(json.dumps(summary | {"metrics": {"last": last, "best": {}}}))
+                last = {
+                    "eval/loss": 2
+                    + 0.01 * optimizer
+                    + 0.002 * (step - 9) ** 2
+                    + 0.003 * ((seed * 7 + number) % 5)
+                }
+                (run / "summary.json").write_text(
+                    json.dumps(summary | {"metrics": {"last": last, "best": {}}})
+                )
                 number += 1
     start = time.process_time()
     made = report([sweep])
     seconds = time.process_time() - start
-    assert (len(made.findings.runs), len(made.findings.arms), len(made.findings.rows)) == (1000, 200, 10)
+    assert (len(made.findings.runs), len(made.findings.arms), len(made.findings.rows)) == (
+        1000,
+        200,
+        10,
+    )
     assert seconds < 20, f"{seconds:.1f} s"
     assert made.files[0].stat().st_size < 3_000_000
 
@@ -274,13 +351,17 @@ def test_the_report_needs_no_torch() -> None:
 
 def test_what_a_run_draws_and_writes_needs_no_statistics() -> None:
     """scipy.stats takes most of a second to import, and every run would wait for it."""
-    assert imported("optrun.report.curves, optrun.runner.card", "scipy.stats", "scipy.optimize") == []
+    assert (
+        imported("optrun.report.curves, optrun.runner.card", "scipy.stats", "scipy.optimize") == []
+    )
 
 
 def imported(modules: str, *names: str) -> list[str]:
     """Which of these a fresh process has imported after the modules."""
     code = f"import sys, {modules}; print(*[name for name in sys.argv[1:] if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
@@ -290,17 +371,29 @@ def test_markdown_tables_have_as_many_cells_as_columns(made: tuple[Report, str])
     assert {line.count(" | ") for line in lines} == {len(table.columns) - 1}
 
 
-def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(tmp_path: Path, make_run: MakeRun) -> None:
+def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for seed in range(3):
         make_run(tmp_path / f"adamw-lr0.001-seed{seed}", seed=seed, max_steps=40)
     stopped = {"exit_code": 3, "metrics": {}}
-    lost = make_run(tmp_path / "sgd-lr1-seed0", optimizer="sgd", lr=1.0, max_steps=40, status="failed", summary=stopped)
+    lost = make_run(
+        tmp_path / "sgd-lr1-seed0",
+        optimizer="sgd",
+        lr=1.0,
+        max_steps=40,
+        status="failed",
+        summary=stopped,
+    )
     (lost / "metrics.jsonl").write_text("")
     screen = Console(width=80, file=io.StringIO())
     report([tmp_path], console=screen)
     assert isinstance(screen.file, io.StringIO)
     table = screen.file.getvalue().split("1 of 4 runs without a result")[1].splitlines()
-    head, row = (next(line for line in table if line.split()[:1] == [word]) for word in ("run", "sgd-lr1-seed0"))
+    head, row = (
+        next(line for line in table if line.split()[:1] == [word])
+        for word in ("run", "sgd-lr1-seed0")
+    )
     assert head.split()[:5] == ["run", "optimizer.name", "lr", "seed", "status"]
     assert row.split()[:1] == ["sgd-lr1-seed0"]
     assert "failed" in row
@@ -313,9 +406,15 @@ def test_runs_that_were_given_a_device_say_which(
     """In the table of runs and in the csv; where none was, there is no such column."""
     monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
     make_run(tmp_path / "plain" / "0")
-    assert "device" not in runs_table(load_runs([tmp_path / "plain"]), [], "eval/loss", "min").columns
+    assert (
+        "device" not in runs_table(load_runs([tmp_path / "plain"]), [], "eval/loss", "min").columns
+    )
     for seed, device in enumerate(("0", "MIG-1/|<b>", None, 3)):
-        make_run(tmp_path / "pinned" / str(seed), seed=seed, summary={"device": {"cuda_visible_devices": device}})
+        make_run(
+            tmp_path / "pinned" / str(seed),
+            seed=seed,
+            summary={"device": {"cuda_visible_devices": device}},
+        )
     make_run(tmp_path / "pinned" / "torn", seed=9, summary={"device": "cuda"})
     table = runs_table(load_runs([tmp_path / "pinned"]), [], "eval/loss", "min")
     assert table.columns[-2:] == ["device", "note"]

@@ -25,24 +25,46 @@ def data(digest: str, **values: Any) -> dict[str, Any]:
     ("first", "second", "said"),
     [
         ({"config": LM}, {"config": MLM}, "different tasks (causal_lm, masked_lm)"),
-        (data("a", name="files", eval="a.csv"), data("b", name="files", eval="b.csv"), "different rows (a.csv, b.csv)"),
+        (
+            data("a", name="files", eval="a.csv"),
+            data("b", name="files", eval="b.csv"),
+            "different rows (a.csv, b.csv)",
+        ),
         (
             data("a", name="files", eval="a.csv"),
             data("b", name="files", eval="a.csv"),
             "content of the evaluation data",
         ),
         (data("a", name="files", eval="a.csv"), data("a", name="files", eval="copy.csv"), ""),
-        (data("a", name="files", eval="a.csv", train="x"), data("a", name="files", eval="a.csv", train="y"), ""),
-        (data("a", name="files", eval="a.csv", max_length=8), data("b", name="files", eval="a.csv", max_length=9), ""),
+        (
+            data("a", name="files", eval="a.csv", train="x"),
+            data("a", name="files", eval="a.csv", train="y"),
+            "",
+        ),
+        (
+            data("a", name="files", eval="a.csv", max_length=8),
+            data("b", name="files", eval="a.csv", max_length=9),
+            "",
+        ),
     ],
     ids=["tasks", "rows", "content", "a copy", "more to train on", "longer texts"],
 )
 def test_what_is_compared(
-    first: dict[str, Any], second: dict[str, Any], said: str, tmp_path: Path, make_run: Callable[..., Path]
+    first: dict[str, Any],
+    second: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    make_run: Callable[..., Path],
 ) -> None:
     for number, kind in enumerate((first, second)):
         for seed in range(3):
-            make_run(tmp_path / f"{number}-{seed}", optimizer=("adamw", "lamb")[number], lr=1e-3, seed=seed, **kind)
+            make_run(
+                tmp_path / f"{number}-{seed}",
+                optimizer=("adamw", "lamb")[number],
+                lr=1e-3,
+                seed=seed,
+                **kind,
+            )
     findings = find(load_runs([tmp_path]))
     assert [row.rank for row in findings.rows] == ([None, None] if said else [1, 2])
     assert said in findings.incomparable

@@ -43,12 +43,21 @@ def _found(folder: Path, **options: str) -> Findings:
     return find(load_runs([folder]), **options)  # type: ignore[arg-type]
 
 
-def _noisy(folder: Path, make_run: MakeRun, *, gap: float, seeds: int = 4, sd: float = 0.01) -> Path:
+def _noisy(
+    folder: Path, make_run: MakeRun, *, gap: float, seeds: int = 4, sd: float = 0.01
+) -> Path:
     """Two contenders, `gap` apart, whose residuals have the standard deviation `sd` / sqrt(3)."""
     for seed in range(seeds):
         own, other = sd * (seed % 2), sd * (seed // 2 % 2)
         make_run(folder / f"a{seed}", optimizer="adamw", seed=seed, max_steps=25, final=2.0 + own)
-        make_run(folder / f"b{seed}", optimizer="lamb", lr=4e-3, seed=seed, max_steps=25, final=2.0 + gap + other)
+        make_run(
+            folder / f"b{seed}",
+            optimizer="lamb",
+            lr=4e-3,
+            seed=seed,
+            max_steps=25,
+            final=2.0 + gap + other,
+        )
     return folder
 
 
@@ -64,12 +73,23 @@ def test_the_chosen_configurations_run_on_seeds_nobody_was_chosen_by(sweep: Path
     assert f"{len(made.seeds)} fresh seeds" in said
     points = made.points()
     assert len(points) == 2 * len(made.seeds)
-    assert points[0] == ["optimizer=lamb", "lr=0.004", "training.max_steps=200", f"seed={made.seeds[0]}"]
-    assert points[-1] == ["optimizer=adamw", "lr=0.001", "training.max_steps=200", f"seed={made.seeds[-1]}"]
+    assert points[0] == [
+        "optimizer=lamb",
+        "lr=0.004",
+        "training.max_steps=200",
+        f"seed={made.seeds[0]}",
+    ]
+    assert points[-1] == [
+        "optimizer=adamw",
+        "lr=0.001",
+        "training.max_steps=200",
+        f"seed={made.seeds[-1]}",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("seeds", "message"), [([2, 3, 4], r"seeds: 2 took part in the choice.*seeds=3-5"), ([7, 8], "at least 3, got 2")]
+    ("seeds", "message"),
+    [([2, 3, 4], r"seeds: 2 took part in the choice.*seeds=3-5"), ([7, 8], "at least 3, got 2")],
 )
 def test_seeds_that_prove_nothing_are_refused(sweep: Path, seeds: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -89,13 +109,17 @@ def test_one_contender_is_no_comparison(sweep: Path, tmp_path: Path, make_run: M
         prepare(sweep, sweep / "confirm")
 
 
-def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(tmp_path: Path, make_run: MakeRun) -> None:
+def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     wide, narrow = (_noisy(tmp_path / str(gap), make_run, gap=gap) for gap in (0.05, 1e-5))
     sizes = [len(plan(_found(each), Asked(difference=0.02))[0].seeds) for each in (wide, narrow)]
     assert sizes[0] == sizes[1]
     made, said = plan(_found(wide), Asked(difference=0.02))
     assert (made.difference, made.power, made.spread) == (0.02, 0.8, pytest.approx(0.01 / 3**0.5))
-    assert f"{sizes[0]} fresh seeds: a difference of 0.02 eval/loss is found in 4 of 5 cases" in said
+    assert (
+        f"{sizes[0]} fresh seeds: a difference of 0.02 eval/loss is found in 4 of 5 cases" in said
+    )
     surer, told = plan(_found(wide), Asked(difference=0.02, power=0.95))
     assert len(surer.seeds) > sizes[0]
     assert "19 of 20" in told
@@ -108,10 +132,17 @@ def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(tmp
 def test_unless_told_what_matters_is_that_of_the_sweep(tmp_path: Path, make_run: MakeRun) -> None:
     found = _found(_noisy(tmp_path / "unset", make_run, gap=0.05))
     assert found.judgement is not None
-    assert plan(found, Asked())[0].difference == pytest.approx(found.judgement.sd), "what another seed changes"
+    assert plan(found, Asked())[0].difference == pytest.approx(found.judgement.sd), (
+        "what another seed changes"
+    )
     for seed in range(4):
         for optimizer in ("adamw", "lamb"):
-            make_run(tmp_path / "set" / f"{optimizer}{seed}", optimizer=optimizer, seed=seed, config={"matters": 0.5})
+            make_run(
+                tmp_path / "set" / f"{optimizer}{seed}",
+                optimizer=optimizer,
+                seed=seed,
+                config={"matters": 0.5},
+            )
     assert prepare(tmp_path / "set", tmp_path / "set" / "confirm")[0].difference == 0.5
 
 
@@ -127,7 +158,12 @@ def test_a_run_that_diverged_adds_nothing_to_the_spread(tmp_path: Path, make_run
     spread = plan(_found(folder), Asked())[0].spread
     for seed in range(4):
         make_run(
-            folder / f"c{seed}", optimizer="sgd", seed=seed, max_steps=25, diverge_at=20 if seed else None, final=2.5
+            folder / f"c{seed}",
+            optimizer="sgd",
+            seed=seed,
+            max_steps=25,
+            diverge_at=20 if seed else None,
+            final=2.5,
         )
     made, _ = plan(_found(folder), Asked())
     assert len(made.contenders) == 3
@@ -147,14 +183,23 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
         make_run(sweep / f"more{seed}", optimizer="adamw", lr=1.5e-3, seed=seed, floor=1.0)
     with pytest.raises(ConfigError, match=r"another choice: adamw changed since.*out=DIR"):
         prepare(sweep, folder)
-    for broken in ("{", "[]", '{"format": 1}', json.dumps({"format": 1, **asdict(made), "contenders": {"a": "lr=1"}})):
+    for broken in (
+        "{",
+        "[]",
+        '{"format": 1}',
+        json.dumps({"format": 1, **asdict(made), "contenders": {"a": "lr=1"}}),
+    ):
         (folder / confirmation.RECORD).write_text(broken)
         with pytest.raises(ConfigError, match="Move the folder away"):
             prepare(sweep, folder)
 
 
-@pytest.mark.parametrize("asked", [{"power": 0.9}, {"difference": 0.5}, {"power": 0.9, "difference": 0.5}])
-def test_the_same_line_goes_on_with_what_it_was_planned_for(sweep: Path, asked: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"power": 0.9}, {"difference": 0.5}, {"power": 0.9, "difference": 0.5}]
+)
+def test_the_same_line_goes_on_with_what_it_was_planned_for(
+    sweep: Path, asked: dict[str, float]
+) -> None:
     folder = sweep / "confirm"
     made, _ = prepare(sweep, folder, Asked(**asked))  # type: ignore[arg-type]
     made.write(folder)
@@ -178,15 +223,28 @@ def test_a_record_of_an_earlier_version_is_gone_on_with_against_its_reference(sw
     again, said = prepare(sweep, sweep / "confirm")
     assert (again.reference, again.seeds) == ("adamw", [5, 6, 7])
     assert "goes on" in said
-    with pytest.raises(ConfigError, match=r"another choice: baseline=lamb, planned with adamw\. out=DIR"):
+    with pytest.raises(
+        ConfigError, match=r"another choice: baseline=lamb, planned with adamw\. out=DIR"
+    ):
         prepare(sweep, sweep / "confirm", Asked(baseline="lamb"))
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("power", "high"), ("difference", -1), ("difference", 1e999),
-                       ("spread", [1]), ("seeds", []), ("seeds", ["5"]),
-                       ("reference", 3), ("by", "lr"), ("contenders", ["a"]), ("metric", None), ("config_name", 5)],
-)  # fmt: skip
+    ("key", "value"),
+    [
+        ("power", "high"),
+        ("difference", -1),
+        ("difference", 1e999),
+        ("spread", [1]),
+        ("seeds", []),
+        ("seeds", ["5"]),
+        ("reference", 3),
+        ("by", "lr"),
+        ("contenders", ["a"]),
+        ("metric", None),
+        ("config_name", 5),
+    ],
+)
 def test_a_record_that_is_none_is_named(sweep: Path, key: str, value: object) -> None:
     made, _ = prepare(sweep, sweep / "confirm", Asked(seeds=[5, 6, 7]))
     made.write(sweep / "confirm")
@@ -196,7 +254,9 @@ def test_a_record_that_is_none_is_named(sweep: Path, key: str, value: object) ->
         read(sweep / "confirm")
 
 
-@pytest.mark.parametrize("token", ["model.trust_remote_code=true", "++model.trust_remote_code=1", "--config-dir=x"])
+@pytest.mark.parametrize(
+    "token", ["model.trust_remote_code=true", "++model.trust_remote_code=1", "--config-dir=x"]
+)
 def test_no_file_of_a_run_lets_code_run(sweep: Path, token: str) -> None:
     for path in sweep.glob("*/summary.json"):
         summary = json.loads(path.read_text())
@@ -205,21 +265,35 @@ def test_no_file_of_a_run_lets_code_run(sweep: Path, token: str) -> None:
         prepare(sweep, sweep / "confirm")
 
 
-def _run_plan(folder: Path, made: Confirmation, make_run: MakeRun, *, lamb: float, skip: int = 0) -> None:
+def _run_plan(
+    folder: Path, made: Confirmation, make_run: MakeRun, *, lamb: float, skip: int = 0
+) -> None:
     """Run what was planned but for the last runs; lamb is `lamb` better on every seed."""
     made.write(folder)
     for seed in made.seeds:
         for optimizer, lr in (("adamw", 1e-3), ("lamb", 4e-3)):
-            final = 2.6 + 0.01 * (7 * seed % 5) - (lamb + 0.002 * (seed % 3)) * (optimizer == "lamb")
+            final = (
+                2.6 + 0.01 * (7 * seed % 5) - (lamb + 0.002 * (seed % 3)) * (optimizer == "lamb")
+            )
             if seed < made.seeds[-1] or skip == 0:
-                make_run(folder / f"{optimizer}{seed}", optimizer=optimizer, lr=lr, seed=seed, final=final)
+                make_run(
+                    folder / f"{optimizer}{seed}",
+                    optimizer=optimizer,
+                    lr=lr,
+                    seed=seed,
+                    final=final,
+                )
 
 
-def _confirm(sweep: Path, folder: Path, seeds: list[int], make_run: MakeRun, **options: float) -> None:
+def _confirm(
+    sweep: Path, folder: Path, seeds: list[int], make_run: MakeRun, **options: float
+) -> None:
     _run_plan(folder, prepare(sweep, folder, Asked(seeds=seeds))[0], make_run, **options)  # type: ignore[arg-type]
 
 
-def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(sweep: Path, make_run: MakeRun) -> None:
+def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
+    sweep: Path, make_run: MakeRun
+) -> None:
     before = report([sweep])
     folder = sweep / "confirm"
     _confirm(sweep, folder, [5, 6, 7], make_run, lamb=0.1, skip=1)
@@ -235,7 +309,9 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(sweep: Pa
     assert alone.verdict.ruled_out == (), "nobody is, before the last run"
     _confirm(sweep, folder, [5, 6, 7], make_run, lamb=0.1)
     made = report([sweep])
-    assert [row.arm.scores for row in made.findings.rows] == [row.arm.scores for row in before.findings.rows]
+    assert [row.arm.scores for row in made.findings.rows] == [
+        row.arm.scores for row in before.findings.rows
+    ]
     assert made.confirmed is not None
     judged = made.confirmed.comparison.judgement
     assert judged is not None
@@ -249,14 +325,25 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(sweep: Pa
         assert "The choice" in text
     assert len(report([folder]).findings.runs) == 6
     above = report([sweep.parent])
-    assert (len(above.findings.runs), above.confirmed) == (12, None)  # a folder of sweeps: no verdict of one of them
+    assert (len(above.findings.runs), above.confirmed) == (
+        12,
+        None,
+    )  # a folder of sweeps: no verdict of one of them
 
 
 def test_runs_that_failed_are_told_beside_the_verdict(sweep: Path, make_run: MakeRun) -> None:
     """A full disk or a kill says nothing of the contender; that the comparison lacks it is said."""
     folder = sweep / "confirm"
     _confirm(sweep, folder, [5, 6, 7, 8], make_run, lamb=0.1)
-    make_run(folder / "lamb8", optimizer="lamb", lr=4e-3, seed=8, global_step=50, status="failed", message="disk full")
+    make_run(
+        folder / "lamb8",
+        optimizer="lamb",
+        lr=4e-3,
+        seed=8,
+        global_step=50,
+        status="failed",
+        message="disk full",
+    )
     text = report([sweep]).verdict.text
     assert text.startswith("Confirmed on fresh seeds 5-8: lamb")
     assert "1 of their runs failed and have no result." in text
@@ -268,20 +355,26 @@ def test_a_confirmation_without_any_result_waits_for_no_run(sweep: Path, make_ru
     made.write(folder)
     for seed in made.seeds:
         for optimizer, lr in (("adamw", 1e-3), ("lamb", 4e-3)):
-            make_run(folder / f"{optimizer}{seed}", optimizer=optimizer, lr=lr, seed=seed, diverge_at=20)
+            make_run(
+                folder / f"{optimizer}{seed}", optimizer=optimizer, lr=lr, seed=seed, diverge_at=20
+            )
     for text in (report([sweep]).verdict.text, report([folder]).verdict.text):
         assert "None of the runs on fresh seeds 5-7 has a result." in text
         assert "are left" not in text
 
 
-def test_another_baseline_than_the_planned_one_is_not_dropped_silently(sweep: Path, make_run: MakeRun) -> None:
+def test_another_baseline_than_the_planned_one_is_not_dropped_silently(
+    sweep: Path, make_run: MakeRun
+) -> None:
     _confirm(sweep, sweep / "confirm", [5, 6, 7], make_run, lamb=0.1)
     text = report([sweep], baseline="adamw").verdict.text
     assert text.startswith("Confirmed on fresh seeds 5-7: lamb")
     assert "baseline=adamw is for the choice alone" in text
 
 
-def test_several_confirmations_are_judged_together_and_all_named(sweep: Path, make_run: MakeRun) -> None:
+def test_several_confirmations_are_judged_together_and_all_named(
+    sweep: Path, make_run: MakeRun
+) -> None:
     for number, seeds in (("confirm", [5, 6, 7]), ("confirm-2", [8, 9, 10])):
         _confirm(sweep, sweep / number, seeds, make_run, lamb=0.1)
     made = report([sweep])
@@ -304,7 +397,9 @@ def test_several_confirmations_are_judged_together_and_all_named(sweep: Path, ma
     assert "from 11 on" in said
     _confirm(sweep, sweep / "confirm-3", [11, 12, 13], make_run, lamb=0.1, skip=1)
     text = report([sweep]).verdict.text
-    assert text.startswith("Confirmed on fresh seeds 5-7 and 8-10: lamb"), "not looked at before its end"
+    assert text.startswith("Confirmed on fresh seeds 5-7 and 8-10: lamb"), (
+        "not looked at before its end"
+    )
     assert "Fresh seeds 11-13 are judged with the last run: 2 are left." in text
 
 
@@ -316,16 +411,25 @@ def test_confirmations_of_another_choice_are_not_mixed(sweep: Path, make_run: Ma
     second.write(sweep / "confirm-2")
     for seed in second.seeds:
         for optimizer, lr in (("adamw", 1.5e-3), ("lamb", 4e-3)):
-            make_run(sweep / "confirm-2" / f"{optimizer}{seed}", optimizer=optimizer, lr=lr, seed=seed)
+            make_run(
+                sweep / "confirm-2" / f"{optimizer}{seed}", optimizer=optimizer, lr=lr, seed=seed
+            )
     text = report([sweep]).verdict.text
     assert text.startswith("Confirmed on fresh seeds 8-10: ")
     assert "Seeds 5-7 confirmed another choice." in text
     assert "0.025" in text, "a look at it, nevertheless"
 
 
-def test_a_baseline_that_was_named_is_what_all_are_judged_against(sweep: Path, make_run: MakeRun) -> None:
+def test_a_baseline_that_was_named_is_what_all_are_judged_against(
+    sweep: Path, make_run: MakeRun
+) -> None:
     folder = sweep / "confirm"
-    _run_plan(folder, prepare(sweep, folder, Asked(seeds=[5, 6, 7], baseline="adamw"))[0], make_run, lamb=0.1)
+    _run_plan(
+        folder,
+        prepare(sweep, folder, Asked(seeds=[5, 6, 7], baseline="adamw"))[0],
+        make_run,
+        lamb=0.1,
+    )
     for directory in (sweep, folder):
         made = report([directory])
         assert made.confirmed is not None
@@ -350,7 +454,9 @@ def test_another_question_is_not_called_confirmed(sweep: Path, make_run: MakeRun
     assert report([folder], metric="eval/loss", by=["optimizer.name"]).verdict.kind == "confirmed"
 
 
-@pytest.mark.parametrize("text", ["", "a", "5-", "-5", "9-5", "5,,6", "5,5", "1-99999", "1.5", "5-7-9", "9" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "a", "5-", "-5", "9-5", "5,,6", "5,5", "1-99999", "1.5", "5-7-9", "9" * 5000]
+)
 def test_seeds_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match=r"seeds=.*expected numbers and ranges"):
         read_seeds(text)
@@ -358,11 +464,15 @@ def test_seeds_that_are_none(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "text"),
-    [*(("power", each) for each in ("", "0", "1", "80", "nan", "high")),
-     *(("difference", each) for each in ("", "0", "-0.1", "nan", "inf", "small"))],
-)  # fmt: skip
+    [
+        *(("power", each) for each in ("", "0", "1", "80", "nan", "high")),
+        *(("difference", each) for each in ("", "0", "-0.1", "nan", "inf", "small")),
+    ],
+)
 def test_numbers_that_are_none(key: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key}={text}: expected a (chance between 0 and 1|number above 0)"):
+    with pytest.raises(
+        ConfigError, match=rf"{key}={text}: expected a (chance between 0 and 1|number above 0)"
+    ):
         read_request(**{key: text})
     with pytest.raises(ConfigError, match=rf"{key}=0.5: .*seeds= names them"):
         read_request(**{key: "0.5", "seeds": "5-9"})

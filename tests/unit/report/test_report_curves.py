@@ -35,7 +35,15 @@ def _look(path: Path) -> np.ndarray:
         {"max_steps": 50, "lr": 1e-9, "accuracy": True},
         {"max_steps": 50, "config": {"model.name": "$x_{$", "optimizer.name": "\\frac 學習"}},
     ],
-    ids=["resumed", "two-points", "never-finite", "diverged", "no-evaluation", "tiny-lr", "hostile-names"],
+    ids=[
+        "resumed",
+        "two-points",
+        "never-finite",
+        "diverged",
+        "no-evaluation",
+        "tiny-lr",
+        "hostile-names",
+    ],
 )
 def test_a_picture_comes_of_every_kind_of_run(
     tmp_path: Path, make_run: Callable[..., Path], options: dict[str, object]
@@ -60,7 +68,9 @@ def test_metrics_alone_are_enough_and_none_at_all_is_no_error(tmp_path: Path) ->
 def test_many_learning_rates_over_decades(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(40):
-            rates = {f"lr/layer_{layer:02d}": 1e-3 * 0.5**layer * (1 - step / 40) for layer in range(14)}
+            rates = {
+                f"lr/layer_{layer:02d}": 1e-3 * 0.5**layer * (1 - step / 40) for layer in range(14)
+            }
             file.write(json.dumps({"step": step, "train/loss": 3 - step / 40, **rates}) + "\n")
     _look(draw_curves(tmp_path))
 
@@ -84,7 +94,9 @@ def test_smoothing_takes_noise_away_without_lag() -> None:
     assert np.sqrt(np.mean((smoothed - curve) ** 2)) < 0.035
 
 
-def test_a_registered_metric_says_which_direction_is_better(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_a_registered_metric_says_which_direction_is_better(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     log = make_run(tmp_path / "run") / "metrics.jsonl"
     log.write_text(log.read_text().replace("eval/loss", "eval/wer"))
 

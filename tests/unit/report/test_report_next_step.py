@@ -28,12 +28,18 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
 
 
-def _runs(folder: Path, make_run: MakeRun, seeds: range, gain: float = 0.0, noise: float = 1.0) -> None:
+def _runs(
+    folder: Path, make_run: MakeRun, seeds: range, gain: float = 0.0, noise: float = 1.0
+) -> None:
     for seed in seeds:
         lamb = 2.6 - gain - noise * NOISE[seed]
         base = 2.6 + 0.001 * (seed % 3)
-        make_run(folder / f"adamw{seed}", optimizer="adamw", lr=1e-3, seed=seed, max_steps=25, final=base)
-        make_run(folder / f"lamb{seed}", optimizer="lamb", lr=4e-3, seed=seed, max_steps=25, final=lamb)
+        make_run(
+            folder / f"adamw{seed}", optimizer="adamw", lr=1e-3, seed=seed, max_steps=25, final=base
+        )
+        make_run(
+            folder / f"lamb{seed}", optimizer="lamb", lr=4e-3, seed=seed, max_steps=25, final=lamb
+        )
 
 
 @pytest.fixture
@@ -57,16 +63,24 @@ def _planned(line: str, sweep: Path) -> tuple[Confirmation, Path]:
     return prepare(sweep, folder, read_request(by=by, **given))[0], folder
 
 
-def _confirm(sweep: Path, make_run: MakeRun, *, seeds: range, gain: float = 0.0, left: int = 0, **asked: str) -> Path:
+def _confirm(
+    sweep: Path, make_run: MakeRun, *, seeds: range, gain: float = 0.0, left: int = 0, **asked: str
+) -> Path:
     """Confirm with results of all seeds but the last `left`."""
-    folder = next(each for name in ("", "-2", "-3") if not (each := sweep / f"confirm{name}").exists())
+    folder = next(
+        each for name in ("", "-2", "-3") if not (each := sweep / f"confirm{name}").exists()
+    )
     prepare(sweep, folder, Asked(seeds=list(seeds), **asked))[0].write(folder)  # type: ignore[arg-type]
     _runs(folder, make_run, seeds[: len(seeds) - left], gain, noise=0.1 if gain else 1.0)
     return folder
 
 
-@pytest.mark.parametrize("options", [{}, {"baseline": "adamw"}, {"metric": "eval/perplexity"}, {"by": ["lr"]}])
-def test_what_is_not_told_apart_is_confirmed_as_it_was_asked(sweep: Path, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"baseline": "adamw"}, {"metric": "eval/perplexity"}, {"by": ["lr"]}]
+)
+def test_what_is_not_told_apart_is_confirmed_as_it_was_asked(
+    sweep: Path, options: dict[str, str]
+) -> None:
     made, folder = _planned(report([sweep], **options).verdict.next, sweep)  # type: ignore[arg-type]
     assert folder == sweep / "confirm"
     assert made.reference == options.get("baseline")
@@ -75,33 +89,51 @@ def test_what_is_not_told_apart_is_confirmed_as_it_was_asked(sweep: Path, option
     assert min(made.seeds) == 3
 
 
-def test_a_pilot_and_a_choice_among_several_are_confirmed(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_pilot_and_a_choice_among_several_are_confirmed(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for name, seeds in (("pilot", range(1)), ("selected", range(3))):
         for seed in seeds:
             for lr in (1e-3, 2e-3, 4e-3):
                 for optimizer in ("adamw", "lamb"):
-                    final = 2.5 + (lr != 2e-3) + 0.001 * seed**2 + (optimizer == "lamb") * (1 + 0.002 * seed)
+                    final = (
+                        2.5
+                        + (lr != 2e-3)
+                        + 0.001 * seed**2
+                        + (optimizer == "lamb") * (1 + 0.002 * seed)
+                    )
                     path = tmp_path / name / f"{optimizer}{lr}{seed}"
                     make_run(path, optimizer=optimizer, lr=lr, seed=seed, max_steps=25, final=final)
         made, _ = _planned(report([tmp_path / name]).verdict.next, tmp_path / name)
         assert {tuple(each[:2]) for each in made.contenders.values()} == {
-            ("optimizer=adamw", "lr=0.002"), ("optimizer=lamb", "lr=0.002"),
-        }  # fmt: skip
+            ("optimizer=adamw", "lr=0.002"),
+            ("optimizer=lamb", "lr=0.002"),
+        }
 
 
 def test_a_winner_at_the_edge_of_its_grid_gets_a_wider_one(sweep: Path, make_run: MakeRun) -> None:
     for seed in range(3):
         for lr in (1e-3, 2e-3):
-            make_run(sweep / f"sgd{lr}{seed}", optimizer="sgd", lr=lr, seed=seed, max_steps=25, final=2.5 - 100 * lr)
+            make_run(
+                sweep / f"sgd{lr}{seed}",
+                optimizer="sgd",
+                lr=lr,
+                seed=seed,
+                max_steps=25,
+                final=2.5 - 100 * lr,
+            )
     line = report([sweep]).verdict.next
     program, flag, *words = shlex.split(line)
     assert (program, flag) == ("optrun", "-m")
     hydra = store.open_hydra(None)
     assert words[-1] == f"hydra.sweep.dir={sweep}", "the jobs that are done are not run again"
     tokens = overrides.checked(hydra, "config", words, sweep=True)
-    points = list(jobs.combinations(hydra, [token for token in tokens if not overrides.is_hydra(token)]))
+    points = list(
+        jobs.combinations(hydra, [token for token in tokens if not overrides.is_hydra(token)])
+    )
     assert [sorted(point) for point in points] == [
-        sorted(["optimizer=sgd", "lr=0.004", "training.max_steps=25", f"seed={seed}"]) for seed in range(3)
+        sorted(["optimizer=sgd", "lr=0.004", "training.max_steps=25", f"seed={seed}"])
+        for seed in range(3)
     ]
 
 
@@ -109,21 +141,32 @@ def test_a_search_is_not_widened_by_one_value(sweep: Path, make_run: MakeRun) ->
     """Its largest lr is the largest that was drawn, and no edge."""
     for seed in range(3):
         for lr in (1e-3, 2e-3):
-            make_run(sweep / f"sgd{lr}{seed}", optimizer="sgd", lr=lr, seed=seed, max_steps=25, final=2.5 - 100 * lr)
+            make_run(
+                sweep / f"sgd{lr}{seed}",
+                optimizer="sgd",
+                lr=lr,
+                seed=seed,
+                max_steps=25,
+                final=2.5 - 100 * lr,
+            )
     folder = SweepDir(sweep)
     folder.asking.parent.mkdir()
     folder.asking.touch()
     assert shlex.split(report([sweep]).verdict.next)[:2] == ["optrun", "confirm"]
 
 
-def test_nothing_is_left_where_one_is_the_best_of_fixed_contenders(tmp_path: Path, make_run: MakeRun) -> None:
+def test_nothing_is_left_where_one_is_the_best_of_fixed_contenders(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     _runs(tmp_path / "fixed", make_run, range(5), gain=1.0, noise=0.1)
     made = report([tmp_path / "fixed"])
     assert made.verdict.kind == "compared"
     assert made.verdict.next == ""
 
 
-def test_a_confirmation_that_leaves_several_is_followed_by_another(sweep: Path, make_run: MakeRun) -> None:
+def test_a_confirmation_that_leaves_several_is_followed_by_another(
+    sweep: Path, make_run: MakeRun
+) -> None:
     folder = _confirm(sweep, make_run, seeds=range(3, 6))
     for directory in (sweep, folder):
         line = report([directory]).verdict.next
@@ -136,7 +179,9 @@ def test_a_confirmation_that_leaves_several_is_followed_by_another(sweep: Path, 
 
 
 @pytest.mark.parametrize("asked", [{"baseline": "adamw"}, {"metric": "eval/perplexity"}])
-def test_another_confirmation_asks_what_the_first_did(sweep: Path, make_run: MakeRun, asked: dict[str, str]) -> None:
+def test_another_confirmation_asks_what_the_first_did(
+    sweep: Path, make_run: MakeRun, asked: dict[str, str]
+) -> None:
     _confirm(sweep, make_run, seeds=range(3, 6), **asked)  # type: ignore[arg-type]
     made, _ = _planned(report([sweep]).verdict.next, sweep)
     assert made.reference == asked.get("baseline")
@@ -151,7 +196,9 @@ def test_a_confirmation_that_tells_leaves_nothing(sweep: Path, make_run: MakeRun
 
 
 @pytest.mark.parametrize("name", ["a sweep/confirm", "elsewhere"])
-def test_a_confirmation_that_is_not_done_is_gone_on_with(sweep: Path, make_run: MakeRun, name: str) -> None:
+def test_a_confirmation_that_is_not_done_is_gone_on_with(
+    sweep: Path, make_run: MakeRun, name: str
+) -> None:
     made, _ = prepare(sweep, Path(name), Asked(seeds=[3, 4, 5, 6, 7], baseline="adamw"))
     made.write(Path(name))
     _runs(Path(name), make_run, range(3, 5))
@@ -175,7 +222,11 @@ def test_what_no_line_would_do_has_none(sweep: Path, tmp_path: Path, make_run: M
     _runs(tmp_path / "other", make_run, range(3))
     assert report([sweep, tmp_path / "other"], out=tmp_path / "both").verdict.next == ""
     for path in sweep.glob("*/summary.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "overrides": ["model.trust_remote_code=true"]}))
+        path.write_text(
+            json.dumps(
+                {**json.loads(path.read_text()), "overrides": ["model.trust_remote_code=true"]}
+            )
+        )
     assert report([sweep]).verdict.next == "", "the verb would refuse"
     branched = {"branch": {"folder": "trunk/checkpoints/step-00000010", "step": 10, "run_id": "t"}}
     for path in sweep.glob("*/summary.json"):

@@ -52,11 +52,13 @@ def test_the_page_is_legible_on_a_phone(made: tuple[Report, str]) -> None:
 def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
     for number in range(4):
         make_run(
-            tmp_path / "s" / f"{number}<b>|", seed=number % 2, max_steps=20,
+            tmp_path / "s" / f"{number}<b>|",
+            seed=number % 2,
+            max_steps=20,
             config={"optimizer.name": HOSTILE if number < 2 else "adamw", "model.name": HOSTILE},
             summary={"message": HOSTILE, "overrides": [f"optimizer={HOSTILE}"]},
             status="failed" if number == 3 else "finished",
-        )  # fmt: skip
+        )
     stream = io.StringIO()
     made = report([tmp_path / "s"], console=Console(file=stream, width=200, force_terminal=False))
     html = made.files[0].read_text()
@@ -76,7 +78,9 @@ def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
 def test_every_point_tells_its_value_without_a_script(made: tuple[Report, str]) -> None:
     """A browser shows the `<title>` of what it points at; a script only makes more of it."""
     page = made[0].files[0].read_text()
-    told = re.findall(r'<circle class="m s(\d)" cx="([\d.]+)" cy="([\d.]+)" r="6"><title>([^<]+)</title>', page)
+    told = re.findall(
+        r'<circle class="m s(\d)" cx="([\d.]+)" cy="([\d.]+)" r="6"><title>([^<]+)</title>', page
+    )
     lamb = made[0].findings.rows[0]
     assert (lamb.name, round(lamb.arm.mean, 4)) == ("lamb", 2.5111)
     words = {text: series for series, _, _, text in told}
@@ -95,7 +99,10 @@ def test_contenders_are_switched_by_the_style_alone(made: tuple[Report, str]) ->
     page = made[0].files[0].read_text()
     for series, name in enumerate(("lamb", "adamw")):
         assert re.search(rf'id="show-{series}" checked>{name}</label>', page)
-        assert f"body:has(#show-{series}:not(:checked)) :is(.s{series}, .h{series}) {{ display: none; }}" in page
+        assert (
+            f"body:has(#show-{series}:not(:checked)) :is(.s{series}, .h{series}) {{ display: none; }}"
+            in page
+        )
         assert page.count(f'<g class="s{series}"') > 10, "lines, bands and dots of all pictures"
         assert page.count(f'<g class="k{series}"') >= 2 * 3, "line and name in each legend"
     assert "show-2" not in page
@@ -104,40 +111,69 @@ def test_contenders_are_switched_by_the_style_alone(made: tuple[Report, str]) ->
 def test_a_reader_of_paper_gets_black_on_white_and_whole_tables(made: tuple[Report, str]) -> None:
     page = made[0].files[0].read_text()
     paper = page[page.index("@media print") :]
-    for rule in ("--paper: #ffffff", "--ink: #000", ".scroll { overflow: visible", "break-inside: avoid",
-                 "button, .switches, .tip { display: none; }", "thead { display: table-header-group; }"):  # fmt: skip
+    for rule in (
+        "--paper: #ffffff",
+        "--ink: #000",
+        ".scroll { overflow: visible",
+        "break-inside: avoid",
+        "button, .switches, .tip { display: none; }",
+        "thead { display: table-header-group; }",
+    ):
         assert rule in paper, rule
 
 
 def test_each_picture_has_its_numbers_beside_it(made: tuple[Report, str]) -> None:
     result = made[0]
     folder, findings = result.files[0].parent, result.findings
-    texts = {path.stem: path.read_text() for path in result.files if path.suffix == ".csv" and path.stem != "report"}
+    texts = {
+        path.stem: path.read_text()
+        for path in result.files
+        if path.suffix == ".csv" and path.stem != "report"
+    }
     assert texts.keys() == {path.stem for path in result.files if path.suffix == ".png"}
     tables = {stem: list(csv.DictReader(io.StringIO(text))) for stem, text in texts.items()}
     lamb = findings.rows[0]
     adamw = findings.rows[1]
-    told = {stem: {row["what"]: (float(row["x"]), float(row["y"])) for row in rows} for stem, rows in tables.items()}
+    told = {
+        stem: {row["what"]: (float(row["x"]), float(row["y"])) for row in rows}
+        for stem, rows in tables.items()
+    }
     for seed, score in adamw.arm.scores.items():
         gap = score - lamb.arm.scores[seed]
-        assert told["report-differences"][f"adamw, seed {seed}: {gap:+.4g}"][0] == pytest.approx(gap)
-    last = [place for what, place in told["report-metric"].items() if what.startswith("lamb, step 60: ")]
+        assert told["report-differences"][f"adamw, seed {seed}: {gap:+.4g}"][0] == pytest.approx(
+            gap
+        )
+    last = [
+        place for what, place in told["report-metric"].items() if what.startswith("lamb, step 60: ")
+    ]
     assert last == [(60, pytest.approx(lamb.arm.mean))]
-    best = [place for what, place in told["report-basin"].items() if what.startswith("lamb, lr 4e-3: ")]
+    best = [
+        place for what, place in told["report-basin"].items() if what.startswith("lamb, lr 4e-3: ")
+    ]
     assert best == [(0.004, pytest.approx(lamb.arm.mean))]
     for name in ("report.html", "report.md"):
         assert "report-basin.csv" in (folder / name).read_text()
 
 
 CONTENT = {
-    "title": "3 contenders", "subtitle": "15 runs", "line": "lamb at lr 4e-3 could be the best.",
-    "next": "optrun confirm outputs/sweeps/<b>", "refresh": 0,
-    "table": Table(["contender", "verdict"], [False, False], [["lamb", "could be the best"]], ["best"]),
+    "title": "3 contenders",
+    "subtitle": "15 runs",
+    "line": "lamb at lr 4e-3 could be the best.",
+    "next": "optrun confirm outputs/sweeps/<b>",
+    "refresh": 0,
+    "table": Table(
+        ["contender", "verdict"], [False, False], [["lamb", "could be the best"]], ["best"]
+    ),
     "warnings": [Warning("edge", f"reason {number}") for number in range(5)],
-    "sections": [Section("Front", None, "What none beats.")], "switches": [],
-    "folds": [Section("Every run", Table(["run", "lr"], [False, True], [["0", "1e-3"]] * 2, ["", ""]))],
-    "commands": [], "tested": "Paired t tests.", "footer": "Made by optrun.",
-}  # fmt: skip
+    "sections": [Section("Front", None, "What none beats.")],
+    "switches": [],
+    "folds": [
+        Section("Every run", Table(["run", "lr"], [False, True], [["0", "1e-3"]] * 2, ["", ""]))
+    ],
+    "commands": [],
+    "tested": "Paired t tests.",
+    "footer": "Made by optrun.",
+}
 
 
 def test_the_answer_stands_first_and_the_rest_is_folded() -> None:
@@ -155,10 +191,19 @@ def test_the_answer_stands_first_and_the_rest_is_folded() -> None:
     ]
     places = [html.index(part) for part in [*parts, "Paired t"]]
     assert places == sorted(places)
-    assert html.index("reason 2") < html.index("<details>") < html.index("reason 3"), "three reasons for care are open"
-    assert "outputs/sweeps/&lt;b&gt;</code><button" in html, "the next command is copied by a button"
+    assert html.index("reason 2") < html.index("<details>") < html.index("reason 3"), (
+        "three reasons for care are open"
+    )
+    assert "outputs/sweeps/&lt;b&gt;</code><button" in html, (
+        "the next command is copied by a button"
+    )
     assert 'class="better" data-label="verdict">could be the best' in html
-    for part in ("**lamb at lr 4e-3 could be the best.**", "optrun confirm outputs/sweeps/<b>", "reason 4", "Paired t"):
+    for part in (
+        "**lamb at lr 4e-3 could be the best.**",
+        "optrun confirm outputs/sweeps/<b>",
+        "reason 4",
+        "Paired t",
+    ):
         assert part in markdown
     assert "Every run" not in markdown, "rows of runs stand in report.csv"
 

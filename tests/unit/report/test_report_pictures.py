@@ -32,7 +32,13 @@ def _found(**contenders: Sequence[float]) -> list[Any]:
         low, high = (math.nan, math.nan) if scores is best else (mean - 0.01, mean + 0.01)
         verdict = "ruled out" if mean > 0.01 else "could be the best"
         versus[name] = SimpleNamespace(
-            name=name, reference=names[0], difference=mean, low=low, high=high, verdict=verdict, seeds=len(best)
+            name=name,
+            reference=names[0],
+            difference=mean,
+            low=low,
+            high=high,
+            verdict=verdict,
+            seeds=len(best),
         )
     scores_of = {name: dict(enumerate(scores)) for name, scores in contenders.items()}
     return differences(versus, scores_of, {names[-1]: {0}})
@@ -57,13 +63,17 @@ def test_differences_are_drawn_as_they_were_computed() -> None:
     assert bars == [pytest.approx((0.005, 0.025)), pytest.approx((0.05, 0.07))]
     band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
     assert (band.x0, band.x1) == (pytest.approx(-0.02), pytest.approx(0.02))
-    assert ("sgd, seed 0: +0.06, diverged", pytest.approx(0.06)) in [row[:2] for row in figure.rows()]
+    assert ("sgd, seed 0: +0.06, diverged", pytest.approx(0.06)) in [
+        row[:2] for row in figure.rows()
+    ]
 
 
 def test_one_bad_contender_stands_at_the_border_with_its_value() -> None:
     close = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], lion=[2.51, 2.63])
     with_bad = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], lion=[2.51, 2.63], sgd=[3.1, 3.2])
-    limits = [draw_differences(found, "eval/loss", "min", math.nan, LIGHT) for found in (close, with_bad)]
+    limits = [
+        draw_differences(found, "eval/loss", "min", math.nan, LIGHT) for found in (close, with_bad)
+    ]
     narrow, same = (figure.axes[0].get_xlim() for figure in limits)
     assert same == pytest.approx(narrow)
     words = [text.get_text() for text in limits[1].axes[0].texts]
@@ -72,7 +82,9 @@ def test_one_bad_contender_stands_at_the_border_with_its_value() -> None:
 
 
 def test_of_two_contenders_both_are_inside() -> None:
-    figure = draw_differences(_found(lamb=[2.5, 2.6], sgd=[3.1, 3.2]), "eval/loss", "min", 0.001, LIGHT)
+    figure = draw_differences(
+        _found(lamb=[2.5, 2.6], sgd=[3.1, 3.2]), "eval/loss", "min", 0.001, LIGHT
+    )
     assert figure.axes[0].get_xlim()[1] > 0.6
 
 
@@ -93,12 +105,17 @@ def test_more_contenders_than_lines() -> None:
 def test_a_point_lies_where_its_axis_says(tmp_path: Path, make_run: MakeRun) -> None:
     for number, final in enumerate((2.0, 2.1, 2.4, 3.0, 2.1, 2.3, 2.4, 3.2)):
         optimizer = ("adamw", "lamb")[number // 4]
-        make_run(tmp_path / str(number), optimizer=optimizer, seed=number % 4, max_steps=20, final=final)
+        make_run(
+            tmp_path / str(number), optimizer=optimizer, seed=number % 4, max_steps=20, final=final
+        )
     picture = _drawn(pictures(find(load_runs([tmp_path]))))["differences"]
     svg = to_svg(picture.draw(PAGE), name="differences", label='"<differences>')
     assert 'aria-label="&quot;&lt;differences&gt;"' in svg
-    ticks = re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="[\d.]+" style="fill[^>]*/>\s*</g>\s*</g>\s*'
-                       r"<g>\s*<text[^>]*>([\d.]+)</text>", svg)  # fmt: skip
+    ticks = re.findall(
+        r'<use xlink:href="#\w+" x="([\d.]+)" y="[\d.]+" style="fill[^>]*/>\s*</g>\s*</g>\s*'
+        r"<g>\s*<text[^>]*>([\d.]+)</text>",
+        svg,
+    )
     (x0, v0), *_, (x1, v1) = [(float(x), float(value)) for x, value in ticks]
     told = re.findall(r'cx="([\d.]+)" cy="[\d.]+" r="6"><title>lamb, seed \d: \+([\d.]+)<', svg)
     assert [float(value) for _, value in told] == [0.1, 0.2, 0.0, 0.2]
@@ -106,11 +123,20 @@ def test_a_point_lies_where_its_axis_says(tmp_path: Path, make_run: MakeRun) -> 
         assert float(x) == pytest.approx(x0 + (float(value) - v0) * (x1 - x0) / (v1 - v0), abs=0.1)
 
 
-def test_a_bad_contender_is_named_above_curves_and_basins(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_bad_contender_is_named_above_curves_and_basins(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     number = 0
     for optimizer, floor in {"adamw": 2.5, "lamb": 2.52, "adamax": 2.54, "sgd": 4.5}.items():
         for lr in (1e-3, 2e-3):
-            make_run(tmp_path / str(number), optimizer=optimizer, lr=lr, floor=floor, max_steps=40, eval_every=10)
+            make_run(
+                tmp_path / str(number),
+                optimizer=optimizer,
+                lr=lr,
+                floor=floor,
+                max_steps=40,
+                eval_every=10,
+            )
             number += 1
     found = find(load_runs([tmp_path]))
     assert found.rows[-1].name == "sgd"
@@ -124,7 +150,13 @@ def test_four_contenders_are_no_fog(tmp_path: Path, make_run: MakeRun) -> None:
     """Two have a band; on the page, and there alone, the seeds of the others wait to be pointed at."""
     for number in range(8):
         optimizer = ("adamw", "lamb", "adamax", "lion")[number % 4]
-        make_run(tmp_path / str(number), optimizer=optimizer, seed=number // 4, max_steps=40, eval_every=10)
+        make_run(
+            tmp_path / str(number),
+            optimizer=optimizer,
+            seed=number // 4,
+            max_steps=40,
+            eval_every=10,
+        )
     picture = _drawn(pictures(find(load_runs([tmp_path]))))["metric"]
     paper, page = picture.draw(LIGHT).axes[0], picture.draw(PAGE).axes[0]
     assert len(paper.collections) == len(page.collections) == 2
@@ -137,10 +169,20 @@ def test_four_contenders_are_no_fog(tmp_path: Path, make_run: MakeRun) -> None:
 def _search(tmp_path: Path, make_run: MakeRun, keys: int) -> Any:
     """lr decides, the others do nothing."""
     for number, factor in enumerate([0.2, 0.3, 0.5, 0.8, 1, 2, 3, 5, 8, 20] * 2):
-        settings = {"optimizer.dropout": 0.1 * (number > 9), "optimizer.flavour": ("plain", "b<c>$")[number % 2]}
+        settings = {
+            "optimizer.dropout": 0.1 * (number > 9),
+            "optimizer.flavour": ("plain", "b<c>$")[number % 2],
+        }
         config = dict(list(settings.items())[: keys - 1])
         lost = {"diverge_at": 10} if factor == 20 else {}
-        make_run(tmp_path / str(number), lr=1e-3 * factor, max_steps=20, config=config, log_every=10, **lost)
+        make_run(
+            tmp_path / str(number),
+            lr=1e-3 * factor,
+            max_steps=20,
+            config=config,
+            log_every=10,
+            **lost,
+        )
     return find(load_runs([tmp_path]), by=["optimizer.name"])
 
 
@@ -158,11 +200,15 @@ def test_a_search_over_three_settings_is_one_picture(tmp_path: Path, make_run: M
     assert {len(line.get_xdata()) for line in lines} == {4}, "three settings and the score"
     (thick,) = [line for line in lines if line.get_linewidth() == 3]
     assert thick.get_ydata()[-1] == pytest.approx(1), "the chosen one has the best score"
-    assert next(iter(ax.get_xticklabels())).get_text() == "lr", "the most important setting comes first"
+    assert next(iter(ax.get_xticklabels())).get_text() == "lr", (
+        "the most important setting comes first"
+    )
     assert "b&lt;c&gt;$" in to_svg(figure, name="x", label="x")
 
 
-def test_two_settings_are_one_picture_and_lr_alone_is_a_basin(tmp_path: Path, make_run: MakeRun) -> None:
+def test_two_settings_are_one_picture_and_lr_alone_is_a_basin(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     drawn = _drawn(pictures(_search(tmp_path / "two", make_run, 2)))
     assert "search" not in _drawn(pictures(_search(tmp_path / "one", make_run, 1)))
     svg = to_svg(drawn["search"].draw(PAGE), name="x", label="x")
@@ -170,7 +216,9 @@ def test_two_settings_are_one_picture_and_lr_alone_is_a_basin(tmp_path: Path, ma
     assert svg.count("<title>") == 20
 
 
-def test_without_optuna_nothing_is_weighed(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_nothing_is_weighed(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     findings = _search(tmp_path, make_run, 3)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert importances(findings) == {}
@@ -182,7 +230,14 @@ def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
     """No axis is without extent; warnings are errors."""
     for number in range(4):
         optimizer, lr = ("adamw", "lamb")[number % 2], 1e-3 * (1 + number // 2)
-        make_run(tmp_path / str(number), optimizer=optimizer, lr=lr, max_steps=20, final=2.0, log_every=20)
+        make_run(
+            tmp_path / str(number),
+            optimizer=optimizer,
+            lr=lr,
+            max_steps=20,
+            final=2.0,
+            log_every=20,
+        )
     drawn = _drawn(pictures(find(load_runs([tmp_path]), target=2.0)))
     for name in ("differences", "basin", "metric"):
         assert "<circle" in to_svg(drawn[name].draw(PAGE), name=name, label=name)
@@ -193,12 +248,20 @@ def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRu
     for number, optimizer in enumerate(("adamw", "sgd", "lamb")):
         for place, lr in enumerate((1e-3, 2e-3)):
             lost = {"diverge_at": 5} if optimizer == "sgd" or place else {}
-            make_run(tmp_path / f"{number}{place}", optimizer=optimizer, lr=lr, max_steps=20, log_every=10, **lost)
+            make_run(
+                tmp_path / f"{number}{place}",
+                optimizer=optimizer,
+                lr=lr,
+                max_steps=20,
+                log_every=10,
+                **lost,
+            )
     found = find(load_runs([tmp_path]))
     figure = _drawn(pictures(found))["basin"].draw(LIGHT)
     told = [mark.text for mark in figure.marks]
     assert sorted(text for text in told if "diverged" in text) == [
-        f"{name}: diverged" for name in ("adamw, lr 2e-3", "lamb, lr 2e-3", "sgd, lr 1e-3", "sgd, lr 2e-3")
+        f"{name}: diverged"
+        for name in ("adamw, lr 2e-3", "lamb, lr 2e-3", "sgd, lr 1e-3", "sgd, lr 2e-3")
     ]
     assert len(told) == 6
     (box,) = figure.legends
@@ -214,9 +277,15 @@ def test_the_worse_side_is_cut(tmp_path: Path, make_run: MakeRun, mode: str) -> 
         optimizer = ("adamw", "lamb", "adamax", "sgd")[number % 4]
         floor = {"sgd": 3.4}.get(optimizer, 2.5 + 0.01 * (number % 4))
         make_run(
-            tmp_path / str(number), optimizer=optimizer, floor=floor, seed=number // 4, max_steps=40, accuracy=True,
-            lr=BEST_LR[optimizer], summary={"main_metric": {"name": metric, "mode": mode}},
-        )  # fmt: skip
+            tmp_path / str(number),
+            optimizer=optimizer,
+            floor=floor,
+            seed=number // 4,
+            max_steps=40,
+            accuracy=True,
+            lr=BEST_LR[optimizer],
+            summary={"main_metric": {"name": metric, "mode": mode}},
+        )
     found = find(load_runs([tmp_path]))
     assert found.rows[-1].name == "sgd"
     drawn = _drawn(pictures(found))

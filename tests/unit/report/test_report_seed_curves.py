@@ -16,12 +16,24 @@ def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
     tmp_path: Path, make_run: Callable[..., Path]
 ) -> None:
     for number, optimizer in enumerate(("adamw", "lamb", "adamax")):
-        run = make_run(tmp_path / optimizer, optimizer=optimizer, final=2.5 + number / 100, max_steps=40, eval_every=10)
-        lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"step": 0' not in line]
+        run = make_run(
+            tmp_path / optimizer,
+            optimizer=optimizer,
+            final=2.5 + number / 100,
+            max_steps=40,
+            eval_every=10,
+        )
+        lines = [
+            line
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+            if '"step": 0' not in line
+        ]
         before = json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": 9.0})
         (run / "metrics.jsonl").write_text("\n".join([before, *lines]) + "\n")
     rows = find(load_runs([tmp_path])).rows
-    (ax,) = draw_seed_curves(seed_curves(rows, "eval/loss", "step"), "eval/loss", "min", "step", LIGHT).axes
+    (ax,) = draw_seed_curves(
+        seed_curves(rows, "eval/loss", "step"), "eval/loss", "min", "step", LIGHT
+    ).axes
     low, high = ax.get_ylim()
     assert low < 2.5
     assert 2.52 < high < 4.0

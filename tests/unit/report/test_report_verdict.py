@@ -23,17 +23,29 @@ SEEDS = (0.00, 0.02, -0.01, 0.03, -0.02)
 
 
 def write(
-    folder: Path, make_run: MakeRun, means: Mapping[str, float], *, seeds: int = 5, own: float = 0.002, **options: Any
+    folder: Path,
+    make_run: MakeRun,
+    means: Mapping[str, float],
+    *,
+    seeds: int = 5,
+    own: float = 0.002,
+    **options: Any,
 ) -> Path:
     """Contenders with these means over some seeds, each with a little noise of its own."""
     for place, (name, mean) in enumerate(means.items()):
         for seed in range(seeds):
             noise = own * math.sin(1.0 + 7 * seed + 3 * place)
             make_run(
-                folder / f"{name}-{seed}", optimizer=name, lr=1e-3, seed=seed, max_steps=20, log_every=10,
+                folder / f"{name}-{seed}",
+                optimizer=name,
+                lr=1e-3,
+                seed=seed,
+                max_steps=20,
+                log_every=10,
                 eval_every=10,
-                final=mean + SEEDS[seed % 5] + noise, **options,
-            )  # fmt: skip
+                final=mean + SEEDS[seed % 5] + noise,
+                **options,
+            )
     return folder
 
 
@@ -49,17 +61,23 @@ def lose(folder: Path, names: Sequence[str]) -> None:
     """Let runs stop at numbers that are not finite."""
     for name in names:
         path = folder / name / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "exit_code": 3}))
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"status": "failed", "exit_code": 3})
+        )
 
 
-def test_the_line_names_optimizer_and_lr_and_what_is_ruled_out(tmp_path: Path, make_run: MakeRun) -> None:
+def test_the_line_names_optimizer_and_lr_and_what_is_ruled_out(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     found = line(write(tmp_path, make_run, {"adamw": 2.60, "lamb": 2.62, "sgd": 2.9}, own=0.02))
     assert found.kind == "compared"
     assert found.possible == ("adamw", "lamb")
     assert found.ruled_out == ("sgd",)
     assert found.chosen["sgd"] == "sgd at lr 1e-3"
     text = str(found)
-    assert text.startswith("Compared: adamw at lr 1e-3 or lamb at lr 1e-3 could be the best (5 seeds; ")
+    assert text.startswith(
+        "Compared: adamw at lr 1e-3 or lamb at lr 1e-3 could be the best (5 seeds; "
+    )
     assert "would have been seen" in text
     assert "Ruled out: sgd at lr 1e-3." in text
 
@@ -72,7 +90,11 @@ def test_one_that_is_left_is_the_best(tmp_path: Path, make_run: MakeRun) -> None
 def test_where_more_is_better_the_highest_wins(tmp_path: Path, make_run: MakeRun) -> None:
     main = {"summary": {"main_metric": {"name": "eval/accuracy", "mode": "max"}}, "accuracy": True}
     found = line(write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.7}, **main))
-    assert (found.metric, found.possible, found.ruled_out) == ("eval/accuracy", ("adamw",), ("lamb",))
+    assert (found.metric, found.possible, found.ruled_out) == (
+        "eval/accuracy",
+        ("adamw",),
+        ("lamb",),
+    )
 
 
 def test_nobody_wins_by_losing_runs(tmp_path: Path, make_run: MakeRun) -> None:
@@ -100,8 +122,24 @@ def test_a_diverged_run_counts_as_the_worst_of_all_where_the_model_was_not_evalu
 def test_a_configuration_that_diverged_is_not_chosen(tmp_path: Path, make_run: MakeRun) -> None:
     write(tmp_path / "a", make_run, {"lion": 2.5}, before=10.8)
     for seed in range(5):
-        make_run(tmp_path / f"b{seed}", optimizer="lion", lr=1e-4, seed=seed, max_steps=20, final=2.7, before=10.8)
-        make_run(tmp_path / f"c{seed}", optimizer="adamw", lr=1e-4, seed=seed, max_steps=20, final=2.7, before=10.8)
+        make_run(
+            tmp_path / f"b{seed}",
+            optimizer="lion",
+            lr=1e-4,
+            seed=seed,
+            max_steps=20,
+            final=2.7,
+            before=10.8,
+        )
+        make_run(
+            tmp_path / f"c{seed}",
+            optimizer="adamw",
+            lr=1e-4,
+            seed=seed,
+            max_steps=20,
+            final=2.7,
+            before=10.8,
+        )
     lose(tmp_path / "a", ["lion-0"])
     (row,) = [row for row in find(load_runs([tmp_path])).rows if row.name == "lion"]
     assert row.arm.settings["lr"] == 1e-4
@@ -113,41 +151,71 @@ def test_a_sure_and_small_difference_is_said_to_be_small(tmp_path: Path, make_ru
     (lamb,) = [row for row in found.findings.rows if row.name == "lamb"]
     assert lamb.versus is not None
     assert lamb.versus.verdict is Verdict.either_will_do
-    assert "by less than another seed changes, so either will do: lamb at lr 1e-3" in judge(found).text
+    assert (
+        "by less than another seed changes, so either will do: lamb at lr 1e-3" in judge(found).text
+    )
     assert "Ruled out: lamb" in line(folder, matters=0.00001).text, "the user's own limit decides"
-    said = write(tmp_path / "said", make_run, {"adamw": 2.6, "lamb": 2.6001}, own=0.00001, config={"matters": 0.00001})
+    said = write(
+        tmp_path / "said",
+        make_run,
+        {"adamw": 2.6, "lamb": 2.6001},
+        own=0.00001,
+        config={"matters": 0.00001},
+    )
     assert "Ruled out: lamb" in line(said).text, "in the configuration, too"
 
 
-def test_a_limit_of_ones_own_is_not_called_what_a_seed_changes(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_limit_of_ones_own_is_not_called_what_a_seed_changes(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     text = line(write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.7}), matters=1.0).text
     assert "Ruled out, but by less than matters, so either will do: lamb at lr 1e-3." in text
 
 
 def test_a_baseline_rules_out_nobody(tmp_path: Path, make_run: MakeRun) -> None:
     """One that is better by too little to matter is not among the worse."""
-    found = line(write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.6001}, own=0.00001), baseline="lamb")
+    found = line(
+        write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.6001}, own=0.00001), baseline="lamb"
+    )
     assert "ruled out" not in found.text.lower()
-    assert "differs, but by less than another seed changes: either will do: adamw at lr 1e-3" in found.text
+    assert (
+        "differs, but by less than another seed changes: either will do: adamw at lr 1e-3"
+        in found.text
+    )
     assert (found.possible, found.ruled_out) == (("adamw", "lamb"), ())
 
 
-def scored(folder: Path, make_run: MakeRun, tables: Mapping[str, Mapping[int, float]]) -> SweepVerdict:
+def scored(
+    folder: Path, make_run: MakeRun, tables: Mapping[str, Mapping[int, float]]
+) -> SweepVerdict:
     for name, scores in tables.items():
         for seed, final in scores.items():
-            make_run(folder / f"{name}-{seed}", optimizer=name, seed=seed, max_steps=20, eval_every=10, final=final)
+            make_run(
+                folder / f"{name}-{seed}",
+                optimizer=name,
+                seed=seed,
+                max_steps=20,
+                eval_every=10,
+                final=final,
+            )
     return line(folder)
 
 
-def test_the_lead_is_that_over_the_seeds_that_were_compared(tmp_path: Path, make_run: MakeRun) -> None:
+def test_the_lead_is_that_over_the_seeds_that_were_compared(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     """The better mean comes from easier seeds."""
     easy = {0: 2.10, 1: 2.20, 2: 2.31}
-    found = scored(tmp_path, make_run, {"adamw": easy, "lamb": {0: 2.0, 1: 2.1, 2: 2.2, 3: 3.0, 4: 3.1}})
+    found = scored(
+        tmp_path, make_run, {"adamw": easy, "lamb": {0: 2.0, 1: 2.1, 2: 2.2, 3: 3.0, 4: 3.1}}
+    )
     assert found.possible == ("lamb",)
     assert "0.1033 eval/loss ahead" in found.text
 
 
-def test_the_seeds_of_a_verdict_are_those_that_were_shared(tmp_path: Path, make_run: MakeRun) -> None:
+def test_the_seeds_of_a_verdict_are_those_that_were_shared(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     folder = write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.7})
     path = folder / "lamb-4" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed"}))
@@ -159,10 +227,15 @@ def test_a_baseline_whose_runs_all_failed_has_no_score(tmp_path: Path, make_run:
     for seed in range(3):
         path = folder / f"sgd-{seed}" / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed"}))
-    assert "fewer than 3 are shared with sgd at lr 1e-3, the baseline" in line(folder, baseline="sgd").text
+    assert (
+        "fewer than 3 are shared with sgd at lr 1e-3, the baseline"
+        in line(folder, baseline="sgd").text
+    )
 
 
-def test_contenders_that_share_no_seed_have_no_difference(tmp_path: Path, make_run: MakeRun) -> None:
+def test_contenders_that_share_no_seed_have_no_difference(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     seeds = {0: 2.00, 1: 2.02, 2: 2.05}
     worse = {seed: each + 1 + seed / 100 for seed, each in seeds.items()}
     found = scored(tmp_path, make_run, {"adamw": seeds, "lamb": {7: 2.01, 8: 2.03}, "sgd": worse})
@@ -197,17 +270,25 @@ def test_equal_means_share_the_first_place(tmp_path: Path, make_run: MakeRun) ->
     assert text.startswith("Pilot: ")
 
 
-def test_another_metric_is_exploratory_and_one_of_training_ranks_nothing(tmp_path: Path, make_run: MakeRun) -> None:
+def test_another_metric_is_exploratory_and_one_of_training_ranks_nothing(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     folder = write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.7})
     found = line(folder, metric="eval/perplexity")
     assert found.kind == "exploratory"
-    assert found.text.startswith("Exploratory, by eval/perplexity, where eval/loss is the sweep's own: ")
+    assert found.text.startswith(
+        "Exploratory, by eval/perplexity, where eval/loss is the sweep's own: "
+    )
     assert line(folder, metric="eval/loss").kind == "compared"
-    with pytest.raises(ConfigError, match=r"metric=train/loss: a metric of training ranks nothing.*eval/loss"):
+    with pytest.raises(
+        ConfigError, match=r"metric=train/loss: a metric of training ranks nothing.*eval/loss"
+    ):
         line(folder, metric="train/loss")
 
 
-def test_a_training_metric_that_the_runs_name_ranks_nothing_either(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_training_metric_that_the_runs_name_ranks_nothing_either(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     main = {"summary": {"main_metric": {"name": "train/loss", "mode": "min"}}}
     found = line(write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.7}, **main))
     assert found.kind == "none"
@@ -218,14 +299,24 @@ def test_a_baseline_is_told_better_and_worse(tmp_path: Path, make_run: MakeRun) 
     folder = write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.5, "sgd": 2.9})
     found = line(folder, baseline="adamw")
     assert found.ruled_out == ("sgd",)
-    assert "Against adamw at lr 1e-3, the baseline, better: lamb at lr 1e-3; worse: sgd at lr 1e-3." in found.text
+    assert (
+        "Against adamw at lr 1e-3, the baseline, better: lamb at lr 1e-3; worse: sgd at lr 1e-3."
+        in found.text
+    )
 
 
 def test_the_edge_of_a_grid_is_named_with_the_lr_to_try(tmp_path: Path, make_run: MakeRun) -> None:
     for lr in (5e-4, 1e-3, 2e-3):
         for seed in range(3):
             make_run(tmp_path / f"{lr}-{seed}", optimizer="lamb", lr=lr, seed=seed, max_steps=20)
-            make_run(tmp_path / f"a{lr}-{seed}", optimizer="adamw", lr=lr, seed=seed, max_steps=20, floor=2.9)
+            make_run(
+                tmp_path / f"a{lr}-{seed}",
+                optimizer="adamw",
+                lr=lr,
+                seed=seed,
+                max_steps=20,
+                floor=2.9,
+            )
     text = line(tmp_path).text
     assert text.startswith("Selected: lamb at lr 2e-3 is the best of 2")
     assert "lamb stands at the edge of its grid: try lr=4e-3." in text
@@ -244,9 +335,17 @@ def test_of_a_pilot_the_edge_of_the_first_alone_is_named(tmp_path: Path, make_ru
 
 def test_a_winner_that_learnt_nothing_is_said_to(tmp_path: Path, make_run: MakeRun) -> None:
     folder = write(
-        tmp_path, make_run, {"adamw": 10.79, "lamb": 10.795}, before=10.8,
-        summary={"metrics": {"last": {"eval/loss": 10.79, "train/loss": 10.7}, "before_training": {"eval/loss": 10.8}}},
-    )  # fmt: skip
+        tmp_path,
+        make_run,
+        {"adamw": 10.79, "lamb": 10.795},
+        before=10.8,
+        summary={
+            "metrics": {
+                "last": {"eval/loss": 10.79, "train/loss": 10.7},
+                "before_training": {"eval/loss": 10.8},
+            }
+        },
+    )
     text = line(folder).text
     assert "But 5 of 5 runs of adamw: " in text
     assert "better than before training" in text
@@ -260,5 +359,7 @@ def test_the_third_look_is_judged_harder(tmp_path: Path, make_run: MakeRun) -> N
 
 def test_nothing_has_finished(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "a", status="running", global_step=10)
-    make_run(tmp_path / "b", optimizer="lamb", status="failed", summary={"exit_code": 3}, global_step=10)
+    make_run(
+        tmp_path / "b", optimizer="lamb", status="failed", summary={"exit_code": 3}, global_step=10
+    )
     assert line(tmp_path).text == "No run has finished with a result yet; 1 diverged."

@@ -15,7 +15,12 @@ from optrun.report.warnings import find_warnings
 
 Change = dict[str, Any]
 
-CLEAN = [(optimizer, lr, seed) for optimizer in ("adamw", "lamb") for lr in (1, 2, 4) for seed in (0, 1, 2, 3)]
+CLEAN = [
+    (optimizer, lr, seed)
+    for optimizer in ("adamw", "lamb")
+    for lr in (1, 2, 4)
+    for seed in (0, 1, 2, 3)
+]
 BEST = {"adamw": 1e-3, "lamb": 4e-3}
 
 
@@ -39,15 +44,24 @@ def test_a_clean_comparison_has_no_warning(tmp_path: Path, make_run: Callable[..
 CASES: list[tuple[str, list[str], Callable[[str, float, int], Change | None]]] = [
     ("edge", ["edge"], lambda o, lr, s: {"lr": BEST[o] * lr} if o == "lamb" else {}),
     ("edge-low", ["edge"], lambda o, lr, s: {"lr": BEST[o] * lr / 4} if o == "adamw" else {}),
-    ("budget-steps", ["budget"],
-     lambda o, lr, s: {"summary": {"max_steps": 80, "global_step": 80}} if o == "lamb" else {}),
+    (
+        "budget-steps",
+        ["budget"],
+        lambda o, lr, s: {"summary": {"max_steps": 80, "global_step": 80}} if o == "lamb" else {},
+    ),
     (
         "budget-batch",
         ["budget"],
-        lambda o, lr, s: {"config": {"training.per_device_train_batch_size": 32 if o == "lamb" else 16}},
+        lambda o, lr, s: {
+            "config": {"training.per_device_train_batch_size": 32 if o == "lamb" else 16}
+        },
     ),
     ("seeds", ["seeds"], lambda o, lr, s: None if (o, s) == ("lamb", 2) else {}),
-    ("other-seeds", ["seeds", "few-seeds"], lambda o, lr, s: {"seed": s + 2} if o == "lamb" else {}),
+    (
+        "other-seeds",
+        ["seeds", "few-seeds"],
+        lambda o, lr, s: {"seed": s + 2} if o == "lamb" else {},
+    ),
     ("few-seeds", ["few-seeds"], lambda o, lr, s: None if s >= 2 else {}),
     (
         "schedule",
@@ -62,32 +76,83 @@ CASES: list[tuple[str, list[str], Callable[[str, float, int], Change | None]]] =
     (
         "unfinished-elsewhere",
         ["unfinished"],
-        lambda o, lr, s: {"global_step": 20, "status": "interrupted"} if (o, lr, s) == ("lamb", 4, 0) else {},
+        lambda o, lr, s: (
+            {"global_step": 20, "status": "interrupted"} if (o, lr, s) == ("lamb", 4, 0) else {}
+        ),
     ),
-    ("diverged", ["diverged"], lambda o, lr, s: {"diverge_at": 30} if (o, lr) == ("lamb", 4) else {}),
-    ("failed", ["failed"],
-     lambda o, lr, s: {"status": "failed", "message": "out of memory"} if (o, lr, s) == ("lamb", 4, 0) else {}),
+    (
+        "diverged",
+        ["diverged"],
+        lambda o, lr, s: {"diverge_at": 30} if (o, lr) == ("lamb", 4) else {},
+    ),
+    (
+        "failed",
+        ["failed"],
+        lambda o, lr, s: (
+            {"status": "failed", "message": "out of memory"} if (o, lr, s) == ("lamb", 4, 0) else {}
+        ),
+    ),
     ("data", ["data"], lambda o, lr, s: {"summary": {"data": {"fingerprint": o}}}),
     ("data-cut-by-seed", [], lambda o, lr, s: {"summary": {"data": {"fingerprint": f"cut {s}"}}}),
-    ("code", ["code"], lambda o, lr, s: {"summary": {"versions": {"torch": "2.12" if o == "lamb" else "2.13"}}}),
+    (
+        "code",
+        ["code"],
+        lambda o, lr, s: {"summary": {"versions": {"torch": "2.12" if o == "lamb" else "2.13"}}},
+    ),
     ("commit", ["code"], lambda o, lr, s: {"summary": {"git": {"commit": o}}}),
-    ("dirty", ["code"], lambda o, lr, s: {"summary": {"git": {"commit": "a", "dirty": o == "lamb"}}}),
-    ("hardware", ["hardware"],
-     lambda o, lr, s: {"summary": {"hardware": {"device": "cuda" if o == "lamb" else "cpu"}}}),
-    ("speed", ["speed"],
-     lambda o, lr, s: {"summary": {"wall_seconds": 30.0,
-                                   "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0}}}),
-    ("speed-of-short-runs", [],
-     lambda o, lr, s: {"summary": {"wall_seconds": 0.5,
-                                   "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0}}}),
-    ("speed-of-optimizers", [],
-     lambda o, lr, s: {"summary": {"wall_seconds": 30.0,
-                                   "perf": {"tokens_per_second": 900.0 if o == "lamb" else 2000.0}}}),
-    ("task", ["task"], lambda o, lr, s: {"config": {"task": {"name": "masked_lm" if o == "lamb" else "causal_lm"}}}),
-]  # fmt: skip
+    (
+        "dirty",
+        ["code"],
+        lambda o, lr, s: {"summary": {"git": {"commit": "a", "dirty": o == "lamb"}}},
+    ),
+    (
+        "hardware",
+        ["hardware"],
+        lambda o, lr, s: {"summary": {"hardware": {"device": "cuda" if o == "lamb" else "cpu"}}},
+    ),
+    (
+        "speed",
+        ["speed"],
+        lambda o, lr, s: {
+            "summary": {
+                "wall_seconds": 30.0,
+                "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0},
+            }
+        },
+    ),
+    (
+        "speed-of-short-runs",
+        [],
+        lambda o, lr, s: {
+            "summary": {
+                "wall_seconds": 0.5,
+                "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0},
+            }
+        },
+    ),
+    (
+        "speed-of-optimizers",
+        [],
+        lambda o, lr, s: {
+            "summary": {
+                "wall_seconds": 30.0,
+                "perf": {"tokens_per_second": 900.0 if o == "lamb" else 2000.0},
+            }
+        },
+    ),
+    (
+        "task",
+        ["task"],
+        lambda o, lr, s: {
+            "config": {"task": {"name": "masked_lm" if o == "lamb" else "causal_lm"}}
+        },
+    ),
+]
 
 
-@pytest.mark.parametrize(("expected", "change"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("expected", "change"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
 def test_a_warning_fires_for_its_cause_and_no_other(
     tmp_path: Path,
     make_run: Callable[..., Path],
@@ -100,21 +165,36 @@ def test_a_warning_fires_for_its_cause_and_no_other(
 def test_unequal_tuning(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     _sweep(tmp_path, make_run, lambda *_: {})
     for seed in range(4):
-        make_run(tmp_path / f"more-{seed}", optimizer="lamb", lr=3e-3, seed=seed, max_steps=40, eval_every=10)
+        make_run(
+            tmp_path / f"more-{seed}",
+            optimizer="lamb",
+            lr=3e-3,
+            seed=seed,
+            max_steps=40,
+            eval_every=10,
+        )
     assert [warning.kind for warning in find_warnings(find(load_runs([tmp_path])))] == ["tuning"]
 
 
-def test_one_lr_each_is_no_comparison_of_optimizers(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_one_lr_each_is_no_comparison_of_optimizers(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     kinds = _sweep(tmp_path, make_run, lambda o, lr, s: {} if lr == 2 else None)
     assert kinds == ["single-lr"]
 
 
-def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     """The grid did go further: what lies there diverges."""
     kinds = _sweep(
         tmp_path,
         make_run,
-        lambda o, lr, s: {"lr": BEST[o] * lr / 2, "diverge_at": 10 if lr == 4 else None, "final": 3 - lr / 10},
+        lambda o, lr, s: {
+            "lr": BEST[o] * lr / 2,
+            "diverge_at": 10 if lr == 4 else None,
+            "final": 3 - lr / 10,
+        },
     )
     assert kinds == ["diverged"]
 
@@ -122,7 +202,10 @@ def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path,
 @pytest.mark.parametrize(
     ("grid", "expected"),
     [
-        ({1e-4: {}, 1e-3: {"final": 2.0}, 1e-1: {"diverge_at": 10}}, [("coarse", "1e-4"), ("coarse", "lr=0.01")]),
+        (
+            {1e-4: {}, 1e-3: {"final": 2.0}, 1e-1: {"diverge_at": 10}},
+            [("coarse", "1e-4"), ("coarse", "lr=0.01")],
+        ),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {"diverge_at": 10}}, [("coarse", "diverged")]),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {}}, [("coarse", "×10")]),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 5e-3: {}}, []),
@@ -132,26 +215,39 @@ def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path,
     ids=["far-both", "far-diverged", "far", "near", "low-end", "low-unfinished"],
 )
 def test_the_best_lr_wants_results_close_by(
-    tmp_path: Path, make_run: Callable[..., Path], grid: dict[float, Change], expected: list[tuple[str, str]]
+    tmp_path: Path,
+    make_run: Callable[..., Path],
+    grid: dict[float, Change],
+    expected: list[tuple[str, str]],
 ) -> None:
     """A neighbour that diverged bounds the search only where it is near; one that has not ended is named by itself."""
     for number, (lr, options) in enumerate(grid.items()):
         make_run(tmp_path / f"a{number}", lr=lr, max_steps=20, **options)
         make_run(tmp_path / f"b{number}", lr=2e-3, optimizer="lamb", max_steps=20, seed=number)
-    told = [each for each in find_warnings(find(load_runs([tmp_path]))) if each.kind in ("edge", "coarse")]
+    told = [
+        each
+        for each in find_warnings(find(load_runs([tmp_path])))
+        if each.kind in ("edge", "coarse")
+    ]
     assert [each.kind for each in told] == [kind for kind, _ in expected]
     for warning, (_, fact) in zip(told, expected, strict=True):
         assert fact in warning.text
         assert warning.text.startswith("adamw")
 
 
-def test_a_run_stopped_by_numbers_that_are_not_finite_was_tried(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_a_run_stopped_by_numbers_that_are_not_finite_was_tried(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     """It ends before a line that holds such a number is written."""
     stopped: Change = {"global_step": 12, "status": "failed", "summary": {"exit_code": 3}}
     kinds = _sweep(
         tmp_path,
         make_run,
-        lambda o, lr, s: {"lr": BEST[o] * lr / 2, "final": 3 - lr / 10, **(stopped if lr == 4 else {})},
+        lambda o, lr, s: {
+            "lr": BEST[o] * lr / 2,
+            "final": 3 - lr / 10,
+            **(stopped if lr == 4 else {}),
+        },
     )
     assert kinds == ["diverged"]
 
@@ -159,7 +255,15 @@ def test_a_run_stopped_by_numbers_that_are_not_finite_was_tried(tmp_path: Path, 
 def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     _sweep(tmp_path, make_run, lambda *_: {})
     late = {"updated_at": "2027-01-01T00:00:00+00:00"}
-    make_run(tmp_path / "again", optimizer="lamb", lr=4e-3, seed=0, max_steps=40, eval_every=10, summary=late)
+    make_run(
+        tmp_path / "again",
+        optimizer="lamb",
+        lr=4e-3,
+        seed=0,
+        max_steps=40,
+        eval_every=10,
+        summary=late,
+    )
     findings = find(load_runs([tmp_path]))
     (warning,) = find_warnings(findings)
     assert warning.kind == "repeated"
@@ -175,26 +279,47 @@ def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[...
     assert found["metric"].runs == ("again",)
 
 
-def test_a_run_without_a_finite_metric_is_named(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_a_run_without_a_finite_metric_is_named(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     """A score that is not a number ranks nothing, and the run is not lost without a word."""
     main = {"main_metric": {"name": "eval/accuracy", "mode": "max"}}
     for seed in range(3):
         for optimizer in ("adamw", "lamb"):
-            make_run(tmp_path / f"{optimizer}-{seed}", optimizer=optimizer, seed=seed, accuracy=True, summary=main)
+            make_run(
+                tmp_path / f"{optimizer}-{seed}",
+                optimizer=optimizer,
+                seed=seed,
+                accuracy=True,
+                summary=main,
+            )
     file = tmp_path / "adamw-1" / "summary.json"
     held = json.loads(file.read_text())
     held["metrics"]["last"]["eval/accuracy"] = "NaN"
     file.write_text(json.dumps(held))
     log = tmp_path / "adamw-1" / "metrics.jsonl"
     *first, last = log.read_text().splitlines()
-    log.write_text("\n".join([*first, json.dumps(json.loads(last) | {"eval/accuracy": "NaN"})]) + "\n")
-    (found,) = [each for each in find_warnings(find(load_runs([tmp_path]))) if each.kind == "metric"]
+    log.write_text(
+        "\n".join([*first, json.dumps(json.loads(last) | {"eval/accuracy": "NaN"})]) + "\n"
+    )
+    (found,) = [
+        each for each in find_warnings(find(load_runs([tmp_path]))) if each.kind == "metric"
+    ]
     assert found.runs == ("adamw-1",)
     assert "eval/accuracy" in found.text
 
 
-def test_learning_rates_that_are_compared_were_swept(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_learning_rates_that_are_compared_were_swept(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     for number, (optimizer, lr, seed) in enumerate(CLEAN):
-        make_run(tmp_path / str(number), optimizer=optimizer, lr=lr * 1e-3, seed=seed, max_steps=40, eval_every=10)
+        make_run(
+            tmp_path / str(number),
+            optimizer=optimizer,
+            lr=lr * 1e-3,
+            seed=seed,
+            max_steps=40,
+            eval_every=10,
+        )
     found = find(load_runs([tmp_path]), by=["optimizer.name", "lr"])
     assert "single-lr" not in {each.kind for each in find_warnings(found)}

@@ -45,13 +45,25 @@ def _verdicts(judged: Judgement) -> dict[str, Verdict]:
 
 def test_a_case_computed_by_hand() -> None:
     """Differences 1, 2, 3: mean 2, sd 1, t = 2 sqrt(3) on 2 degrees, p = (1 - t / sqrt(t^2 + 2)) / 2 = 0.0371."""
-    judged = compare({"a": {0: 1.0, 1: 5.0, 2: 3.0}, "b": {0: 2.0, 1: 7.0, 2: 6.0}}, mode="min", matters=0.5)
+    judged = compare(
+        {"a": {0: 1.0, 1: 5.0, 2: 3.0}, "b": {0: 2.0, 1: 7.0, 2: 6.0}}, mode="min", matters=0.5
+    )
     worse = judged.comparisons["b"]
     t = 2 * math.sqrt(3)
     assert worse.difference == pytest.approx(2.0)
     assert worse.p == pytest.approx((1 - t / math.sqrt(t * t + 2)) / 2)
-    assert (worse.verdict, worse.by, worse.reference, worse.seeds) == (Verdict.ruled_out, "a", "a", 3)
-    assert (judged.reference, judged.named, judged.possible, judged.matters) == ("a", False, ["a"], 0.5)
+    assert (worse.verdict, worse.by, worse.reference, worse.seeds) == (
+        Verdict.ruled_out,
+        "a",
+        "a",
+        3,
+    )
+    assert (judged.reference, judged.named, judged.possible, judged.matters) == (
+        "a",
+        False,
+        ["a"],
+        0.5,
+    )
     assert judged.sd == pytest.approx(math.sqrt((8 + 14) / 4))
 
 
@@ -66,11 +78,15 @@ def test_p_and_intervals_are_those_of_scipy(mode: str, contenders: int, seeds: i
     assert judged.confidence == pytest.approx(1 - 2 * ALPHA / (contenders - 1))
     for i, each in enumerate(judged.comparisons.values()):
         one_sided = [
-            stats.ttest_rel(values[i], values[j], alternative=worse).pvalue for j in range(contenders) if j != i
+            stats.ttest_rel(values[i], values[j], alternative=worse).pvalue
+            for j in range(contenders)
+            if j != i
         ]
         assert each.p == pytest.approx(min(1.0, (contenders - 1) * min(one_sided)))
         if i != best:
-            interval = stats.ttest_rel(values[i], values[best]).confidence_interval(judged.confidence)
+            interval = stats.ttest_rel(values[i], values[best]).confidence_interval(
+                judged.confidence
+            )
             assert (each.low, each.high) == pytest.approx((interval.low, interval.high))
 
 
@@ -99,7 +115,10 @@ def test_a_baseline_is_told_better_worse_and_no_difference() -> None:
     low, high, alike = Verdict.better, Verdict.worse, Verdict.no_difference
     expected = {"base": Verdict.baseline, "low": low, "high": high, "alike": alike}
     assert _verdicts(compare(of_seeds, mode="min", baseline="base")) == expected
-    assert _verdicts(compare(of_seeds, mode="max", baseline="base")) == expected | {"low": high, "high": low}
+    assert _verdicts(compare(of_seeds, mode="max", baseline="base")) == expected | {
+        "low": high,
+        "high": low,
+    }
 
 
 def test_tests_that_are_not_made_count_for_holm() -> None:
@@ -111,7 +130,9 @@ def test_tests_that_are_not_made_count_for_holm() -> None:
 
 def test_a_contender_is_ruled_out_by_any_other() -> None:
     """The best scatters too much to tell c1 from it; the second best rules c1 out."""
-    scores = _scores(np.array([[-9.0, 9.0, -6.0, 0.0], [1.0, 1.1, 0.9, 1.05], [0.0, 0.01, -0.01, 0.0]]))
+    scores = _scores(
+        np.array([[-9.0, 9.0, -6.0, 0.0], [1.0, 1.1, 0.9, 1.05], [0.0, 0.01, -0.01, 0.0]])
+    )
     judged = compare(scores, mode="min")
     worse = judged.comparisons["c1"]
     assert judged.reference == "c0"
@@ -128,17 +149,24 @@ def test_what_must_not_change_a_verdict(mode: str, baseline: str | None) -> None
         values = _drawn(seed, apart=0.8)
         before = compare(_scores(values), mode=mode, baseline=baseline)
         shuffled = compare(
-            {f"c{index}": _scores(values)[f"c{index}"] for index in random.permutation(5)}, mode=mode, baseline=baseline
+            {f"c{index}": _scores(values)[f"c{index}"] for index in random.permutation(5)},
+            mode=mode,
+            baseline=baseline,
         )
         seeds = random.permutation(5)
         others = {
             "seeds": compare(_scores(values[:, seeds]), mode=mode, baseline=baseline),
             "unit": compare(_scores(1e-3 * values), mode=mode, baseline=baseline),
             "huge": compare(_scores(1e200 * values), mode=mode, baseline=baseline),
-            "mode": compare(_scores(-values), mode="max" if mode == "min" else "min", baseline=baseline),
+            "mode": compare(
+                _scores(-values), mode="max" if mode == "min" else "min", baseline=baseline
+            ),
         }
         hard = compare(
-            _scores(values + 10 * random.standard_normal(5)), mode=mode, baseline=baseline, matters=before.sd
+            _scores(values + 10 * random.standard_normal(5)),
+            mode=mode,
+            baseline=baseline,
+            matters=before.sd,
         )
         assert _verdicts(shuffled) == _verdicts(before)
         assert _verdicts(hard) == _verdicts(before)
@@ -153,7 +181,9 @@ def test_what_must_not_change_a_verdict(mode: str, baseline: str | None) -> None
 def test_an_interval_excludes_zero_where_the_pair_is_told_apart(baseline: str | None) -> None:
     told = 0
     for seed in range(60):
-        judged = compare(_scores(_drawn(seed, contenders=2, seeds=4)), mode="min", baseline=baseline, matters=0.0)
+        judged = compare(
+            _scores(_drawn(seed, contenders=2, seeds=4)), mode="min", baseline=baseline, matters=0.0
+        )
         each = next(each for each in judged.comparisons.values() if each.name != judged.reference)
         found = each.verdict in (Verdict.ruled_out, Verdict.better, Verdict.worse)
         assert found == (each.low > 0 or each.high < 0)
@@ -167,7 +197,9 @@ def test_the_best_mean_is_never_ruled_out_and_compare_is_rule_out() -> None:
         judged = compare(_scores(values), mode="max", matters=0.0)
         assert judged.reference == judged.ranking[0] == judged.possible[0]
         gone = rule_out(values[None], "max")[0]
-        assert [each.verdict == Verdict.ruled_out for each in judged.comparisons.values()] == gone.tolist()
+        assert [
+            each.verdict == Verdict.ruled_out for each in judged.comparisons.values()
+        ] == gone.tolist()
         assert bool(gone[values.mean(axis=1).argmax()]) is False
 
 
@@ -178,8 +210,14 @@ def test_a_sure_difference_may_not_matter() -> None:
     judged = compare(_scores(values), mode="min")
     assert judged.comparisons["c1"].verdict == Verdict.either_will_do
     assert judged.matters == judged.sd == pytest.approx(np.std(values[0], ddof=1), rel=0.01)
-    assert compare(_scores(values), mode="min", matters=5e-5).comparisons["c1"].verdict == Verdict.ruled_out
-    assert compare(_scores(values), mode="min", baseline="c0").comparisons["c1"].verdict == Verdict.differs_little
+    assert (
+        compare(_scores(values), mode="min", matters=5e-5).comparisons["c1"].verdict
+        == Verdict.ruled_out
+    )
+    assert (
+        compare(_scores(values), mode="min", baseline="c0").comparisons["c1"].verdict
+        == Verdict.differs_little
+    )
     assert compare(_scores(values), mode="min", sd=1e-6).matters == 1e-6
 
 
@@ -196,7 +234,10 @@ def test_later_looks_are_judged_more_strictly() -> None:
 
 @pytest.mark.parametrize("shared", range(MIN_SEEDS))
 def test_too_few_shared_seeds_are_no_evidence(shared: int) -> None:
-    scores = {"a": {seed: 1.0 + seed / 100 for seed in range(5)}, "b": {5 + s - shared: 9.0 + s for s in range(5)}}
+    scores = {
+        "a": {seed: 1.0 + seed / 100 for seed in range(5)},
+        "b": {5 + s - shared: 9.0 + s for s in range(5)},
+    }
     judged = compare(scores, mode="min")
     found = judged.comparisons["b"]
     assert (found.verdict, found.seeds) == (Verdict.too_few, shared)
@@ -213,20 +254,31 @@ def test_each_pair_is_compared_over_the_seeds_that_both_have() -> None:
     expected = stats.ttest_rel(values[1, 2:], values[0, 2:], alternative="greater").pvalue
     assert judged.comparisons["c1"].seeds == 4
     assert judged.comparisons["c1"].p == pytest.approx(2 * expected)
-    assert judged.comparisons["c1"].difference == pytest.approx(np.mean(values[1, 2:] - values[0, 2:]))
+    assert judged.comparisons["c1"].difference == pytest.approx(
+        np.mean(values[1, 2:] - values[0, 2:])
+    )
 
 
 def test_easy_seeds_make_no_reference() -> None:
     """b has the best mean, since it did not run the hard seeds, and is worse on all that it shares; d ran once."""
     a = {0: 1.0, 1: 1.1, 2: 0.9, 3: 9.0, 4: 9.1}
-    judged = compare({"a": a, "b": {0: 2.0, 1: 2.2, 2: 1.8}, "d": {0: 0.5}}, mode="min", matters=0.1)
+    judged = compare(
+        {"a": a, "b": {0: 2.0, 1: 2.2, 2: 1.8}, "d": {0: 0.5}}, mode="min", matters=0.1
+    )
     assert judged.ranking == ["d", "b", "a"]
     assert judged.reference == "a"
-    assert _verdicts(judged) == {"a": Verdict.could_be_best, "b": Verdict.ruled_out, "d": Verdict.too_few}
+    assert _verdicts(judged) == {
+        "a": Verdict.could_be_best,
+        "b": Verdict.ruled_out,
+        "d": Verdict.too_few,
+    }
 
 
 def test_seeds_that_change_nothing_are_no_evidence_either() -> None:
-    scores = {f"c{i}": {seed: mean + seed for seed in range(4)} for i, mean in enumerate([0.1, 0.2, 0.1, 0.7])}
+    scores = {
+        f"c{i}": {seed: mean + seed for seed in range(4)}
+        for i, mean in enumerate([0.1, 0.2, 0.1, 0.7])
+    }
     judged = compare(scores, mode="min")
     could, flat = Verdict.could_be_best, Verdict.no_spread
     assert list(_verdicts(judged).values()) == [could, flat, could, flat]
@@ -236,7 +288,9 @@ def test_seeds_that_change_nothing_are_no_evidence_either() -> None:
     assert list(planned.values()) == [Verdict.baseline, flat, Verdict.no_difference, flat]
 
 
-@pytest.mark.parametrize(("seeds", "verdict"), [(1, Verdict.too_few), (2, Verdict.too_few), (3, Verdict.could_be_best)])
+@pytest.mark.parametrize(
+    ("seeds", "verdict"), [(1, Verdict.too_few), (2, Verdict.too_few), (3, Verdict.could_be_best)]
+)
 def test_a_contender_alone_or_without_scores(seeds: int, verdict: Verdict) -> None:
     judged = compare({"a": {seed: float(seed) for seed in range(seeds)}, "b": {}}, mode="min")
     assert _verdicts(judged) == {"a": verdict, "b": Verdict.too_few}
@@ -279,29 +333,49 @@ def test_holm_is_the_textbook_example() -> None:
 
 
 def test_spread_is_pooled_over_contenders() -> None:
-    assert pooled_sd([[1.0, 3.0], [5.0], [10.0, 11.0, 12.0]]) == pytest.approx(math.sqrt((2 + 2) / 3))
+    assert pooled_sd([[1.0, 3.0], [5.0], [10.0, 11.0, 12.0]]) == pytest.approx(
+        math.sqrt((2 + 2) / 3)
+    )
     assert math.isnan(pooled_sd([[1.0], []]))
 
 
 @pytest.mark.parametrize("sides", [1, 2])
-@pytest.mark.parametrize(("seeds", "alpha"), [(3, ALPHA), (5, ALPHA / 6), (10, ALPHA / 11), (3, ALPHA / 999)])
-def test_the_detectable_difference_has_the_power_of_theory(seeds: int, alpha: float, sides: int) -> None:
+@pytest.mark.parametrize(
+    ("seeds", "alpha"), [(3, ALPHA), (5, ALPHA / 6), (10, ALPHA / 11), (3, ALPHA / 999)]
+)
+def test_the_detectable_difference_has_the_power_of_theory(
+    seeds: int, alpha: float, sides: int
+) -> None:
     shift = detectable(2.0, seeds, alpha, sides=sides) / (2.0 / math.sqrt(seeds))
     critical = stats.t.ppf(1 - alpha / sides, seeds - 1)
     assert stats.nct.sf(critical, seeds - 1, shift) == pytest.approx(POWER, abs=1e-5)
 
 
-@pytest.mark.parametrize(("contenders", "seeds", "baseline"), [(2, 3, False), (4, 5, False), (4, 5, True)])
-def test_what_is_foreseen_is_found_in_four_of_five(contenders: int, seeds: int, baseline: bool) -> None:
+@pytest.mark.parametrize(
+    ("contenders", "seeds", "baseline"), [(2, 3, False), (4, 5, False), (4, 5, True)]
+)
+def test_what_is_foreseen_is_found_in_four_of_five(
+    contenders: int, seeds: int, baseline: bool
+) -> None:
     """c0 is best and one other is worse by what is foreseen; the rest are far off."""
     tables = 4000
-    apart = np.array([0.0, foreseen(contenders, seeds, baseline=baseline), *[30.0] * (contenders - 2)])
+    apart = np.array(
+        [0.0, foreseen(contenders, seeds, baseline=baseline), *[30.0] * (contenders - 2)]
+    )
     values = np.random.default_rng(0).standard_normal((tables, contenders, seeds)) + apart[:, None]
     alpha = ALPHA / 2 if baseline else ALPHA  # of two sides; Holm's first step
-    assert rule_out(values, "min", alpha)[:, 1].mean() == pytest.approx(POWER, abs=4 * math.sqrt(0.16 / tables))
-    seen = compare(_scores(values[0]), mode="min", baseline="c0" if baseline else None).comparisons["c1"].seen
+    assert rule_out(values, "min", alpha)[:, 1].mean() == pytest.approx(
+        POWER, abs=4 * math.sqrt(0.16 / tables)
+    )
+    seen = (
+        compare(_scores(values[0]), mode="min", baseline="c0" if baseline else None)
+        .comparisons["c1"]
+        .seen
+    )
     spread = float(np.std(values[0, 1] - values[0, 0], ddof=1))
-    assert seen == pytest.approx(spread / math.sqrt(2) * foreseen(contenders, seeds, baseline=baseline))
+    assert seen == pytest.approx(
+        spread / math.sqrt(2) * foreseen(contenders, seeds, baseline=baseline)
+    )
 
 
 @pytest.mark.parametrize("baseline", [False, True])
@@ -313,7 +387,13 @@ def test_a_plan_has_the_power_that_is_promised_on_average_over_pilots(
     degrees, sides = (contenders - 1) * (seeds - 1), 2 if baseline else 1
     reached = []
     for observed in np.sqrt(np.random.default_rng(0).chisquare(degrees, 400) / degrees):
-        plan = {"sd": observed, "degrees": degrees, "contenders": contenders, "baseline": baseline, "most": 10_000}
+        plan = {
+            "sd": observed,
+            "degrees": degrees,
+            "contenders": contenders,
+            "baseline": baseline,
+            "most": 10_000,
+        }
         n = seeds_for(1.0, **plan)
         assert n is not None
         critical = stats.t.ppf(1 - ALPHA / (contenders - 1) / sides, n - 1)
@@ -326,7 +406,9 @@ def test_plans_have_bounds() -> None:
     assert seeds_for(0.0, sd=1.0, degrees=4, contenders=2, most=20) is None
     assert seeds_for(9.0, sd=1e-3, degrees=4, contenders=2, most=100) == MIN_SEEDS
     assert seeds_for(1.0, sd=math.nan, degrees=0, contenders=2, most=100) is None
-    few = [seeds_for(difference, sd=1.0, degrees=9, contenders=3, most=100) for difference in (1, 2, 4)]
+    few = [
+        seeds_for(difference, sd=1.0, degrees=9, contenders=3, most=100) for difference in (1, 2, 4)
+    ]
     assert few == sorted((n for n in few if n), reverse=True)
 
 
@@ -342,12 +424,20 @@ def test_the_best_is_rarely_lost(noise: str, contenders: int, seeds: int) -> Non
 
 @pytest.mark.parametrize(
     ("contenders", "seeds", "four", "two"),
-    [(2, 3, 0.91, 0.50), (3, 3, 0.71, 0.31), (7, 3, 0.35, 0.14), (7, 5, 0.93, 0.40), (12, 5, 0.84, 0.28)],
+    [
+        (2, 3, 0.91, 0.50),
+        (3, 3, 0.71, 0.31),
+        (7, 3, 0.35, 0.14),
+        (7, 5, 0.93, 0.40),
+        (12, 5, 0.84, 0.28),
+    ],
 )
 def test_a_worse_contender_is_found(contenders: int, seeds: int, four: float, two: float) -> None:
     for ahead, expected in ((4.0, four), (2.0, two)):
         rate = simulated.found(contenders, seeds, TABLES, ahead=ahead)
-        assert rate == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / TABLES) + 0.005)
+        assert rate == pytest.approx(
+            expected, abs=4 * math.sqrt(expected * (1 - expected) / TABLES) + 0.005
+        )
 
 
 def test_a_workload_that_teaches_nothing_costs_no_power() -> None:
@@ -362,8 +452,15 @@ def test_nobody_wins_by_losing_runs() -> None:
 
 def test_the_page_holds_its_promise() -> None:
     """The best is lost in at most 5.5 % of every size, and a confirmation has between 0.75 and 0.9 of power."""
-    text = simulated.DOCUMENT.read_text(encoding="utf-8").split(simulated.BEGIN)[1].split(simulated.END)[0]
-    rates = {(int(k), int(n)): float(rate) for k, n, rate in re.findall(r"\| (\d+) x (\d+) \| ([\d.]+)%", text)}
+    text = (
+        simulated.DOCUMENT.read_text(encoding="utf-8")
+        .split(simulated.BEGIN)[1]
+        .split(simulated.END)[0]
+    )
+    rates = {
+        (int(k), int(n)): float(rate)
+        for k, n, rate in re.findall(r"\| (\d+) x (\d+) \| ([\d.]+)%", text)
+    }
     assert list(rates) == simulated.SIZES
     assert max(rates.values()) <= 5.5
     confirmed = re.findall(r"`confirm power=0.8`.*\| ([\d.]+) to ([\d.]+) \|", text)

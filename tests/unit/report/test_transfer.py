@@ -45,23 +45,50 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
             width, steps = size if isinstance(size, tuple) else (size, 200)
             for lr in lrs:
                 for seed in seeds:
-                    z = math.log(lr / (true_lr(width, steps) if at is None else at)) + 0.05 * math.sin(5 * seed + width)
-                    words = [f"optimizer={optimizer}", f"lr={lr}", f"seed={seed}", f"{WIDTH}={width}"]
-                    run = {"config": {WIDTH: width}, "summary": {"overrides": words, "command": "optrun -m a=b"}} | more
+                    z = math.log(
+                        lr / (true_lr(width, steps) if at is None else at)
+                    ) + 0.05 * math.sin(5 * seed + width)
+                    words = [
+                        f"optimizer={optimizer}",
+                        f"lr={lr}",
+                        f"seed={seed}",
+                        f"{WIDTH}={width}",
+                    ]
+                    run = {
+                        "config": {WIDTH: width},
+                        "summary": {"overrides": words, "command": "optrun -m a=b"},
+                    } | more
                     path = tmp_path / name / f"{optimizer}-{width}-{steps}-{lr}-{seed}"
-                    make_run(path, lr=lr, seed=seed, max_steps=steps, log_every=steps, eval_every=steps,
-                             final=2.5 + 0.2 * z**2 + 0.02 * seed, optimizer=optimizer, **run)  # fmt: skip
+                    make_run(
+                        path,
+                        lr=lr,
+                        seed=seed,
+                        max_steps=steps,
+                        log_every=steps,
+                        eval_every=steps,
+                        final=2.5 + 0.2 * z**2 + 0.02 * seed,
+                        optimizer=optimizer,
+                        **run,
+                    )
         return tmp_path / name
 
     return made
 
 
-def test_a_power_law_is_found(sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_power_law_is_found(
+    sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = sweep({32: LRS, 64: LRS, 128: LRS})
     sweep({32: LRS, 64: LRS}, optimizer="sgd", at=0.02)
     assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={tmp_path / 'out'}") == 0
-    said, found = capsys.readouterr().out, json.loads((tmp_path / "out" / "transfer.json").read_text())
-    adamw, sgd = (next(each for each in found["answers"] if name in each["contender"]) for name in ("adamw", "sgd"))
+    said, found = (
+        capsys.readouterr().out,
+        json.loads((tmp_path / "out" / "transfer.json").read_text()),
+    )
+    adamw, sgd = (
+        next(each for each in found["answers"] if name in each["contender"])
+        for name in ("adamw", "sgd")
+    )
     assert adamw["lr"]["value"] == pytest.approx(true_lr(256), rel=0.15)
     assert adamw["lr"]["low"] < true_lr(256) < adamw["lr"]["high"] < 3 * adamw["lr"]["low"]
     exponent = adamw["exponents"][WIDTH]
@@ -77,9 +104,13 @@ def test_a_power_law_is_found(sweep: Callable[..., Path], tmp_path: Path, capsys
         words = shlex.split(line)
         assert f"{WIDTH}=256" in words
         assert f"{WIDTH}=128" not in words
-        assert float(next(word for word in words if word.startswith("lr="))[3:]) == pytest.approx(lr, rel=0.01)
+        assert float(next(word for word in words if word.startswith("lr="))[3:]) == pytest.approx(
+            lr, rel=0.01
+        )
     assert (tmp_path / "out" / "transfer.png").stat().st_size > 10_000
-    assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={tmp_path / 'out'}") == 0, "its own may be replaced"
+    assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={tmp_path / 'out'}") == 0, (
+        "its own may be replaced"
+    )
 
 
 def test_a_law_is_told_of_the_optimizers_it_was_found_with(sweep: Callable[..., Path]) -> None:
@@ -98,7 +129,9 @@ def test_a_law_is_told_of_the_optimizers_it_was_found_with(sweep: Callable[..., 
 
 def test_two_keys(sweep: Callable[..., Path], tmp_path: Path) -> None:
     folder = sweep({(32, 100): LRS, (64, 100): LRS, (64, 400): LRS})
-    found = package.transfer([folder], {WIDTH: 128, "training.max_steps": 800}, out=tmp_path / "out", quiet=True)
+    found = package.transfer(
+        [folder], {WIDTH: 128, "training.max_steps": 800}, out=tmp_path / "out", quiet=True
+    )
     lr = found.answers[0].lr
     assert lr.low < true_lr(128, 800) < lr.high
     assert found.answers[0].exponents["training.max_steps"].value == pytest.approx(-0.3, abs=0.15)
@@ -120,14 +153,19 @@ def test_keys_that_moved_together(sweep: Callable[..., Path]) -> None:
     assert list(found.exponents) == [WIDTH]
     for asked, facts in (
         ({WIDTH: 256}, ("training.max_steps", "training.max_steps=800")),
-        ({WIDTH: 256, "training.max_steps": 400}, ("training.max_steps", WIDTH, f"{WIDTH}=32 training.max_steps=400")),
+        (
+            {WIDTH: 256, "training.max_steps": 400},
+            ("training.max_steps", WIDTH, f"{WIDTH}=32 training.max_steps=400"),
+        ),
     ):
         with pytest.raises(ConfigError) as refused:
             answer([together], asked)
         assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
-def test_one_contender_of_one_size_keeps_no_answer_from_the_others(sweep: Callable[..., Path]) -> None:
+def test_one_contender_of_one_size_keeps_no_answer_from_the_others(
+    sweep: Callable[..., Path],
+) -> None:
     folder = sweep({32: LRS, 64: LRS})
     sweep({64: LRS}, optimizer="lamb")
     found = answer([folder], {WIDTH: 128})
@@ -152,7 +190,14 @@ def test_what_lies_far_is_marked(sweep: Callable[..., Path]) -> None:
 def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: MakeRun) -> None:
     folder = sweep({32: LRS, 64: LRS})
     for seed in range(3):
-        make_run(folder / f"lost-{seed}", lr=0.03, seed=seed, config={WIDTH: 64}, diverge_at=20, log_every=50)
+        make_run(
+            folder / f"lost-{seed}",
+            lr=0.03,
+            seed=seed,
+            config={WIDTH: 64},
+            diverge_at=20,
+            log_every=50,
+        )
     optimum = answer([folder], {WIDTH: 128}).answers[0].optima[1]
     assert optimum.lr.value < optimum.lr.high <= 0.03
 
@@ -162,7 +207,12 @@ def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: Ma
     [
         ({64: LRS}, {}, f"{WIDTH}=128", (WIDTH, "64 in all runs", "another")),
         ({32: LRS, 64: LRS}, {}, "model.n_embed=128", ("model.n_embed", WIDTH)),
-        ({32: LRS, 64: LRS}, {}, "training.max_steps=400", ("training.max_steps", "200 in all runs")),
+        (
+            {32: LRS, 64: LRS},
+            {},
+            "training.max_steps=400",
+            ("training.max_steps", "200 in all runs"),
+        ),
         ({32: LRS, 64: LRS}, {}, "lr=0.1", ("lr",)),
         ({32: LRS, 64: LRS}, {}, f"{WIDTH}=-1", (WIDTH, "-1", "above 0")),
         ({32: LRS, 64: LRS}, {}, f"{WIDTH}=wide", (WIDTH, "wide", "above 0")),
@@ -175,11 +225,15 @@ def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: Ma
         ({32: LRS, 64: LRS}, {"seeds": (0,)}, f"{WIDTH}=128", ("one seed", "seed=1")),
         ({32: LRS, 64: LRS}, {"status": "running"}, f"{WIDTH}=128", ("no run finished",)),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_suffice(
-    sizes: dict[int, tuple[float, ...]], more: dict[str, Any], to: str, facts: tuple[str, ...],
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    sizes: dict[int, tuple[float, ...]],
+    more: dict[str, Any],
+    to: str,
+    facts: tuple[str, ...],
+    sweep: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert optrun("transfer", str(sweep(sizes, **more)), f"to={to}") == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -192,12 +246,16 @@ def test_mixed_tasks_and_metrics(sweep: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="different tasks"):
         answer([folder], {WIDTH: 128})
     other = sweep({32: LRS}, name="metrics")
-    sweep({64: LRS}, name="metrics", summary={"main_metric": {"name": "eval/accuracy", "mode": "max"}})
+    sweep(
+        {64: LRS}, name="metrics", summary={"main_metric": {"name": "eval/accuracy", "mode": "max"}}
+    )
     with pytest.raises(ConfigError, match=r"metric=NAME"):
         answer([other], {WIDTH: 128})
 
 
-def test_words(tmp_path: Path, sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_words(
+    tmp_path: Path, sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = sweep({32: LRS, 64: LRS})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "transfer.md").write_text("my notes")
@@ -215,7 +273,9 @@ def test_words(tmp_path: Path, sweep: Callable[..., Path], capsys: pytest.Captur
     assert (tmp_path / "mine" / "transfer.md").read_text() == "my notes"
     for wrong in (str(folder), 3):
         with pytest.raises(TypeError):
-            package.transfer(wrong if wrong == str(folder) else [folder], 3 if wrong == 3 else {WIDTH: 1})  # type: ignore[arg-type]
+            package.transfer(
+                wrong if wrong == str(folder) else [folder], 3 if wrong == 3 else {WIDTH: 1}
+            )  # type: ignore[arg-type]
 
 
 def test_a_parabola_is_recovered() -> None:

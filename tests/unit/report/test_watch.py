@@ -26,7 +26,9 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch(address: str, **headers: str) -> str:
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=30) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, headers=headers), timeout=30
+    ) as answer:
         return str(answer.read().decode())
 
 
@@ -71,7 +73,9 @@ def test_it_follows_until_the_last_job_has_ended(tmp_path: Path, make_run: MakeR
     last = (tmp_path / "report.html").read_text()
     assert 'http-equiv="refresh"' not in last
     assert "could be the best" in stream.getvalue() or "is the best of" in stream.getvalue()
-    assert json.loads((tmp_path / "report-looks.json").read_text()) == {"eval/loss": [3]}, "one look, at the end"
+    assert json.loads((tmp_path / "report-looks.json").read_text()) == {"eval/loss": [3]}, (
+        "one look, at the end"
+    )
 
 
 def test_ctrl_c_ends_the_page_and_not_the_sweep(tmp_path: Path, make_run: MakeRun) -> None:

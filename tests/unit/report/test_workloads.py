@@ -21,21 +21,39 @@ MakeRun = Callable[..., Path]
 
 
 def workload(
-    folder: Path, make_run: MakeRun, means: Mapping[str, float], *, task: str, before: float | None = 10.0,
-    spread: float = 0.01, seeds: int = 3, matters: float | None = None, **options: Any,
-) -> None:  # fmt: skip
+    folder: Path,
+    make_run: MakeRun,
+    means: Mapping[str, float],
+    *,
+    task: str,
+    before: float | None = 10.0,
+    spread: float = 0.01,
+    seeds: int = 3,
+    matters: float | None = None,
+    **options: Any,
+) -> None:
     config = {"task.name": task, "data.train": f"{task}.txt", "matters": matters}
     for place, (name, mean) in enumerate(means.items()):
         for seed in range(seeds):
-            noise = spread * math.sin(1 + 5 * seed) + 0.2 * spread * math.sin(2 + 7 * seed + 3 * place)
+            noise = spread * math.sin(1 + 5 * seed) + 0.2 * spread * math.sin(
+                2 + 7 * seed + 3 * place
+            )
             make_run(
-                folder / f"{task}-{name}-{seed}", optimizer=name, seed=seed, max_steps=options.pop("max_steps", 40),
-                final=mean + noise, before=before, config=config,
-                summary={"data": {"fingerprint": f"t-{task}"}}, **options,
-            )  # fmt: skip
+                folder / f"{task}-{name}-{seed}",
+                optimizer=name,
+                seed=seed,
+                max_steps=options.pop("max_steps", 40),
+                final=mean + noise,
+                before=before,
+                config=config,
+                summary={"data": {"fingerprint": f"t-{task}"}},
+                **options,
+            )
 
 
-def test_a_score_lies_between_what_was_measured_and_the_best(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_score_lies_between_what_was_measured_and_the_best(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 4.0}, task="one", spread=0.0)
     workload(tmp_path, make_run, {"adamw": 6.0, "lamb": 5.0}, task="two", spread=0.0)
     found = compare_runs(load_runs([tmp_path]))
@@ -60,28 +78,43 @@ def test_how_often_is_evaluated_changes_no_score(tmp_path: Path, make_run: MakeR
 
 def test_a_workload_at_chance_is_named_and_left_out(tmp_path: Path, make_run: MakeRun) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 2.6}, task="one")
-    workload(tmp_path, make_run, {"adamw": 9.99, "lamb": 9.985, "sgd": 9.98}, task="chance", before=10.0, spread=0.02)
+    workload(
+        tmp_path,
+        make_run,
+        {"adamw": 9.99, "lamb": 9.985, "sgd": 9.98},
+        task="chance",
+        before=10.0,
+        spread=0.02,
+    )
     found = compare_runs(load_runs([tmp_path]))
     reasons = {each.name: each.left_out for each in found.workloads}
     (chance,) = [name for name in reasons if "chance" in name]
     assert "teaches nothing" in reasons[chance]
-    assert [name for name, why in reasons.items() if not why] == [name for name in reasons if name != chance]
+    assert [name for name, why in reasons.items() if not why] == [
+        name for name in reasons if name != chance
+    ]
     verdict = judge(found)
     assert verdict.possible == ("adamw",)
     assert "is the best of 3 over 1 workload " in verdict.text
 
 
-def test_what_matters_in_units_of_a_metric_is_no_limit_of_scores(tmp_path: Path, make_run: MakeRun) -> None:
+def test_what_matters_in_units_of_a_metric_is_no_limit_of_scores(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for task in ("one", "two"):
         workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.3}, task=task, matters=5.0)
     found = compare_runs(load_runs([tmp_path]))
     assert found.judgement is not None
     assert found.judgement.matters < 0.1
     assert found.judgement.comparisons["lamb"].verdict == "ruled out"
-    assert all(each.judgement.matters == 5.0 for each in found.workloads if each.judgement is not None)
+    assert all(
+        each.judgement.matters == 5.0 for each in found.workloads if each.judgement is not None
+    )
 
 
-def test_without_an_evaluation_before_the_first_step_there_is_no_score(tmp_path: Path, make_run: MakeRun) -> None:
+def test_without_an_evaluation_before_the_first_step_there_is_no_score(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1}, task="one")
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1}, task="old", before=None)
     (old,) = [each for each in compare_runs(load_runs([tmp_path])).workloads if "old" in each.name]
@@ -89,7 +122,9 @@ def test_without_an_evaluation_before_the_first_step_there_is_no_score(tmp_path:
     assert "evaluated before its first step" in old.left_out
 
 
-def test_a_contender_that_is_missing_somewhere_has_no_score(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_contender_that_is_missing_somewhere_has_no_score(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 1.0}, task="one")
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1}, task="two")
     found = compare_runs(load_runs([tmp_path]))
@@ -111,7 +146,9 @@ def test_baselines_and_targets_of_several_workloads(tmp_path: Path, make_run: Ma
         compare_runs(runs, target=3)
 
 
-def test_runs_that_share_no_two_contenders_are_not_compared(tmp_path: Path, make_run: MakeRun) -> None:
+def test_runs_that_share_no_two_contenders_are_not_compared(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0}, task="one")
     workload(tmp_path, make_run, {"lamb": 2.0}, task="two")
     found = compare_runs(load_runs([tmp_path]))
@@ -127,13 +164,17 @@ def test_what_a_workload_is(tmp_path: Path, make_run: MakeRun) -> None:
     assert list(split(load_runs([tmp_path]))) == ["causal_lm", "masked_lm"]
 
 
-def test_runs_that_diverged_do_not_widen_what_another_seed_changes(tmp_path: Path, make_run: MakeRun) -> None:
+def test_runs_that_diverged_do_not_widen_what_another_seed_changes(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 2.2}, task="one", seeds=5)
     workload(tmp_path, make_run, {"adamw": 3.0, "lamb": 3.1, "sgd": 3.2}, task="two", seeds=5)
     before = judgement_of(tmp_path)
     for seed in (0, 1):
         path = tmp_path / f"two-sgd-{seed}" / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "exit_code": 3}))
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"status": "failed", "exit_code": 3})
+        )
     found = judgement_of(tmp_path)
     assert found.matters == pytest.approx(before.matters, rel=0.2)
     assert found.comparisons["lamb"].verdict == before.comparisons["lamb"].verdict == "ruled out"
@@ -145,7 +186,9 @@ def judgement_of(folder: Path) -> Judgement:
     return found
 
 
-def test_a_baseline_without_a_score_on_every_workload_is_not_forgotten(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_baseline_without_a_score_on_every_workload_is_not_forgotten(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 2.2}, task="one")
     workload(tmp_path, make_run, {"adamw": 3.0, "lamb": 3.1}, task="two")
     found = judge(compare_runs(load_runs([tmp_path]), baseline="sgd"))
@@ -167,6 +210,12 @@ def test_what_is_said_of_every_workload_is_said_once(tmp_path: Path, make_run: M
     for task in ("causal_lm", "masked_lm"):
         for optimizer in ("adamw", "lamb"):
             config = {"task": {"name": task}}
-            make_run(tmp_path / f"{task}-{optimizer}", optimizer=optimizer, max_steps=20, before=9.0, config=config)
+            make_run(
+                tmp_path / f"{task}-{optimizer}",
+                optimizer=optimizer,
+                max_steps=20,
+                before=9.0,
+                config=config,
+            )
     (few,) = [each.text for each in report([tmp_path]).warnings if each.kind == "few-seeds"]
     assert few.startswith("Fewer than 3 seeds")

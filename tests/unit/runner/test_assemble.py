@@ -28,7 +28,13 @@ def built(tmp_path: Path) -> Built:
 
     def make(*words: str, base: list[str] | None = None) -> Assembled:
         files = ["data=files", f"data.train={text}", "training.per_device_train_batch_size=4"]
-        line = CommandLine(overrides=[*(TINY_GPT if base is None else base), *(files if base is None else []), *words])
+        line = CommandLine(
+            overrides=[
+                *(TINY_GPT if base is None else base),
+                *(files if base is None else []),
+                *words,
+            ]
+        )
         request = compose_request(store.open_hydra(), line)
         return assemble(request, prepare(request.config), torch.device("cpu"))
 
@@ -40,7 +46,9 @@ def test_epochs_and_steps_say_how_long_it_is(built: Built) -> None:
     plan = whole.setup.plan
     assert plan.examples == len(whole.setup.task.train)
     assert plan.steps_per_epoch == -(-plan.examples // 4)
-    assert whole.setup.total_steps == whole.constants.total_steps == -(-5 * plan.steps_per_epoch // 2)
+    assert (
+        whole.setup.total_steps == whole.constants.total_steps == -(-5 * plan.steps_per_epoch // 2)
+    )
     assert length_key(built("training.max_steps=7").request.config) == "training.max_steps=7"
     steps = built("training.max_steps=7", "training.gradient_accumulation_steps=2")
     assert steps.setup.total_steps == 7
@@ -64,7 +72,12 @@ def test_a_run_that_begins_stands_before_its_first_step(built: Built) -> None:
 
 
 def test_every_parameter_that_is_trained_is_in_one_group(built: Built) -> None:
-    run = built("optimizer=adamw", "param_groups=layerwise", "param_groups.decay_rate=0.5", "scheduler=constant")
+    run = built(
+        "optimizer=adamw",
+        "param_groups=layerwise",
+        "param_groups.decay_rate=0.5",
+        "scheduler=constant",
+    )
     groups = run.setup.train_step.optimizer.param_groups
     grouped = [id(param) for group in groups for param in group["params"]]
     trained = {id(param) for param in run.setup.model.parameters() if param.requires_grad}
@@ -82,7 +95,9 @@ def test_every_parameter_that_is_trained_is_in_one_group(built: Built) -> None:
         (["checkpoint.metric=eval/loss", "checkpoint.mode=max"], "eval/loss", "max"),
     ],
 )
-def test_a_metric_ranks_the_checkpoints(built: Built, words: list[str], metric: str, mode: str) -> None:
+def test_a_metric_ranks_the_checkpoints(
+    built: Built, words: list[str], metric: str, mode: str
+) -> None:
     run = built("training.max_steps=1", *words)
     assert (run.setup.ranking.metric, run.setup.ranking.mode) == (metric, mode)
     assert run.setup.state.ranked_by == f"{metric} {mode}"
@@ -92,13 +107,21 @@ def test_a_metric_ranks_the_checkpoints(built: Built, words: list[str], metric: 
 def test_the_first_of_several_sets_ranks_unless_one_is_named(built: Built, tmp_path: Path) -> None:
     rows = [write_labelled(tmp_path, name=f"{name}.csv") for name in ("train", "dev", "odd")]
     words = [
-        *("task=sequence_classification", "data=files", f"data.train={rows[0]}", "training.max_steps=1"),
+        *(
+            "task=sequence_classification",
+            "data=files",
+            f"data.train={rows[0]}",
+            "training.max_steps=1",
+        ),
         f"data.eval={{dev:{rows[1]},odd:{rows[2]}}}",
     ]
     run = built(*words, base=TINY_BERT)
     assert list(run.setup.eval_loaders) == ["dev", "odd"]
     assert run.setup.ranking.metric == f"eval/dev/{run.setup.task.main_metric}"  # type: ignore[attr-defined]
-    assert built(*words, "checkpoint.metric=eval/odd/loss", base=TINY_BERT).setup.ranking.metric == "eval/odd/loss"
+    assert (
+        built(*words, "checkpoint.metric=eval/odd/loss", base=TINY_BERT).setup.ranking.metric
+        == "eval/odd/loss"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,14 +129,28 @@ def test_the_first_of_several_sets_ranks_unless_one_is_named(built: Built, tmp_p
     [
         (["checkpoint.metric=perplexty"], ["checkpoint.metric", "perplexty", "eval/perplexity"]),
         (["checkpoint.metric=f1"], ["checkpoint.metric", "task=causal_lm", "eval/loss"]),
-        (["scheduler=plateau", "scheduler.metric=eval/f1"], ["scheduler.metric=eval/f1", "eval/loss"]),
-        (["data.eval_fraction=0", "checkpoint.metric=loss"], ["checkpoint.metric=loss", "data.eval_fraction=0"]),
-        (["data.eval_fraction=0", "training.early_stopping_patience=2"], ["training.early_stopping_patience=2"]),
-        (["data.eval_fraction=0", "scheduler=plateau"], ["scheduler.metric=eval/loss", "a schedule of the step"]),
+        (
+            ["scheduler=plateau", "scheduler.metric=eval/f1"],
+            ["scheduler.metric=eval/f1", "eval/loss"],
+        ),
+        (
+            ["data.eval_fraction=0", "checkpoint.metric=loss"],
+            ["checkpoint.metric=loss", "data.eval_fraction=0"],
+        ),
+        (
+            ["data.eval_fraction=0", "training.early_stopping_patience=2"],
+            ["training.early_stopping_patience=2"],
+        ),
+        (
+            ["data.eval_fraction=0", "scheduler=plateau"],
+            ["scheduler.metric=eval/loss", "a schedule of the step"],
+        ),
         (["training.noise_scale=true"], ["training.noise_scale=true", "one micro-batch"]),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_key(built: Built, words: list[str], facts: list[str]) -> None:
+def test_what_does_not_fit_is_refused_by_its_key(
+    built: Built, words: list[str], facts: list[str]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         built("training.max_steps=1", *words)
     for fact in facts:

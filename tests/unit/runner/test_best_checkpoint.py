@@ -9,6 +9,11 @@ from optrun.runner.best_checkpoint import best_told
 
 def test_a_metric_that_was_never_a_number_has_no_best() -> None:
     held = {"value": math.nan, "step": 4, "tied": 1, "loss": 0.6}
-    told = best_told({"main_metric": {"name": "eval/mine", "mode": "max"}, "metrics": {"best": {"eval/mine": held}}})
+    told = best_told(
+        {
+            "main_metric": {"name": "eval/mine", "mode": "max"},
+            "metrics": {"best": {"eval/mine": held}},
+        }
+    )
     assert "step 4" not in told
     assert "eval/mine was never a number" in told

@@ -21,11 +21,15 @@ from optrun.runner.export import task_card
 @pytest.fixture
 def parts(tmp_path: Path, make_run: Callable[..., Path]) -> tuple[dict[str, Any], dict[str, Any]]:
     run = make_run(tmp_path / "run", optimizer="lamb", lr=2e-3, max_steps=40, accuracy=True)
-    return json.loads((run / "summary.json").read_text()), yaml.safe_load((run / "config.yaml").read_text())
+    return json.loads((run / "summary.json").read_text()), yaml.safe_load(
+        (run / "config.yaml").read_text()
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_hub_understands_every_task(parts: tuple[dict[str, Any], dict[str, Any]], task: str) -> None:
+def test_the_hub_understands_every_task(
+    parts: tuple[dict[str, Any], dict[str, Any]], task: str
+) -> None:
     summary, config = parts
     config = {**config, "task": {"name": task}}
     text = model_card(summary, config, task_card(config))
@@ -40,8 +44,17 @@ def test_the_hub_understands_every_task(parts: tuple[dict[str, Any], dict[str, A
 
 def test_it_says_what_was_done(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
     text = model_card(*parts)
-    for words in ("GPT2LMHeadModel", "3.24M parameters", "accuracy", "optrun -m optimizer=", "0.002", "cosine",
-                  "torch 2.13.0", "trained from scratch", "Python's standard library"):  # fmt: skip
+    for words in (
+        "GPT2LMHeadModel",
+        "3.24M parameters",
+        "accuracy",
+        "optrun -m optimizer=",
+        "0.002",
+        "cosine",
+        "torch 2.13.0",
+        "trained from scratch",
+        "Python's standard library",
+    ):
         assert words in text, words
     assert "stopped" not in text
 
@@ -53,13 +66,17 @@ def test_a_hub_name_is_the_base_model_and_a_local_folder_stays_private(
     hub = model_card(summary, {**config, "model": {"name": "pretrained", "path": "org/mini-lm"}})
     assert ModelCard(hub).data.base_model == "org/mini-lm"
     assert "fine-tuned from `org/mini-lm`" in hub
-    local = model_card(summary, {**config, "model": {"name": "pretrained", "path": "/home/someone/mini-lm/"}})
+    local = model_card(
+        summary, {**config, "model": {"name": "pretrained", "path": "/home/someone/mini-lm/"}}
+    )
     assert ModelCard(local).data.base_model is None
     assert "fine-tuned from `mini-lm`" in local
     assert "someone" not in local
 
 
-def test_names_of_the_hub_are_told_and_places_are_not(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_names_of_the_hub_are_told_and_places_are_not(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
     summary, config = parts
     summary = {
         **summary,
@@ -73,18 +90,32 @@ def test_names_of_the_hub_are_told_and_places_are_not(parts: tuple[dict[str, Any
     assert "someone" not in local
 
 
-def test_figures_of_classes_are_those_of_these_weights(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_figures_of_classes_are_those_of_these_weights(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
     summary, config = parts
     rows = [{"class": "a|b", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}]
-    means = [{"class": "macro mean", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}]
-    sets = {"": {"classes": rows, "means": means}, "hard": {"classes": rows * 40}, "odd": {"classes": [1]}, "none": 3}
+    means = [
+        {"class": "macro mean", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}
+    ]
+    sets = {
+        "": {"classes": rows, "means": means},
+        "hard": {"classes": rows * 40},
+        "odd": {"classes": [1]},
+        "none": 3,
+    }
     summary["classes"] = {"step": summary["global_step"], "sets": sets}
     text = model_card(summary, config)
     assert "| class | precision | recall | f1 | support |" in text.replace("  ", " ")
     assert "0.6667" in text
     assert "On `hard`" not in text, "a table of forty classes is no card's"
     assert "macro mean" not in model_card({**summary, "global_step": 7}, config)
-    for hostile in (3, [], {"step": summary["global_step"], "sets": [1]}, {"step": summary["global_step"]}):
+    for hostile in (
+        3,
+        [],
+        {"step": summary["global_step"], "sets": [1]},
+        {"step": summary["global_step"]},
+    ):
         assert ModelCard(model_card({**summary, "classes": hostile}, config)).data.library_name
 
 
@@ -96,7 +127,9 @@ def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_me
     summary["metrics"]["last"] = {"eval/loss": math.nan, "eval/accuracy": "NaN", "eval/f1": 0.5}
     text = model_card(summary, config)
     assert "stopped at step 10 of 40" in text
-    assert "These are the weights of step 10 of 40." in model_card(summary | {"status": "finished"}, config)
+    assert "These are the weights of step 10 of 40." in model_card(
+        summary | {"status": "finished"}, config
+    )
     assert "| loss | NaN |" in text
     assert ModelCard(text).data.metrics == ["f1"]
     assert "nan" not in text.split("---")[1].lower()
@@ -105,8 +138,13 @@ def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_me
 def test_nothing_known_is_still_a_card_and_hostile_names_stay_text() -> None:
     assert ModelCard(model_card({}, {})).data.library_name == "transformers"
     hostile = 'x: [\n---\n# "boo" <b>'
-    choices = {group: {"name": hostile} for group in ("optimizer", "data", "model", "task", "scheduler")}
-    text = model_card({"status": hostile, "command": "optrun lr=1 ```\x1b[2J", "model": {"class": hostile}}, choices)
+    choices = {
+        group: {"name": hostile} for group in ("optimizer", "data", "model", "task", "scheduler")
+    }
+    text = model_card(
+        {"status": hostile, "command": "optrun lr=1 ```\x1b[2J", "model": {"class": hostile}},
+        choices,
+    )
     assert hostile in ModelCard(text).data.tags
     assert "\n````sh\noptrun lr=1 ```?[2J\n````\n" in text
     body = text.split("\n---\n", 1)[1]

@@ -20,7 +20,9 @@ from optrun.runner.resume.global_batch import ACCUMULATION, MICRO, WHOLE, open_n
 from optrun.training.state import TrainState
 
 
-def request(*words: str, typed: tuple[str, ...] = (), recipe: str = "config", folder: Path | None = None) -> Request:
+def request(
+    *words: str, typed: tuple[str, ...] = (), recipe: str = "config", folder: Path | None = None
+) -> Request:
     """A start with these words, of which the run knows those in `typed` as its command line."""
     named = None if folder is None else str(folder)
     line = CommandLine(overrides=words, config_name=recipe)
@@ -44,13 +46,18 @@ def checkpoint(micro: int, count: int, *words: str) -> CheckpointMetadata:
         (7, 2, 2, (7, 2)),
     ],
 )
-def test_a_step_keeps_its_examples(micro: int, count: int, ranks: int, found: tuple[int, int]) -> None:
+def test_a_step_keeps_its_examples(
+    micro: int, count: int, ranks: int, found: tuple[int, int]
+) -> None:
     words = [f"{MICRO}={micro}"]
     settled = settle_batch(request(*words), checkpoint(micro, count, *words), ranks)
     assert (settled.micro_batch_size, settled.micro_batches) == found
     training = settled.request.config.training
     assert training.gradient_accumulation_steps * ranks == settled.micro_batches
-    assert training.per_device_train_batch_size == settled.request.values["training"]["per_device_train_batch_size"]
+    assert (
+        training.per_device_train_batch_size
+        == settled.request.values["training"]["per_device_train_batch_size"]
+    )
     assert settled.examples == (micro * count, micro * count)
     assert set(settled.derived) == {MICRO, ACCUMULATION}
     # The next start, on as many ranks as at first, finds its way back.
@@ -84,10 +91,14 @@ def test_what_cannot_be_shared_is_refused_with_what_can() -> None:
         ([], [f"{ACCUMULATION}=1"], 4),  # said again, on another number of ranks
     ],
 )
-def test_what_the_command_line_says_wins(changed: list[str], typed: list[str], examples: int) -> None:
+def test_what_the_command_line_says_wins(
+    changed: list[str], typed: list[str], examples: int
+) -> None:
     words = [f"{MICRO}=4"]
     asked = {word.partition("=")[0]: word for word in [*words, *changed]}
-    settled = settle_batch(request(*asked.values(), typed=tuple(typed)), checkpoint(4, 2, *words), 1)
+    settled = settle_batch(
+        request(*asked.values(), typed=tuple(typed)), checkpoint(4, 2, *words), 1
+    )
     assert settled.micro_batch_size * settled.micro_batches == examples
     assert not settled.derived
     assert settled.examples == (8, examples)
@@ -96,7 +107,9 @@ def test_what_the_command_line_says_wins(changed: list[str], typed: list[str], e
 def test_a_branch_takes_the_steps_of_its_trunk() -> None:
     """Its command line repeats the values of the trunk: they are no changes."""
     words = [f"{MICRO}=4", f"{ACCUMULATION}=2"]
-    settled = settle_batch(request(*words, typed=tuple(words)), checkpoint(4, 4, *words), 1, branches=True)
+    settled = settle_batch(
+        request(*words, typed=tuple(words)), checkpoint(4, 4, *words), 1, branches=True
+    )
     assert (settled.micro_batch_size, settled.micro_batches) == (4, 4)
 
 
@@ -111,7 +124,9 @@ def test_a_branch_takes_the_steps_of_its_trunk() -> None:
         ([], 2, (16, 2)),
     ],
 )
-def test_a_size_that_nobody_gave_is_an_upper_bound(words: list[str], ranks: int, found: tuple[int, int]) -> None:
+def test_a_size_that_nobody_gave_is_an_upper_bound(
+    words: list[str], ranks: int, found: tuple[int, int]
+) -> None:
     asked = request(*words)
     settled = settle_batch(asked, None, ranks)
     assert (settled.micro_batch_size, settled.micro_batches) == found
@@ -123,10 +138,14 @@ def test_a_size_that_nobody_gave_is_an_upper_bound(words: list[str], ranks: int,
 
 def test_a_size_that_somebody_gave_is_exact(tmp_path: Path) -> None:
     """On the command line or in a recipe, also where it is the default's number."""
-    (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\ntraining: {per_device_train_batch_size: 16}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [config, _self_]\ntraining: {per_device_train_batch_size: 16}\n"
+    )
     by_recipe = request(f"{WHOLE}=16", recipe="mine", folder=tmp_path)
     for asked in (request(f"{WHOLE}=16", f"{MICRO}=16"), by_recipe):
-        with pytest.raises(ConfigError, match=f"{WHOLE}=16: expected a multiple of {MICRO}=16 times 2 ranks"):
+        with pytest.raises(
+            ConfigError, match=f"{WHOLE}=16: expected a multiple of {MICRO}=16 times 2 ranks"
+        ):
             settle_batch(asked, None, 2)
     with pytest.raises(ConfigError, match=rf"{WHOLE}=9: expected a multiple of 2 ranks"):
         settle_batch(request(f"{WHOLE}=9"), None, 2)
@@ -153,6 +172,10 @@ def test_the_table_says_what_becomes_of_the_numbers() -> None:
     other = table({"distributed.name": ("ddp", "none")}, examples=(8, 4))
     for fact in ("which examples come next", "8 a step then", "4 now"):
         assert fact in other
-    assert meaning("distributed.param_dtype") == meaning("distributed.reduce_dtype") == "mathematics"
+    assert (
+        meaning("distributed.param_dtype") == meaning("distributed.reduce_dtype") == "mathematics"
+    )
     assert meaning("training.eval_steps") == "evaluation"
-    assert meaning("distributed.name") == meaning("training.per_device_eval_batch_size") == "rounding"
+    assert (
+        meaning("distributed.name") == meaning("training.per_device_eval_batch_size") == "rounding"
+    )

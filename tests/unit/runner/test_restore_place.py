@@ -51,15 +51,17 @@ def test_a_vocabulary_is_its_words_and_their_numbers() -> None:
     one = vocabulary_digest(Tokenizer("a", "b"))
     assert len(one) == 16
     assert one == vocabulary_digest(Tokenizer("a", "b"))
-    assert len({one, vocabulary_digest(Tokenizer("b", "a")), vocabulary_digest(Tokenizer("a"))}) == 3
+    assert (
+        len({one, vocabulary_digest(Tokenizer("b", "a")), vocabulary_digest(Tokenizer("a"))}) == 3
+    )
     assert vocabulary_digest(None) == vocabulary_digest(object()) == ""
 
 
 def test_classes_are_ordered_by_number() -> None:
     """Not by the text of the number: JSON makes texts of them."""
-    assert class_names({"id2label": {str(number): f"c{number}" for number in reversed(range(12))}}) == [
-        f"c{number}" for number in range(12)
-    ]
+    assert class_names(
+        {"id2label": {str(number): f"c{number}" for number in reversed(range(12))}}
+    ) == [f"c{number}" for number in range(12)]
     assert class_names({}) == class_names({"id2label": None}) == []
 
 
@@ -67,14 +69,23 @@ def test_the_same_data_and_other_data() -> None:
     refuse_other_data(saved(), saved(), {})
     refuse_other_data(saved(model_config={}), saved(), {})  # weights without classes
     other = saved(plan={"fingerprint": "others-held"})
-    with pytest.raises(ConfigError, match=r"rows then, others.*|fingerprint rows-held then, others-held now"):
+    with pytest.raises(
+        ConfigError, match=r"rows then, others.*|fingerprint rows-held then, others-held now"
+    ):
         refuse_other_data(saved(), other, {"lr": (1, 2)})
     with pytest.raises(ConfigError, match="seed decides here which examples are kept"):
         refuse_other_data(saved(), other, {"seed": (1, 2)})
     refuse_other_data(saved(), other, {"data.train": ("a", "b")})
-    with pytest.raises(ConfigError, match=r"^data.train, seed: with this change the tokenizer is another one"):
-        refuse_other_data(saved(), saved(tokenizer="x"), {"data.train": (1, 2), "lr": (1, 2), "seed": (1, 2)})
-    with pytest.raises(ConfigError, match=r"^the data: with this change the classes are yes, no, .*tell no, yes apart"):
+    with pytest.raises(
+        ConfigError, match=r"^data.train, seed: with this change the tokenizer is another one"
+    ):
+        refuse_other_data(
+            saved(), saved(tokenizer="x"), {"data.train": (1, 2), "lr": (1, 2), "seed": (1, 2)}
+        )
+    with pytest.raises(
+        ConfigError,
+        match=r"^the data: with this change the classes are yes, no, .*tell no, yes apart",
+    ):
         refuse_other_data(saved(), saved(model_config={"id2label": {"0": "yes", "1": "no"}}), {})
     many = {"id2label": {str(number): f"c{number}" for number in range(13)}}
     with pytest.raises(ConfigError, match=r"c10, c11, \.\.\., and"):
@@ -96,23 +107,40 @@ def test_an_evaluation_needs_the_words_and_the_rows_of_the_run() -> None:
 
 def test_a_plan_is_what_decides_which_examples_come() -> None:
     plan = EpochPlan(50, 4, 2, 7)
-    values = {"examples": 50, "batch_size": 4, "accumulation": 2, "seed": 7, "grouped": False, "fingerprint": "a-b"}
+    values = {
+        "examples": 50,
+        "batch_size": 4,
+        "accumulation": 2,
+        "seed": 7,
+        "grouped": False,
+        "fingerprint": "a-b",
+    }
     values["ordering"] = "permutation"
     assert plan_values(plan, "a-b") == values
     assert plan_values(EpochPlan(50, 4, 2, 7, np.arange(50)), "a-b")["grouped"]
     for other in (EpochPlan(50, 8, 2, 7), EpochPlan(50, 4, 1, 7)):
-        state = TrainState(global_step=9, passed_steps=1)  # the fourth step of the second epoch is next
+        state = TrainState(
+            global_step=9, passed_steps=1
+        )  # the fourth step of the second epoch is next
         sentence = str(move(values, state, other, "a-b"))
         assert state.position * other.batch_size * other.accumulation >= 50
         assert state.position == state.global_step + state.passed_steps + state.data_shift
         assert "24 of 50 examples of epoch 2 were seen" in sentence
     state = TrainState(global_step=9, passed_steps=1)
-    assert "26 examples of epoch 2 are left out" in str(move(values, state, EpochPlan(50, 4, 2, 8), "a-b"))
+    assert "26 examples of epoch 2 are left out" in str(
+        move(values, state, EpochPlan(50, 4, 2, 8), "a-b")
+    )
     assert state.position == 14
     state = TrainState(global_step=7)  # at the start of an epoch: nothing of it is left out
-    assert "new epoch; 0 examples of epoch 2 are left out" in str(move(values, state, EpochPlan(50, 4, 2, 8), "a-b"))
-    state = TrainState(global_step=6)  # 48 of 50 were seen, and the last new step would begin before them
-    assert "same order, 2 are left out of this epoch" in str(move(values, state, EpochPlan(50, 20, 1, 7), "a-b"))
+    assert "new epoch; 0 examples of epoch 2 are left out" in str(
+        move(values, state, EpochPlan(50, 4, 2, 8), "a-b")
+    )
+    state = TrainState(
+        global_step=6
+    )  # 48 of 50 were seen, and the last new step would begin before them
+    assert "same order, 2 are left out of this epoch" in str(
+        move(values, state, EpochPlan(50, 20, 1, 7), "a-b")
+    )
     assert state.position == 3
 
 
@@ -124,7 +152,10 @@ def test_a_run_in_an_older_order_of_windows_goes_on_with_a_new_epoch_and_says_so
     before = plan_values(arranged("windows of 9"), "a-b")
     assert move(before, state, arranged("windows of 9"), "a-b") is None
     told = str(move(before, state, arranged("4 far windows of 9"), "a-b"))
-    for fact in ("windows of 9 then, 4 far windows of 9 now", "a new epoch; 26 examples of epoch 2 are left out"):
+    for fact in (
+        "windows of 9 then, 4 far windows of 9 now",
+        "a new epoch; 26 examples of epoch 2 are left out",
+    ):
         assert fact in told
     assert state.position == 14
 
@@ -141,7 +172,9 @@ def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> No
     assert may_change_data({"lr": (1, 2), "task.x": (1, 2)})
     assert not may_change_data({"lr": (1, 2), "training.data": (1, 2)})
     refuse_idle({"training.logging_steps": (10, 20)}, 5)
-    with pytest.raises(ConfigError, match=r"^lr=null \(was 0.1\): all 5 steps are done.*more than 5 prolongs"):
+    with pytest.raises(
+        ConfigError, match=r"^lr=null \(was 0.1\): all 5 steps are done.*more than 5 prolongs"
+    ):
         refuse_idle(changes, 5)
     (tmp_path / "rows.txt").touch()
     before = {"data": {"train": "rows.txt"}, "lr": 0.1}
@@ -172,7 +205,10 @@ def test_what_a_schedule_saw_of_another_metric_is_forgotten() -> None:
     assert "watches eval/f1 from here on: what it saw of eval/loss is forgotten" in said[0]
     assert kept["plateaus"] == [{**seen, "best": None, "num_bad": 0}, None]
     assert loading._of_this_metric(state, {**state, "plateaus": [{**seen, "mode": "max"}, None]})[0]
-    assert loading._of_this_metric({"plateaus": []}, own) == ([], {"plateaus": []})  # older than the metric
+    assert loading._of_this_metric({"plateaus": []}, own) == (
+        [],
+        {"plateaus": []},
+    )  # older than the metric
 
 
 def test_another_environment_is_named() -> None:
@@ -185,17 +221,30 @@ def test_another_environment_is_named() -> None:
     other = CheckpointMetadata(global_step=0, environment={**now, "torch": "1.0"})
     assert f"torch 1.0 then, {now['torch']} now:" in str(loading.other_environment(other, now))
     elsewhere = loading.environment(cpu, kernel="fused")
-    assert "optimizer kernel torch then, fused now:" in str(loading.other_environment(same, elsewhere))
-    assert loading.other_environment(CheckpointMetadata(global_step=0, environment={"ranks": 1}), elsewhere) is None
+    assert "optimizer kernel torch then, fused now:" in str(
+        loading.other_environment(same, elsewhere)
+    )
+    assert (
+        loading.other_environment(
+            CheckpointMetadata(global_step=0, environment={"ranks": 1}), elsewhere
+        )
+        is None
+    )
 
 
-def test_room_is_counted_for_what_is_kept_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_counted_for_what_is_kept_and_one_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run: Any = SimpleNamespace(path=tmp_path)
     saving: Any = SimpleNamespace(keep_last=2, keep_best=1)
     there: list[Path] = []
     monkeypatch.setattr(space, "checkpoint_folders", lambda _: there)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: SimpleNamespace(free=4000 + space.MARGIN))
-    assert space.space_warning(run, saving, 1000) is None  # three and the one that is written before one goes
+    monkeypatch.setattr(
+        space.shutil, "disk_usage", lambda _: SimpleNamespace(free=4000 + space.MARGIN)
+    )
+    assert (
+        space.space_warning(run, saving, 1000) is None
+    )  # three and the one that is written before one goes
     assert "4 checkpoints of about" in str(space.space_warning(run, saving, 1001))
     there += [tmp_path] * 9
     assert space.space_warning(run, saving, 4000) is None  # one at least

@@ -13,7 +13,9 @@ CPU = torch.device("cpu")
 
 def test_lengths_that_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_memory", lambda _: 8 * 2**30)
-    (note,) = module.size_warnings(composed("data.max_length=100000", "training.chunked_loss=false"), CPU)
+    (note,) = module.size_warnings(
+        composed("data.max_length=100000", "training.chunked_loss=false"), CPU
+    )
     for fact in ("data.max_length=100000", "training.per_device_train_batch_size=16", "24.4 GiB"):
         assert fact in note
     assert module.size_warnings(composed(), CPU) == []
@@ -22,7 +24,11 @@ def test_lengths_that_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # whose logits are never there as a whole
     assert (
         module.size_warnings(
-            composed("data.max_length=100000", "training.per_device_train_batch_size=1", "training.chunked_loss=false"),
+            composed(
+                "data.max_length=100000",
+                "training.per_device_train_batch_size=1",
+                "training.chunked_loss=false",
+            ),
             CPU,
         )
         == []

@@ -20,7 +20,9 @@ from tests.running import composed
 
 
 def request(*argv: str, **values: Any) -> Request:
-    return Request(argv=argv, overrides=argv, config=composed(), values={"run_name": None, "seed": 0, **values})
+    return Request(
+        argv=argv, overrides=argv, config=composed(), values={"run_name": None, "seed": 0, **values}
+    )
 
 
 def begun(summary: Summary, **state: Any) -> TrainState:
@@ -30,7 +32,9 @@ def begun(summary: Summary, **state: Any) -> TrainState:
     optimizer.step()
     at = TrainState(**state)
     train_step = SimpleNamespace(device=torch.device("cpu"), optimizer=optimizer)
-    setup = SimpleNamespace(state=at, plan=SimpleNamespace(steps_per_epoch=4), train_step=train_step)
+    setup = SimpleNamespace(
+        state=at, plan=SimpleNamespace(steps_per_epoch=4), train_step=train_step
+    )
     summary.setup = cast("Any", setup)
     return at
 
@@ -50,20 +54,35 @@ def test_a_start_says_what_was_asked_for(summary: Summary, run: RunDir) -> None:
     assert not summary.begun
     summary.write()
     found = read_summary(run.summary)
-    assert (found["status"], found["run_id"], found["run_name"], found["global_step"]) == ("running", "id", "run", 0)
+    assert (found["status"], found["run_id"], found["run_name"], found["global_step"]) == (
+        "running",
+        "id",
+        "run",
+        0,
+    )
     assert found["command"] == "optrun lr=1e-3 'run_name=a b'"
     assert summary.command("resume=x y") == "optrun 'resume=x y'"
 
 
-def test_what_training_has_come_to_is_taken_when_it_is_written(summary: Summary, run: RunDir) -> None:
+def test_what_training_has_come_to_is_taken_when_it_is_written(
+    summary: Summary, run: RunDir
+) -> None:
     at = begun(summary, global_step=6, tokens=300, samples=12, seconds=1.5)
     at.last["eval/loss"], at.before_training["eval/loss"], at.skipped_steps = 0.5, 0.75, 1
     summary.write()
     found = read_summary(run.summary)
     assert (found["global_step"], found["epoch"], found["wall_seconds"]) == (6, 1.5, 1.5)
-    assert found["metrics"] == {"last": {"eval/loss": 0.5}, "best": {}, "before_training": {"eval/loss": 0.75}}
+    assert found["metrics"] == {
+        "last": {"eval/loss": 0.5},
+        "best": {},
+        "before_training": {"eval/loss": 0.75},
+    }
     perf = found["perf"]
-    assert (perf["tokens_per_second"], perf["samples_per_second"], perf["skipped_steps"]) == (200.0, 8.0, 1)
+    assert (perf["tokens_per_second"], perf["samples_per_second"], perf["skipped_steps"]) == (
+        200.0,
+        8.0,
+        1,
+    )
     assert perf["optimizer_state_bytes"] == 3 * 4, "one momentum, in float32"
     at.global_step = 7
     assert summary.present()["global_step"] == 7
@@ -84,8 +103,11 @@ def test_another_start_goes_on_with_what_the_file_says(summary: Summary, run: Ru
     (entry,) = found["resumes"]
     assert entry.pop("at")
     assert entry == {
-        "from_step": 3, "command": "optrun resume=run lr=2e-3", "changes": {"lr": [1e-3, 2e-3]}, "notes": ["a note"],
-    }  # fmt: skip
+        "from_step": 3,
+        "command": "optrun resume=run lr=2e-3",
+        "changes": {"lr": [1e-3, 2e-3]},
+        "notes": ["a note"],
+    }
     assert not again.finished_before
 
 
@@ -146,10 +168,15 @@ def test_it_is_written_once_a_second_and_again_where_the_disk_was_full(
     assert refused == [(summary.run.summary, full)]
 
 
-def test_the_classes_of_one_evaluation_stand_together(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_classes_of_one_evaluation_stand_together(
+    summary: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All sets of one step; another step's go with it."""
     monkeypatch.setattr(summaries, "as_values", lambda table, most: (table, most))
-    tables = {name: cast("Any", SimpleNamespace(table=lambda name=name: name)) for name in ("first", "second")}
+    tables = {
+        name: cast("Any", SimpleNamespace(table=lambda name=name: name))
+        for name in ("first", "second")
+    }
     summary.keep_classes("a", tables["first"])
     assert "classes" not in summary.values, "before training there is no step"
     at = begun(summary, global_step=2)
@@ -157,7 +184,10 @@ def test_the_classes_of_one_evaluation_stand_together(summary: Summary, monkeypa
     assert "classes" not in summary.values
     for name, table in (("a", "first"), ("b", "second")):
         summary.keep_classes(name, tables[table])
-    assert summary.values["classes"] == {"step": 2, "sets": {"a": ("first", 50), "b": ("second", 50)}}
+    assert summary.values["classes"] == {
+        "step": 2,
+        "sets": {"a": ("first", 50), "b": ("second", 50)},
+    }
     at.global_step = 4
     summary.keep_classes("b", tables["first"])
     assert summary.values["classes"] == {"step": 4, "sets": {"b": ("first", 50)}}

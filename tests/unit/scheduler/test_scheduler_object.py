@@ -27,7 +27,9 @@ def _lrs(optimizer: torch.optim.Optimizer) -> list[float]:
 
 def test_step_0_is_set_on_construction_and_ratios_stay() -> None:
     optimizer = _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 1.0, "lr_scale": 1.0})
-    scheduler = build_scheduler(optimizer, "cosine", num_training_steps=10, num_warmup_steps=2, min_lr=0.1)
+    scheduler = build_scheduler(
+        optimizer, "cosine", num_training_steps=10, num_warmup_steps=2, min_lr=0.1
+    )
     assert _lrs(optimizer) == [0.0, 0.0]
     seen = []
     for _ in range(10):
@@ -36,7 +38,9 @@ def test_step_0_is_set_on_construction_and_ratios_stay() -> None:
         assert low == pytest.approx(high / 2, rel=1e-15)
         seen.append(high)
     assert seen[1] == 1.0
-    assert seen[-1] == pytest.approx(0.1)  # min_lr holds for scale 1; the other group ends at half of it
+    assert seen[-1] == pytest.approx(
+        0.1
+    )  # min_lr holds for scale 1; the other group ends at half of it
     assert scheduler.get_last_lr() == _lrs(optimizer)
 
 
@@ -51,7 +55,10 @@ def test_min_lr_is_that_of_the_base_and_not_of_the_largest_group(name: str) -> N
     assert _lrs(optimizer) == pytest.approx([0.05, 0.2, 0.5])
     with pytest.raises(ConfigError, match=r"min_lr=1.5: expected at most the peak, lr=1.0"):
         build_scheduler(
-            _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}), name, num_training_steps=4, min_lr=1.5
+            _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}),
+            name,
+            num_training_steps=4,
+            min_lr=1.5,
         )
     absolute = _sgd({"lr": 0.5}, {"lr": 2.0})
     scheduler = build_scheduler(absolute, name, num_training_steps=4, min_lr=0.2, **options)
@@ -86,7 +93,10 @@ def test_state_is_json_and_goes_on_where_it_stood() -> None:
     second = build_scheduler(_sgd(), "cosine", num_training_steps=10)
     second.load_state_dict(state)
     for _ in range(6):
-        assert (second._step_count, second.last_epoch) == (first._step_count, first.last_epoch)  # torch reads both
+        assert (second._step_count, second.last_epoch) == (
+            first._step_count,
+            first.last_epoch,
+        )  # torch reads both
         first.step()
         second.step()
         assert first.get_last_lr() == second.get_last_lr()
@@ -97,7 +107,9 @@ def test_state_is_json_and_goes_on_where_it_stood() -> None:
 
 
 def test_groups_may_have_schedules_of_their_own() -> None:
-    optimizer = _sgd({}, {"schedule": "constant"}, {"schedule": {"name": "step", "step_size": 1, "gamma": 0.5}})
+    optimizer = _sgd(
+        {}, {"schedule": "constant"}, {"schedule": {"name": "step", "step_size": 1, "gamma": 0.5}}
+    )
     scheduler = build_scheduler(optimizer, "linear", num_training_steps=4)
     scheduler.step()
     scheduler.step()
@@ -114,12 +126,20 @@ def test_groups_may_have_schedules_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"weight_decay_curve": "linear", "weight_decay_final_ratio": 3.0}, [0.1, 0.15, 0.2, 0.25, 0.3]),
-        ({"weight_decay_curve": "cosine", "weight_decay_final_ratio": 0.0}, [0.1, 0.0853553, 0.05, 0.0146447, 0.0]),
+        (
+            {"weight_decay_curve": "linear", "weight_decay_final_ratio": 3.0},
+            [0.1, 0.15, 0.2, 0.25, 0.3],
+        ),
+        (
+            {"weight_decay_curve": "cosine", "weight_decay_final_ratio": 0.0},
+            [0.1, 0.0853553, 0.05, 0.0146447, 0.0],
+        ),
         ({"weight_decay_curve": "lr"}, [0.1, 0.075, 0.05, 0.025, 0.0]),
     ],
 )
-def test_weight_decay_moves_where_there_is_some(options: dict[str, Any], expected: list[float]) -> None:
+def test_weight_decay_moves_where_there_is_some(
+    options: dict[str, Any], expected: list[float]
+) -> None:
     optimizer = _sgd({"weight_decay": 0.1}, {"weight_decay": 0.0})
     scheduler = build_scheduler(optimizer, "linear", num_training_steps=4, **options)
     seen = []
@@ -166,13 +186,21 @@ def test_the_optimizer_knows_who_drives_it() -> None:
 
 def test_an_lr_that_is_a_function_already_is_left_to_it() -> None:
     optimizer = Lamb([torch.nn.Parameter(torch.ones(2))], lr=lambda step: 1.0)
-    with pytest.raises(ValueError, match="lr of a parameter group is a function of the step already"):
+    with pytest.raises(
+        ValueError, match="lr of a parameter group is a function of the step already"
+    ):
         build_scheduler(optimizer, "cosine", num_training_steps=4)
 
 
 def test_plateau_follows_torch() -> None:
     losses = [1.0, 0.9, 0.95, 0.95, 0.95, 0.9, 0.8, 0.8, 0.8, 0.8, float("nan"), 0.7]
-    options: dict[str, Any] = {"factor": 0.5, "patience": 1, "threshold": 0.01, "cooldown": 1, "min_lr": 0.2}
+    options: dict[str, Any] = {
+        "factor": 0.5,
+        "patience": 1,
+        "threshold": 0.01,
+        "cooldown": 1,
+        "min_lr": 0.2,
+    }
     ours_optimizer, theirs_optimizer = _sgd(), _sgd()
     ours = build_scheduler(ours_optimizer, "plateau", num_training_steps=100, **options)
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs_optimizer, **options)
@@ -188,8 +216,12 @@ def test_plateau_modes_follow_torch(mode: str, threshold_mode: str) -> None:
     values = [0.5, 0.51, 0.52, 0.6, 0.59, 0.58, 0.3, 0.31, 0.2, 0.19, 0.9, 0.91]
     options: dict[str, Any] = {"factor": 0.5, "patience": 0, "threshold": 0.05, "mode": mode}
     ours_optimizer, theirs_optimizer = _sgd(), _sgd()
-    ours = build_scheduler(ours_optimizer, "plateau", num_training_steps=9, threshold_mode=threshold_mode, **options)
-    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs_optimizer, threshold_mode=threshold_mode, **options)
+    ours = build_scheduler(
+        ours_optimizer, "plateau", num_training_steps=9, threshold_mode=threshold_mode, **options
+    )
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        theirs_optimizer, threshold_mode=threshold_mode, **options
+    )
     for value in values:
         ours.observe(value)
         theirs.step(value)
@@ -200,8 +232,15 @@ def test_plateau_modes_follow_torch(mode: str, threshold_mode: str) -> None:
 def test_what_counts_as_better_is_a_share_or_a_difference(threshold_mode: str) -> None:
     """From 10, a threshold of 0.1 asks for less than 9, or for less than 9.9."""
     ours, theirs = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(2))
-    options: dict[str, Any] = {"factor": 0.5, "patience": 0, "threshold": 0.1, "threshold_mode": threshold_mode}
-    schedule = build_scheduler(ours, "plateau", num_training_steps=9, mode="min", metric="loss", **options)
+    options: dict[str, Any] = {
+        "factor": 0.5,
+        "patience": 0,
+        "threshold": 0.1,
+        "threshold_mode": threshold_mode,
+    }
+    schedule = build_scheduler(
+        ours, "plateau", num_training_steps=9, mode="min", metric="loss", **options
+    )
     torchs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, mode="min", **options)
     for metric in (10.0, 9.5, 8.9, 8.85):
         schedule.observe(metric)
@@ -210,11 +249,15 @@ def test_what_counts_as_better_is_a_share_or_a_difference(threshold_mode: str) -
 
 
 def test_plateau_state_and_metric() -> None:
-    first = build_scheduler(_sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max")
+    first = build_scheduler(
+        _sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max"
+    )
     assert first.metric == "eval/accuracy"
     for value in (0.5, 0.4, 0.6, 0.1):
         first.step(value)
-    second = build_scheduler(_sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max")
+    second = build_scheduler(
+        _sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max"
+    )
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert first.get_last_lr() == second.get_last_lr() == [0.25]
     with pytest.raises(ValueError, match="scheduler=linear watches no metric"):
@@ -228,10 +271,14 @@ def test_multiplier_looks_ahead_without_moving() -> None:
 
 
 def test_arguments_of_another_kind_are_named() -> None:
-    with pytest.raises(TypeError, match=r"optimizer='cosine': expected a torch optimizer, got str. It comes first"):
+    with pytest.raises(
+        TypeError, match=r"optimizer='cosine': expected a torch optimizer, got str. It comes first"
+    ):
         build_scheduler("cosine", _sgd(), num_training_steps=3)  # type: ignore[arg-type]
     for wrong in ("10", 10.0, True, None):
-        with pytest.raises(TypeError, match=r"num_training_steps=.*: expected a whole number, 1 or more"):
+        with pytest.raises(
+            TypeError, match=r"num_training_steps=.*: expected a whole number, 1 or more"
+        ):
             build_scheduler(_sgd(), "cosine", num_training_steps=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no scheduler's state: it has no key 'global_step'"):
         build_scheduler(_sgd(), "cosine", num_training_steps=3).load_state_dict({"step": 1})

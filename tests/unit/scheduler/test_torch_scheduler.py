@@ -54,7 +54,9 @@ def _step(scheduler: Scheduler, times: int = 1) -> None:
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_every_schedule_is_one_of_torchs_and_can_be_copied(name: str) -> None:
     """A pickled or deep-copied schedule goes on by itself, over an optimizer of its own."""
-    first = build_scheduler(Lamb([_param()], lr=1.0), name, num_training_steps=10, **NEEDED.get(name, {}))
+    first = build_scheduler(
+        Lamb([_param()], lr=1.0), name, num_training_steps=10, **NEEDED.get(name, {})
+    )
     assert isinstance(first, LRScheduler)
     _step(first, 3)
     assert (first.last_epoch, first.global_step, first.base_lrs) == (3, 3, [1.0])
@@ -90,14 +92,18 @@ def test_a_pickled_schedule_brings_its_optimizer(case: Case) -> None:
 
 
 def test_own_functions_can_be_copied_where_they_can() -> None:
-    assert pickle.loads(pickle.dumps(build_scheduler(_sgd(), abs, num_training_steps=4))).name == "abs"
+    assert (
+        pickle.loads(pickle.dumps(build_scheduler(_sgd(), abs, num_training_steps=4))).name == "abs"
+    )
     own = build_scheduler(_sgd(), lambda step: 0.5**step, num_training_steps=4)
     assert copy.deepcopy(own).get_last_lr() == [1.0]
 
 
 def test_a_state_as_checkpoints_hold_it() -> None:
     """Every key that a checkpoint was ever written with, and no other."""
-    scheduler = build_scheduler(_sgd({}, {"schedule": "constant"}), "plateau", num_training_steps=9, patience=0)
+    scheduler = build_scheduler(
+        _sgd({}, {"schedule": "constant"}), "plateau", num_training_steps=9, patience=0
+    )
     for loss in (2.0, 3.0):
         scheduler.step(loss)
     saved = {
@@ -105,10 +111,15 @@ def test_a_state_as_checkpoints_hold_it() -> None:
         "metric": "eval/loss",
         "global_step": 2,
         "last_lr": [0.5, 1.0],
-        "plateaus": [{"multiplier": 0.5, "best": 2.0, "num_bad": 0, "cooling": 0, "mode": "min"}, None],
+        "plateaus": [
+            {"multiplier": 0.5, "best": 2.0, "num_bad": 0, "cooling": 0, "mode": "min"},
+            None,
+        ],
     }
     assert json.loads(json.dumps(scheduler.state_dict())) == saved
-    fresh = build_scheduler(_sgd({}, {"schedule": "constant"}), "plateau", num_training_steps=9, patience=0)
+    fresh = build_scheduler(
+        _sgd({}, {"schedule": "constant"}), "plateau", num_training_steps=9, patience=0
+    )
     fresh.load_state_dict(saved)
     assert (fresh.state_dict(), fresh.last_epoch) == (saved, 2)
 
@@ -125,7 +136,9 @@ def test_a_group_added_later_joins_at_the_step_the_schedule_has_come_to() -> Non
     _step(scheduler)
     assert used == [pytest.approx([0.6, 0.3, 1.0])]
     assert _lrs(optimizer) == pytest.approx([0.5, 0.25, 1.0])
-    assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.05, 0.1])
+    assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx(
+        [0.05, 0.05, 0.1]
+    )
     assert scheduler.multiplier(5, group_index=1) == 0.5
     saved = scheduler.state_dict()
     fresh = Lamb([{"params": [("first", _param())]}], lr=1.0)
@@ -150,7 +163,9 @@ def test_every_optimizer_takes_a_group_later(case: Case) -> None:
     member = {"optimizer": "adamw"} if case.name == "muon" else {}
     optimizer.add_param_group({"params": [(name, params[name]) for name in names[1:]], **member})
     assert scheduler.get_last_lr() == [pytest.approx(0.3)] * 2
-    assert [group["step"] for group in optimizer.param_groups] == [1, 1], "what counts steps has not begun anew"
+    assert [group["step"] for group in optimizer.param_groups] == [1, 1], (
+        "what counts steps has not begun anew"
+    )
     set_grads(params, 1)
     optimizer.step()
     scheduler.step()
@@ -189,10 +204,14 @@ def test_a_group_added_to_a_plateau_has_what_was_seen() -> None:
         scheduler.observe(loss)
     assert _lrs(optimizer) == [0.5]
     optimizer.add_param_group({"params": [_param()], "lr": 0.2})
-    optimizer.add_param_group({"params": [_param()], "schedule": {"name": "plateau", "patience": 5}})
+    optimizer.add_param_group(
+        {"params": [_param()], "schedule": {"name": "plateau", "patience": 5}}
+    )
     scheduler.observe(1.0)  # the second evaluation in a row without improvement
     assert _lrs(optimizer) == [0.25, 0.05, 1.0]
-    optimizer.add_param_group({"params": [_param()], "schedule": {"name": "plateau", "metric": "eval/accuracy"}})
+    optimizer.add_param_group(
+        {"params": [_param()], "schedule": {"name": "plateau", "metric": "eval/accuracy"}}
+    )
     with pytest.raises(ConfigError, match=r"watch different metrics, eval/accuracy, eval/loss"):
         scheduler.step()
 

@@ -35,7 +35,9 @@ def make_source() -> Callable[..., Source]:
             Split(Dataset.from_dict(train, features=features), "data.train"),
             {
                 "": Split(
-                    Dataset.from_dict(held if held is not None else train, features=held_features or features),
+                    Dataset.from_dict(
+                        held if held is not None else train, features=held_features or features
+                    ),
                     "data.eval",
                 )
             },
@@ -57,9 +59,16 @@ def make_task(tokenizer: Callable[[str], Any]) -> Callable[..., Task]:
     """The task of a source, with a tokenizer of its kind."""
 
     def make(name: str, source: Source, prepared: Any = None, **options: Any) -> Task:
-        kinds = {"causal_lm": "stream", "seq2seq_lm": "seq2seq", "sft": "chat", "preference": "chat"}
+        kinds = {
+            "causal_lm": "stream",
+            "seq2seq_lm": "seq2seq",
+            "sft": "chat",
+            "preference": "chat",
+        }
         with_tokenizer = prepared if prepared is not None else tokenizer(kinds.get(name, "pair"))
         assert source.columns is not None
-        return build_task(choice("task", TASKS, name, options), source.columns, source, with_tokenizer, seed=0)
+        return build_task(
+            choice("task", TASKS, name, options), source.columns, source, with_tokenizer, seed=0
+        )
 
     return make

@@ -63,7 +63,8 @@ BOMBS = [
     LONG + "{% for i in range(90000) %}{% set y = x|upper %}{% endfor %}",
     LONG + "{% for i in range(90000) %}{% if 'b' in x %}{% endif %}{% endfor %}",
     LONG + "{% for i in range(90000) %}{% set y = x[::2] %}{% endfor %}",
-    LONG + "{% macro f() %}{% for i in range(9) %}{{ x }}{% endfor %}{% endmacro %}{% set y = f() %}",
+    LONG
+    + "{% macro f() %}{% for i in range(9) %}{{ x }}{% endfor %}{% endmacro %}{% set y = f() %}",
     "{#" + "a" * 2**20 + "#}",
     "{{ ('{0:9999}' * 10000).format(1) }}",
     "{{ ('%9999d' * 1000) % ((1,) * 1000) }}",
@@ -117,9 +118,16 @@ OWN = [
 
 
 @pytest.mark.parametrize("marks", [False, True])
-@pytest.mark.parametrize("source", [*map(_read, NAMES), *OWN], ids=[*NAMES, *map(str, range(len(OWN)))])
+@pytest.mark.parametrize(
+    "source", [*map(_read, NAMES), *OWN], ids=[*NAMES, *map(str, range(len(OWN)))]
+)
 def test_others_are_rendered_as_by_transformers(source: str, marks: bool) -> None:
-    given: Any = {"conversations": [TURNS], "chat_template": source, "return_assistant_tokens_mask": marks, **TOKENS}
+    given: Any = {
+        "conversations": [TURNS],
+        "chat_template": source,
+        "return_assistant_tokens_mask": marks,
+        **TOKENS,
+    }
     if marks and "generation" not in source:
         return
     try:

@@ -1,8 +1,9 @@
 """Each implementation of attention keeps documents of a block apart, or is refused by name.
 
-FlexAttention trains on CUDA devices alone, and flash attention's kernels are CUDA's. Here FlexAttention runs forward as
-it is written, uncompiled; and in place of the kernel of flash attention stands its definition in torch, behind all that
-transformers does of lengths and positions. The kernels themselves are tested in `tests/gpu`.
+FlexAttention trains on CUDA devices alone, and flash attention's kernels are CUDA's. Here
+FlexAttention runs forward as it is written, uncompiled; and in place of the kernel of flash
+attention stands its definition in torch, behind all that transformers does of lengths and
+positions. The kernels themselves are tested in `tests/gpu`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,28 @@ Make = Callable[..., Any]
 FLASH = "flash_attention_2"
 
 
-def varlen(q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, cu_seqlens_k: Any, causal: bool, softmax_scale: Any = None,
-           max_seqlen_q: Any = None, max_seqlen_k: Any = None, dropout_p: float = 0.0) -> Any:  # fmt: skip
+def varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    causal: bool,
+    softmax_scale: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+) -> Any:
     """What flash_attn_varlen_func computes: causal attention within each sequence; shape (tokens, heads, size)."""
     assert causal
     assert dropout_p == 0
     assert torch.equal(cu_seqlens_q, cu_seqlens_k)
     parts = [
         torch.nn.functional.scaled_dot_product_attention(
-            *(each[begin:end].transpose(0, 1)[None] for each in (q, k, v)), is_causal=True, scale=softmax_scale
+            *(each[begin:end].transpose(0, 1)[None] for each in (q, k, v)),
+            is_causal=True,
+            scale=softmax_scale,
         )[0].transpose(0, 1)
         for begin, end in itertools.pairwise(cu_seqlens_q.tolist())
     ]
@@ -50,12 +64,14 @@ def varlen(q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, cu_seqlens_k: Any, caus
     return torch.cat(parts)
 
 
-def whole(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: Any = None, dropout_p: float = 0.0) -> Any:
+def whole(
+    q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: Any = None, dropout_p: float = 0.0
+) -> Any:
     """What flash_attn_func computes: one sequence a row."""
     states = (each.transpose(1, 2) for each in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(*states, is_causal=causal, scale=softmax_scale).transpose(
-        1, 2
-    )
+    return torch.nn.functional.scaled_dot_product_attention(
+        *states, is_causal=causal, scale=softmax_scale
+    ).transpose(1, 2)
 
 
 @pytest.fixture
@@ -67,7 +83,9 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_utils, "_flash_with_kvcache_fn", None)
     monkeypatch.setattr(flash_utils, "_pad_fn", None)
     monkeypatch.setattr(flash_utils, "_unpad_fn", None)
-    monkeypatch.setattr(flash_utils, "_process_flash_kwargs_fn", flash_utils._lazy_define_process_function(varlen))
+    monkeypatch.setattr(
+        flash_utils, "_process_flash_kwargs_fn", flash_utils._lazy_define_process_function(varlen)
+    )
     monkeypatch.setattr(flash_utils, "_process_with_kvcache_kwargs_fn", dict)
 
 
@@ -100,7 +118,8 @@ def tasks(source: Make, task: Make, bpe: Any, name: str) -> tuple[Any, Any]:
 @pytest.mark.usefixtures("flash", "uncompiled")
 @pytest.mark.parametrize("name", ["sft", "causal_lm"])
 @pytest.mark.parametrize(
-    "implementation", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow), FLASH]
+    "implementation",
+    ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow), FLASH],
 )
 def test_packed_is_unpacked(
     make_source: Make, make_task: Make, tokenizer: Make, implementation: str, name: str
@@ -112,22 +131,31 @@ def test_packed_is_unpacked(
         reference = using("llama", "eager")
         rows = [alone.collate([alone.train[index]]) for index in range(len(alone.train))]
         if name == "causal_lm":
-            rows = [alone.collate([{"input_ids": alone.train[index]["input_ids"]}]) for index in range(len(TEXTS))]
+            rows = [
+                alone.collate([{"input_ids": alone.train[index]["input_ids"]}])
+                for index in range(len(TEXTS))
+            ]
         expected = [total_loss(reference, row) for row in rows]
         total = torch.stack([loss for loss, _ in expected]).sum()
         model = using("llama", implementation)
         packed.one_row = one_row(model)
         examples = packed.train if name == "sft" else packed.eval
         batch = packed.collate([examples[number] for number in range(len(examples))])
-        assert len(batch["input_ids"]) == (1 if implementation == FLASH or name == "causal_lm" else len(examples))
+        assert len(batch["input_ids"]) == (
+            1 if implementation == FLASH or name == "causal_lm" else len(examples)
+        )
         found, count = total_loss(model, batch)
     assert count == sum(number for _, number in expected)
     assert float(found.detach()) == pytest.approx(float(total.detach()), rel=1e-6)
     if trained:
         found.backward()
         total.backward()
-        for (key, param), other in zip(model.named_parameters(), reference.parameters(), strict=True):
-            assert torch.allclose(param.grad, other.grad, rtol=1e-5, atol=1e-5 * float(other.grad.abs().max())), key
+        for (key, param), other in zip(
+            model.named_parameters(), reference.parameters(), strict=True
+        ):
+            assert torch.allclose(
+                param.grad, other.grad, rtol=1e-5, atol=1e-5 * float(other.grad.abs().max())
+            ), key
 
 
 def test_sizes_of_one_row(make_source: Make, make_task: Make, tokenizer: Make) -> None:
@@ -140,7 +168,11 @@ def test_sizes_of_one_row(make_source: Make, make_task: Make, tokenizer: Make) -
         flat = packed.collate(every)
         assert packed.sizes(flat) == packed.sizes(rows)
         assert packed.count(flat) == packed.count(rows)
-        assert flat["input_ids"].shape == flat["position_ids"].shape == (1, sum(len(one["input_ids"]) for one in every))
+        assert (
+            flat["input_ids"].shape
+            == flat["position_ids"].shape
+            == (1, sum(len(one["input_ids"]) for one in every))
+        )
 
 
 @pytest.mark.usefixtures("flash")
@@ -150,8 +182,13 @@ def test_flash_attention_is_tried_in_one_row() -> None:
     positions = torch.arange(4).repeat(2, 2)
     ids = torch.arange(1, 9).repeat(2, 1)
     with torch.no_grad(), lean_forward(model.eval()):
-        apart, mixed = (model(input_ids=ids[:rows], position_ids=positions[:rows]).logits[0, 4:] for rows in (1, 2))
-    assert not torch.allclose(apart, mixed, atol=1e-5), "of two rows transformers keeps no documents apart"
+        apart, mixed = (
+            model(input_ids=ids[:rows], position_ids=positions[:rows]).logits[0, 4:]
+            for rows in (1, 2)
+        )
+    assert not torch.allclose(apart, mixed, atol=1e-5), (
+        "of two rows transformers keeps no documents apart"
+    )
 
 
 @pytest.mark.slow
@@ -165,12 +202,17 @@ def test_flex_attention_is_tried() -> None:
 def test_a_batch_of_two_rows_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What keeps documents apart in one row alone is not taken for what does in several."""
     monkeypatch.setattr("optrun.model.documents.one_row", lambda model: False)
-    with pytest.raises(ConfigError, match=r"task.packing=true: .*attn_implementation=flash_attention_2 see"):
+    with pytest.raises(
+        ConfigError, match=r"task.packing=true: .*attn_implementation=flash_attention_2 see"
+    ):
         expect_apart(using("llama", FLASH).float(), "task.packing=true")
 
 
 def test_what_keeps_documents_apart_is_said() -> None:
-    said = {name: separation(using("llama", name), "KEY") for name in ("eager", "sdpa", "flex_attention", FLASH)}
+    said = {
+        name: separation(using("llama", name), "KEY")
+        for name in ("eager", "sdpa", "flex_attention", FLASH)
+    }
     for name, text in said.items():
         assert name in text
     assert "block-diagonal" in said["sdpa"]
@@ -195,7 +237,9 @@ def test_plain_attention_runs_anywhere() -> None:
         (FLASH, "cuda", "bf16", ["flash_attn", "not installed", "pip install flash-attn"]),
     ],
 )
-def test_what_cannot_run_is_refused(chosen: str, device: str, precision: str, facts: list[str]) -> None:
+def test_what_cannot_run_is_refused(
+    chosen: str, device: str, precision: str, facts: list[str]
+) -> None:
     config: Any = SimpleNamespace(attn_implementation=chosen)
     with pytest.raises(ConfigError) as refused:
         refuse_attention(config, device, precision)
@@ -230,6 +274,7 @@ def test_flex_attention_has_no_dropout() -> None:
     refuse_attention_dropout(model)
     model.config.attention_dropout = 0.1
     with pytest.raises(
-        ConfigError, match=r"attention_dropout of this model's configuration is 0.1.*model.config.atten"
+        ConfigError,
+        match=r"attention_dropout of this model's configuration is 0.1.*model.config.atten",
     ):
         refuse_attention_dropout(model)

@@ -35,7 +35,9 @@ def as_reported(table: ClassTable) -> dict[str, list[float]]:
     return {row.name: [getattr(row, key) for key in KEYS] for row in [*table.rows, *table.means]}
 
 
-def as_wanted(table: ClassTable, report: dict[str, dict[str, float]], means: dict[str, str]) -> None:
+def as_wanted(
+    table: ClassTable, report: dict[str, dict[str, float]], means: dict[str, str]
+) -> None:
     found = as_reported(table)
     names = {**{name: name for name in NAMES}, **means}
     assert list(found) == list(names)
@@ -59,7 +61,9 @@ def test_classes() -> None:
         return found
 
     table = table_of(metrics(slice(0, 40)), metrics(slice(40, 90)))
-    report = classification_report(there, made, labels=range(4), target_names=NAMES, output_dict=True, zero_division=0)
+    report = classification_report(
+        there, made, labels=range(4), target_names=NAMES, output_dict=True, zero_division=0
+    )
     as_wanted(table, report, {"macro mean": "macro avg", "weighted mean": "weighted avg"})
     assert table.confusion is not None
     assert table.confusion.tolist() == confusion_matrix(there, made, labels=range(4)).tolist()
@@ -73,15 +77,22 @@ def test_labels() -> None:
     def metrics(at: slice) -> LabelSetMetrics:
         found = LabelSetMetrics(NAMES)
         logits = torch.tensor(made[at] * 2.0 - 1)
-        found.update(ModelOutput(loss=torch.tensor(0.5), logits=logits), {"labels": torch.tensor(there[at]).float()})
+        found.update(
+            ModelOutput(loss=torch.tensor(0.5), logits=logits),
+            {"labels": torch.tensor(there[at]).float()},
+        )
         return found
 
-    report = classification_report(there, made, target_names=NAMES, output_dict=True, zero_division=0)
+    report = classification_report(
+        there, made, target_names=NAMES, output_dict=True, zero_division=0
+    )
     means = {"micro mean": "micro avg", "macro mean": "macro avg", "weighted mean": "weighted avg"}
     as_wanted(table_of(metrics(slice(0, 20)), metrics(slice(20, 50))), report, means)
 
 
-def words(labels: list[str], found: list[list[int]], right: list[list[int]], *, entities: bool) -> ClassTable:
+def words(
+    labels: list[str], found: list[list[int]], right: list[list[int]], *, entities: bool
+) -> ClassTable:
     parts = []
     for one, other in zip(found, right, strict=True):
         parts.append(WordMetrics(labels, whole_entities=entities))
@@ -106,4 +117,7 @@ def test_words_by_label() -> None:
     assert table.confusion is not None
     flat = [[label for row in side for label in row] for side in (RIGHT, FOUND)]
     known = [pair for pair in zip(*flat, strict=True) if pair[0] >= 0]
-    assert table.confusion.tolist() == confusion_matrix(*zip(*known, strict=True), labels=range(4)).tolist()
+    assert (
+        table.confusion.tolist()
+        == confusion_matrix(*zip(*known, strict=True), labels=range(4)).tolist()
+    )

@@ -44,12 +44,17 @@ def test_entities_cover_what_is_not_o(row: list[str]) -> None:
 def micro(texts: list[tuple[list[str], list[str]]]) -> ClassFigures:
     """Figures over the entities of all types."""
     counts = count_entities(texts)
-    return table_of_entities({kind: [counts[kind, at] for at in range(3)] for kind, _ in counts}).means[0]
+    return table_of_entities(
+        {kind: [counts[kind, at] for at in range(3)] for kind, _ in counts}
+    ).means[0]
 
 
 def test_counts_by_hand() -> None:
     actual = ["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"]
-    first = (["B-PER", "I-PER", "O", "B-PER", "O", "O"], actual)  # one right, one of the wrong type, one missed
+    first = (
+        ["B-PER", "I-PER", "O", "B-PER", "O", "O"],
+        actual,
+    )  # one right, one of the wrong type, one missed
     second = (["B-PER", "O"], ["B-PER", "I-PER"])  # a wrong border is wrong
     counts = count_entities([first, second])
     assert counts == {("PER", 0): 1, ("PER", 1): 3, ("PER", 2): 2, ("LOC", 2): 2}
@@ -69,13 +74,17 @@ def test_a_perfect_prediction(row: list[str]) -> None:
     assert micro([(row, row)]).f1 == (1.0 if any(label != "O" for label in row) else 0.0)
 
 
-@pytest.mark.parametrize("case", json.loads(FILE.read_text(encoding="utf-8"))["cases"], ids=lambda case: case["scheme"])
+@pytest.mark.parametrize(
+    "case", json.loads(FILE.read_text(encoding="utf-8"))["cases"], ids=lambda case: case["scheme"]
+)
 def test_what_seqeval_counts(case: dict[str, Any]) -> None:
     """Its default on all labels; its strict mode, too, where the labels are those of a scheme."""
     tally = micro(list(zip(case["predicted"], case["actual"], strict=True)))
     for mode in ("default", "strict"):
         if mode in case:
-            assert (tally.precision, tally.recall, tally.f1) == pytest.approx(case[mode], abs=1e-12), mode
+            assert (tally.precision, tally.recall, tally.f1) == pytest.approx(
+                case[mode], abs=1e-12
+            ), mode
 
 
 @pytest.mark.parametrize("scheme", PREFIXES)

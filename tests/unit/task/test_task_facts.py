@@ -26,15 +26,23 @@ def words() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    names = dict(
+        zip(
+            ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True
+        )
+    )
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 @pytest.fixture
 def facts_of(make_source: Make, make_task: Make, words: Any) -> Callable[..., DataFacts]:
-    def facts(name: str, train: Any, held: Any, *, task: dict[str, Any] | None = None, **data: Any) -> DataFacts:
+    def facts(
+        name: str, train: Any, held: Any, *, task: dict[str, Any] | None = None, **data: Any
+    ) -> DataFacts:
         source = make_source(train, held, **data)
         return data_facts(make_task(name, source, words, **(task or {})), source, words)
 
@@ -47,7 +55,12 @@ def test_a_classifier(facts_of: Make) -> None:
     facts = facts_of("sequence_classification", train, held, max_length=5)
     assert (facts.train.examples, facts.train.tokens) == (4, 5 + 3 + 5 + 4)
     (cut,) = facts.train.cuts
-    assert (cut.limit, cut.rows, cut.share, cut.longest) == ("data.max_length=5", 2, (3 + 1) / (8 + 3 + 6 + 4), 8)
+    assert (cut.limit, cut.rows, cut.share, cut.longest) == (
+        "data.max_length=5",
+        2,
+        (3 + 1) / (8 + 3 + 6 + 4),
+        8,
+    )
     assert facts.train.unknown == 1 / 9, "of the ordinary tokens that are left"
     assert facts.train.labels == {"no": 3, "yes": 1}
     assert facts.eval_sets[""].cuts == []
@@ -55,7 +68,10 @@ def test_a_classifier(facts_of: Make) -> None:
     assert facts.eval_sets[""].known == 3, "a twice, a b"
     said = data_check(facts)
     assert said[0].split(" · ") == ["train  4 examples", "17 tokens", "no: 75.0 %, yes: 25.0 %"]
-    assert "data.max_length=5 cuts 2 of 4 examples: 19.0 % of all tokens are lost; the longest has 8" in said[1]
+    assert (
+        "data.max_length=5 cuts 2 of 4 examples: 19.0 % of all tokens are lost; the longest has 8"
+        in said[1]
+    )
     assert "11.1 % of the tokens of data.train are unknown" in said[2]
     assert "3 of 4 texts of data.eval stand in data.train, too" in said[-1]
 
@@ -78,12 +94,17 @@ def test_each_side_of_a_pair_of_texts(facts_of: Make) -> None:
     rows = {"text": ["a b c d e f", "a"], "target": ["a", "a b c d"]}
     limits = {"task": {"max_target_length": 4}, "max_length": 5}
     facts = facts_of("seq2seq_lm", rows, rows, **limits)
-    assert [cut.limit for cut in facts.train.cuts] == ["data.max_length=5", "task.max_target_length=4"]
+    assert [cut.limit for cut in facts.train.cuts] == [
+        "data.max_length=5",
+        "task.max_target_length=4",
+    ]
     assert [cut.longest for cut in facts.train.cuts] == [8, 6]
     pairs = {"text": ["a b c d"], "second": ["e f g h"], "label": ["x"]}
     both = {**pairs, "label": ["y"]}
     pairs = {name: [*pairs[name], *both[name]] for name in pairs}
-    facts = facts_of("sequence_classification", pairs, pairs, text_pair_column="second", max_length=6)
+    facts = facts_of(
+        "sequence_classification", pairs, pairs, text_pair_column="second", max_length=6
+    )
     assert facts.train.cuts[0].longest == 11
 
 
@@ -114,7 +135,10 @@ def test_next_to_nothing_is_known(facts_of: Make) -> None:
     good = {"text": ["a b", "c d"], "label": ["x", "y"]}
     bad = {"text": ["zig zag", "zag a"], "label": ["x", "y"]}
     for train, held, key in ((bad, good, "data.train"), (good, bad, "data.eval")):
-        with pytest.raises(ConfigError, match=rf"{key}: 75 % of its tokens are \[UNK\].*13 entries.*model.tokenizer"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"{key}: 75 % of its tokens are \[UNK\].*13 entries.*model.tokenizer",
+        ):
             facts_of("sequence_classification", train, held)
 
 
@@ -125,7 +149,9 @@ def test_many_labels_are_told_by_the_most_and_the_least_frequent(facts_of: Make)
     assert "6 labels, from f: 28.6 % to a: 4.8 %" in data_check(facts)[0]
 
 
-def test_a_tokenizer_that_knows_every_byte_has_no_share_of_unknown(make_source: Make, make_task: Make) -> None:
+def test_a_tokenizer_that_knows_every_byte_has_no_share_of_unknown(
+    make_source: Make, make_task: Make
+) -> None:
     source = make_source({"text": ["ünïcode 猫", "b"], "label": ["x", "y"]})
     task = make_task("sequence_classification", source)
     assert data_facts(task, source, SimpleTokenizer()).train.unknown is None
@@ -137,12 +163,16 @@ class SimpleTokenizer:
     unk_token_id = eos_token_id = 0
 
 
-def test_images_have_labels_and_no_tokens(make_source: Make, make_task: Make, tmp_path: Path) -> None:
+def test_images_have_labels_and_no_tokens(
+    make_source: Make, make_task: Make, tmp_path: Path
+) -> None:
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     rows = {"image": [str(tmp_path / "a.png")] * 3, "label": ["x", "y", "y"]}
     source = make_source(rows, image_column="image")
-    facts = data_facts(make_task("image_classification", source, SimpleTokenizer()), source, SimpleTokenizer())
+    facts = data_facts(
+        make_task("image_classification", source, SimpleTokenizer()), source, SimpleTokenizer()
+    )
     assert facts.train.tokens is None
     assert facts.train.labels == {"x": 1, "y": 2}
     assert data_check(facts)[0] == "train  3 examples · x: 33.3 %, y: 66.7 %"
@@ -158,7 +188,9 @@ def test_images_have_labels_and_no_tokens(make_source: Make, make_task: Make, tm
         (["good", "bad", "-1", "1"], []),
     ],
 )
-def test_labels_that_differ_by_spelling_alone_are_told(facts_of: Make, labels: list[str], shown: list[str]) -> None:
+def test_labels_that_differ_by_spelling_alone_are_told(
+    facts_of: Make, labels: list[str], shown: list[str]
+) -> None:
     rows = {"text": [*"abcdefgh"][: len(labels)], "verdict": labels}
     doubts = facts_of("sequence_classification", rows, rows, label_column="verdict").doubts
     assert len(doubts) == len(shown)
@@ -183,32 +215,52 @@ def test_columns_that_have_changed_places_are_told(facts_of: Make) -> None:
 
 
 def test_a_label_in_every_row_is_told(facts_of: Make) -> None:
-    rows = {"text": [f"a {number}" for number in range(30)], "id": [f"row-{number}" for number in range(30)]}
+    rows = {
+        "text": [f"a {number}" for number in range(30)],
+        "id": [f"row-{number}" for number in range(30)],
+    }
     (told,) = facts_of("sequence_classification", rows, rows, label_column="id").doubts
     for fact in ("data.label_column=id", "30 labels", "30 training rows", "'row-0'"):
         assert fact in told
 
 
-def test_numbers_of_a_mixture_are_those_of_all_its_sources(make_source: Make, make_task: Make, words: Any) -> None:
+def test_numbers_of_a_mixture_are_those_of_all_its_sources(
+    make_source: Make, make_task: Make, words: Any
+) -> None:
     low = make_source({"text": ["a", "b"], "label": [1.0, 2.0]})
     high = make_source({"text": ["a", "b", "c", "d"], "label": [9.0, 6.0, 7.0, 8.0]})
-    tasks = [make_task("sequence_classification", one, words, problem_type="regression") for one in (low, high)]
-    tasks[0].train = MixedExamples({"low": tasks[0].train, "high": tasks[1].train}, None, "first_exhausted", seed=0)
+    tasks = [
+        make_task("sequence_classification", one, words, problem_type="regression")
+        for one in (low, high)
+    ]
+    tasks[0].train = MixedExamples(
+        {"low": tasks[0].train, "high": tasks[1].train}, None, "first_exhausted", seed=0
+    )
     source = MixedSource(low.train, low.eval_sets, low.columns, parts={"low": low, "high": high})
     facts = data_facts(tasks[0], source, words)
     assert facts.train.span == (1.0, (1 + 2 + 9 + 6 + 7 + 8) / 6, 9.0)
     assert [split.span for split in facts.sources.values()] == [(1.0, 1.5, 2.0), (6.0, 7.5, 9.0)]
 
 
-def test_odd_labels_of_any_source_of_a_mixture_are_told(make_source: Make, make_task: Make, words: Any) -> None:
+def test_odd_labels_of_any_source_of_a_mixture_are_told(
+    make_source: Make, make_task: Make, words: Any
+) -> None:
     texts = [f"{word} b {number % 21}" for number, word in enumerate("abc" * 20)]
-    right = make_source({"text": texts, "label": ["d", "e"] * 30}, label_column="label", text_column="text")
-    swapped = make_source({"text": ["d", "e"] * 30, "kind": texts}, label_column="kind", text_column="text")
+    right = make_source(
+        {"text": texts, "label": ["d", "e"] * 30}, label_column="label", text_column="text"
+    )
+    swapped = make_source(
+        {"text": ["d", "e"] * 30, "kind": texts}, label_column="kind", text_column="text"
+    )
     tasks = [make_task("sequence_classification", one, words) for one in (right, swapped)]
     tasks[0].labels = [*tasks[0].labels, *tasks[1].labels]
-    tasks[0].train = MixedExamples({"a": tasks[0].train, "b": tasks[1].train}, None, "first_exhausted", seed=0)
+    tasks[0].train = MixedExamples(
+        {"a": tasks[0].train, "b": tasks[1].train}, None, "first_exhausted", seed=0
+    )
     tasks[0].train.sources["b"].scalars["labels"] += 2
-    source = MixedSource(right.train, right.eval_sets, right.columns, parts={"a": right, "b": swapped})
+    source = MixedSource(
+        right.train, right.eval_sets, right.columns, parts={"a": right, "b": swapped}
+    )
     (told,) = data_facts(tasks[0], source, words).doubts
     assert "data.label_column=kind: 21 labels in 60 training rows" in told
     assert "data.text_column=kind data.label_column=text" in told

@@ -14,7 +14,13 @@ from optrun.task.evaluation import number_of
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [("good", "'good'"), ("0.5", "'0.5'"), (None, "None"), ({"a": 1}, "{'a': 1}"), (np.ones((6, 1)), "shape (6, 1)")],
+    [
+        ("good", "'good'"),
+        ("0.5", "'0.5'"),
+        (None, "None"),
+        ({"a": 1}, "{'a': 1}"),
+        (np.ones((6, 1)), "shape (6, 1)"),
+    ],
 )
 def test_a_metric_that_gives_no_number(value: object, shown: str) -> None:
     with pytest.raises(OptrunError) as refused:

@@ -46,9 +46,13 @@ def test_labels_are_read(form: str, make_task: Make, make_source: Make, tokenize
 
 def model_and_batch(task: Any) -> tuple[Any, Any]:
     config = BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=320,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=320,
         **task.needs().config,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     return AutoModelForSequenceClassification.from_config(config).eval(), task.collate(
         [task.train[n] for n in range(5)]
@@ -63,7 +67,10 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make) ->
     wanted = torch.nn.BCEWithLogitsLoss()(outputs.logits, torch.tensor(WANTED, dtype=torch.float32))
     assert float(task.loss(outputs, batch)) == pytest.approx(float(wanted), rel=1e-6)
     assert task.weight(batch) == 5
-    halves = [{name: values[part] for name, values in batch.items()} for part in (slice(0, 2), slice(2, 5))]
+    halves = [
+        {name: values[part] for name, values in batch.items()}
+        for part in (slice(0, 2), slice(2, 5))
+    ]
     by_parts = sum(task.loss(model(**half), half).item() * task.weight(half) for half in halves) / 5
     assert by_parts == pytest.approx(float(wanted), rel=1e-5)
 
@@ -86,7 +93,10 @@ def test_weights_are_those_of_positives(make_task: Make, make_source: Make) -> N
 
 def test_metrics_are_those_of_scikit_learn() -> None:
     randomness = np.random.default_rng(0)
-    logits, labels = randomness.normal(size=(60, 4)), (randomness.random((60, 4)) < 0.4).astype(np.int64)
+    logits, labels = (
+        randomness.normal(size=(60, 4)),
+        (randomness.random((60, 4)) < 0.4).astype(np.int64),
+    )
     logits[:, 3], labels[:, 3] = -1, 0  # neither predicted nor there
     parts = [LabelSetMetrics([*"abcd"]), LabelSetMetrics([*"abcd"])]
     for at, part in zip((slice(0, 25), slice(25, 60)), parts, strict=True):
@@ -118,7 +128,11 @@ def test_metrics_are_those_of_scikit_learn() -> None:
             {"label_columns": ["a", "b"]},
             ["row 3 has 2 in column a", "expected 1"],
         ),
-        ({"a": [1] * 5, "b": [1] * 5}, {"label_columns": ["a", "bb"]}, ["label_columns=bb", "Did you mean b?"]),
+        (
+            {"a": [1] * 5, "b": [1] * 5},
+            {"label_columns": ["a", "bb"]},
+            ["label_columns=bb", "Did you mean b?"],
+        ),
         ({"a": [1] * 5}, {"label_columns": ["a"]}, ["two columns or more"]),
         (
             {"a": [1] * 5, "b": [0] * 5},
@@ -127,7 +141,9 @@ def test_metrics_are_those_of_scikit_learn() -> None:
         ),
     ],
 )
-def test_what_is_no_labels(rows: Any, options: Any, facts: list[str], make_task: Make, make_source: Make) -> None:
+def test_what_is_no_labels(
+    rows: Any, options: Any, facts: list[str], make_task: Make, make_source: Make
+) -> None:
     with pytest.raises(ConfigError) as refused:
         task_of(make_task, make_source({"text": TEXTS, **rows}, **options))
     for fact in facts:
@@ -136,6 +152,9 @@ def test_what_is_no_labels(rows: Any, options: Any, facts: list[str], make_task:
 
 def test_several_columns_need_the_problem_type(make_task: Make, make_source: Make) -> None:
     with pytest.raises(ConfigError, match="multi_label_classification"):
-        make_task("sequence_classification", make_source({"text": TEXTS, **COLUMNS}, label_columns=["a", "b"]))
+        make_task(
+            "sequence_classification",
+            make_source({"text": TEXTS, **COLUMNS}, label_columns=["a", "b"]),
+        )
     with pytest.raises(ConfigError, match="f1_micro, f1_macro and exact_match"):
         task_of(make_task, make_source({"text": TEXTS, "label": LISTS}), metrics=["accuracy"])

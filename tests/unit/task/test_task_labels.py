@@ -64,9 +64,13 @@ def test_declared_labels_keep_their_order_and_are_matched_by_name(make_source: M
 
 def test_a_row_that_a_test_split_leaves_unlabelled(make_source: Make) -> None:
     source = make_source(
-        {"label": [0, 1]}, {"label": [0, -1]}, features=Features({"label": ClassLabel(names=["a", "b"])})
+        {"label": [0, 1]},
+        {"label": [0, -1]},
+        features=Features({"label": ClassLabel(names=["a", "b"])}),
     )
-    with pytest.raises(ConfigError, match=r"data.eval: row 2 has the class number -1.*without a label"):
+    with pytest.raises(
+        ConfigError, match=r"data.eval: row 2 has the class number -1.*without a label"
+    ):
         read(source)
 
 
@@ -105,10 +109,16 @@ def test_refusals(make_source: Make, given: list[Any], said: str) -> None:
 
 
 def test_numbers(make_source: Make) -> None:
-    assert numbers(make_source({"y": ["1.5", "-2", "1e3"]}).train, "y").tolist() == [1.5, -2.0, 1000.0]
+    assert numbers(make_source({"y": ["1.5", "-2", "1e3"]}).train, "y").tolist() == [
+        1.5,
+        -2.0,
+        1000.0,
+    ]
     assert numbers(make_source({"y": [1, 2]}).train, "y").tolist() == [1.0, 2.0]
     for bad in (["1", "good"], ["1", "nan"], ["1", "inf"], ["1", "1e300"], ["1", "1,5"]):
-        with pytest.raises(ConfigError, match=r"data.train: row 2 has .* in column y: .*expects finite numbers"):
+        with pytest.raises(
+            ConfigError, match=r"data.train: row 2 has .* in column y: .*expects finite numbers"
+        ):
             numbers(make_source({"y": bad}).train, "y")
     with pytest.raises(ConfigError, match="finite numbers"):
         numbers(make_source({"y": [True, False]}).train, "y")

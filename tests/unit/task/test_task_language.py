@@ -27,7 +27,12 @@ from optrun.task.language_model import around
 from optrun.task.seq2seq_lm import Seq2SeqLm
 from optrun.task.tokens import tokenizer_key
 
-TEXTS = ["the cat sat on a mat", "Anna Smith went to Paris and Berlin with Bob", "", "unbelievable things happened"] * 5
+TEXTS = [
+    "the cat sat on a mat",
+    "Anna Smith went to Paris and Berlin with Bob",
+    "",
+    "unbelievable things happened",
+] * 5
 Make = Callable[..., Any]
 
 
@@ -35,10 +40,14 @@ def all_ids(examples: Any) -> np.ndarray:
     return np.concatenate([examples[index]["input_ids"] for index in range(len(examples))])
 
 
-def test_packed_documents_lose_and_double_nothing(make_source: Make, make_task: Make, tokenizer: Make) -> None:
+def test_packed_documents_lose_and_double_nothing(
+    make_source: Make, make_task: Make, tokenizer: Make
+) -> None:
     task = make_task("causal_lm", make_source({"text": TEXTS}, max_length=7))
     words = tokenizer("stream")
-    expected = [id_ for text in TEXTS if text for id_ in [*words(text)["input_ids"], words.eos_token_id]]
+    expected = [
+        id_ for text in TEXTS if text for id_ in [*words(text)["input_ids"], words.eos_token_id]
+    ]
     assert all_ids(task.eval).tolist() == expected[: len(all_ids(task.eval))]
     assert len(expected) - len(all_ids(task.eval)) < 2
     assert {len(task.train[index]["input_ids"]) for index in range(len(task.train))} == {7}
@@ -55,7 +64,9 @@ def test_rows_end_unless_they_were_cut(make_source: Make, make_task: Make, token
         assert row == (ids[:7] if len(ids) >= 7 else [*ids, end])
 
 
-def test_documents_begin_as_the_tokenizer_begins_them(make_source: Make, make_task: Make, tokenizer: Make) -> None:
+def test_documents_begin_as_the_tokenizer_begins_them(
+    make_source: Make, make_task: Make, tokenizer: Make
+) -> None:
     words = tokenizer("stream")
     plain = [words(text)["input_ids"] for text in TEXTS if text]
     end = words.eos_token_id
@@ -70,17 +81,27 @@ def test_documents_begin_as_the_tokenizer_begins_them(make_source: Make, make_ta
     rows = make_task("causal_lm", make_source({"text": TEXTS}, max_length=7), words, packing=False)
     for index, ids in enumerate(plain):
         assert rows.train[index]["input_ids"].tolist() == [begin, *ids, end][:7]
-    assert around(tokenizer("pair")) == ([tokenizer("pair").cls_token_id], [tokenizer("pair").sep_token_id])
+    assert around(tokenizer("pair")) == (
+        [tokenizer("pair").cls_token_id],
+        [tokenizer("pair").sep_token_id],
+    )
     assert around(tokenizer("seq2seq")) == ([], [tokenizer("seq2seq").eos_token_id])
 
 
 def test_causal_batch(make_source: Make, make_task: Make, tokenizer: Make) -> None:
-    task = make_task("causal_lm", make_source({"text": ["the cat sat", "a mat on the cat sat"]}), packing=False)
+    task = make_task(
+        "causal_lm", make_source({"text": ["the cat sat", "a mat on the cat sat"]}), packing=False
+    )
     batch = task.collate([task.train[0], task.train[1]])
     lengths = batch["attention_mask"].sum(-1)
-    assert (batch["labels"][batch["attention_mask"] == 1] == batch["input_ids"][batch["attention_mask"] == 1]).all()
+    assert (
+        batch["labels"][batch["attention_mask"] == 1]
+        == batch["input_ids"][batch["attention_mask"] == 1]
+    ).all()
     assert (batch["labels"][batch["attention_mask"] == 0] == IGNORED).all()
-    assert (batch["input_ids"][batch["attention_mask"] == 0] == tokenizer("stream").pad_token_id).all()
+    assert (
+        batch["input_ids"][batch["attention_mask"] == 0] == tokenizer("stream").pad_token_id
+    ).all()
     assert task.weight(batch) == int((lengths - 1).sum())
     assert task.sizes(batch) == (int(lengths.sum()), 2)
     assert "attention_mask" not in task.collate([task.train[0], task.train[0]])
@@ -90,7 +111,11 @@ def test_causal_batch(make_source: Make, make_task: Make, tokenizer: Make) -> No
 def test_no_text_is_refused(make_source: Make, make_task: Make, packing: bool) -> None:
     for texts in (["", ""], [None, ""]):
         with pytest.raises(ConfigError, match=r"data.train: no text of two tokens"):
-            make_task("causal_lm", make_source({"text": texts, "other": [1, 2]}, text_column="text"), packing=packing)
+            make_task(
+                "causal_lm",
+                make_source({"text": texts, "other": [1, 2]}, text_column="text"),
+                packing=packing,
+            )
 
 
 def test_too_short_rows_are_left_out_and_counted(make_source: Make, make_task: Make) -> None:
@@ -101,7 +126,9 @@ def test_too_short_rows_are_left_out_and_counted(make_source: Make, make_task: M
 
 
 def masked(make_source: Make, make_task: Make) -> Task:
-    task: Task = make_task("masked_lm", make_source({"text": TEXTS}, max_length=16), mlm_probability=0.3)
+    task: Task = make_task(
+        "masked_lm", make_source({"text": TEXTS}, max_length=16), mlm_probability=0.3
+    )
     return task
 
 
@@ -119,7 +146,10 @@ def test_masks_are_a_function_of_seed_epoch_and_index(make_source: Make, make_ta
     assert batches(2, 0) == whole
     assert batches(0, 2)[:4] == whole[2:]
     example = task.train[0]
-    one, two = (task.transform(example, generator(3, "example", epoch, 0))["labels"].tolist() for epoch in (0, 1))
+    one, two = (
+        task.transform(example, generator(3, "example", epoch, 0))["labels"].tolist()
+        for epoch in (0, 1)
+    )
     assert one != two
 
 
@@ -169,7 +199,9 @@ def pairs(make_source: Make, **options: Any) -> Source:
     return source
 
 
-def test_a_target_ends_and_is_padded_out_of_the_loss(make_source: Make, make_task: Make, tokenizer: Make) -> None:
+def test_a_target_ends_and_is_padded_out_of_the_loss(
+    make_source: Make, make_task: Make, tokenizer: Make
+) -> None:
     task = make_task("seq2seq_lm", pairs(make_source))
     words = tokenizer("seq2seq")
     batch = task.collate([task.train[0], task.train[1]])
@@ -179,7 +211,10 @@ def test_a_target_ends_and_is_padded_out_of_the_loss(make_source: Make, make_tas
         assert made == row + [IGNORED] * (len(made) - len(row))
     assert task.weight(batch) == sum(map(len, rows))
     assert task.sizes(batch) == (int(batch["attention_mask"].sum()) + sum(map(len, rows)), 2)
-    assert batch["input_ids"][0, : int(batch["attention_mask"][0].sum())].tolist() == words("the cat sat")["input_ids"]
+    assert (
+        batch["input_ids"][0, : int(batch["attention_mask"][0].sum())].tolist()
+        == words("the cat sat")["input_ids"]
+    )
 
 
 def test_lengths_of_text_and_target_are_two_things(make_source: Make, make_task: Make) -> None:
@@ -195,12 +230,21 @@ def test_seq2seq_columns(make_source: Make, make_task: Make) -> None:
     assert len(make_task("seq2seq_lm", source).train) == 1
     with pytest.raises(ConfigError, match=r"data.target_column is needed: .*Columns: en, de"):
         make_task("seq2seq_lm", make_source({"en": ["the cat"], "de": ["a mat"]}))
-    with pytest.raises(ConfigError, match=r"data.eval: row 2 has no text in column target: nothing to produce"):
+    with pytest.raises(
+        ConfigError, match=r"data.eval: row 2 has no text in column target: nothing to produce"
+    ):
         make_task(
-            "seq2seq_lm", make_source({"text": ["a"], "target": ["b"]}, {"text": ["a", "a"], "target": ["b", None]})
+            "seq2seq_lm",
+            make_source(
+                {"text": ["a"], "target": ["b"]}, {"text": ["a", "a"], "target": ["b", None]}
+            ),
         )
-    with pytest.raises(ConfigError, match=r"data.label_column=x: task=seq2seq_lm reads no such column"):
-        make_task("seq2seq_lm", make_source({"text": ["a"], "target": ["b"], "x": [1]}, label_column="x"))
+    with pytest.raises(
+        ConfigError, match=r"data.label_column=x: task=seq2seq_lm reads no such column"
+    ):
+        make_task(
+            "seq2seq_lm", make_source({"text": ["a"], "target": ["b"], "x": [1]}, label_column="x")
+        )
 
 
 def test_token_metrics_are_means_over_tokens_not_batches() -> None:
@@ -214,12 +258,16 @@ def test_token_metrics_are_means_over_tokens_not_batches() -> None:
         loss = torch.nn.functional.cross_entropy(logits[part].flatten(0, 1), labels[part].flatten())
         evaluation.update(SimpleNamespace(loss=loss, logits=logits[part]), {"labels": labels[part]})
     nothing = torch.full((1, 5), IGNORED)
-    evaluation.update(SimpleNamespace(loss=torch.tensor(math.nan), logits=logits[:1]), {"labels": nothing})
+    evaluation.update(
+        SimpleNamespace(loss=torch.tensor(math.nan), logits=logits[:1]), {"labels": nothing}
+    )
     found = evaluation.compute()
     assert found["loss"] == pytest.approx(float(whole), rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(float(whole)), rel=1e-6)
     targets = labels != IGNORED
-    assert found["accuracy"] == pytest.approx(float((logits.argmax(-1) == labels)[targets].float().mean()))
+    assert found["accuracy"] == pytest.approx(
+        float((logits.argmax(-1) == labels)[targets].float().mean())
+    )
 
 
 def test_no_token_gives_no_number() -> None:
@@ -250,7 +298,9 @@ def test_long_documents_are_encoded_in_pieces_alike(
     found = []
     for piece in (pieces.PIECE, 1000):
         monkeypatch.setattr(pieces, "PIECE", piece)
-        monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / str(piece)))  # else the first is read again
+        monkeypatch.setenv(
+            "OPTRUN_CACHE", str(tmp_path / str(piece))
+        )  # else the first is read again
         task = make_task(name, make_source({"text": texts}), packing=True)
         found.append((all_ids(task.train), task.train.fingerprint()))
     assert (found[0][0] == found[1][0]).all()
@@ -259,7 +309,13 @@ def test_long_documents_are_encoded_in_pieces_alike(
 
 @pytest.mark.parametrize("far", [False, True])
 def test_a_text_that_may_not_be_cut_is_told(
-    make_source: Make, make_task: Make, tokenizer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, far: bool
+    make_source: Make,
+    make_task: Make,
+    tokenizer: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    far: bool,
 ) -> None:
     monkeypatch.setattr(pieces, "PIECE", 100)
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path))
@@ -270,4 +326,6 @@ def test_a_text_that_may_not_be_cut_is_told(
         words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(both)
     source = make_source({"text": [" ".join(TEXTS) * 20] * 2})
     make_task("causal_lm", source, words, packing=True)
-    assert sum("is encoded as a whole" in note and "of memory" in note for note in source.notes) == far
+    assert (
+        sum("is encoded as a whole" in note and "of memory" in note for note in source.notes) == far
+    )

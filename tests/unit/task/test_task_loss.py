@@ -21,7 +21,10 @@ from optrun.training.step import TrainStep
 Make = Callable[..., Any]
 TEXTS = {"text": ["the cat", "a mat", "Anna went", "Bob sat", "the mat sat"]}
 CLASSES = {**TEXTS, "label": ["a", "b", "b", "c", "b"]}
-WORDS = {"tokens": [["Anna", "went"], ["the", "cat", "sat"]], "tags": [["B-X", "O"], ["O", "O", "B-X"]]}
+WORDS = {
+    "tokens": [["Anna", "went"], ["the", "cat", "sat"]],
+    "tags": [["B-X", "O"], ["O", "O", "B-X"]],
+}
 
 
 def task_of(name: str, make_source: Callable[..., Source], make_task: Callable[..., Task]) -> Task:
@@ -36,9 +39,12 @@ def task_of(name: str, make_source: Callable[..., Source], make_task: Callable[.
 
 
 @pytest.mark.parametrize(
-    "name", ["causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification", "token_classification"]
+    "name",
+    ["causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification", "token_classification"],
 )
-def test_label_smoothing_is_that_of_transformers(name: str, make_source: Make, make_task: Make) -> None:
+def test_label_smoothing_is_that_of_transformers(
+    name: str, make_source: Make, make_task: Make
+) -> None:
     task = task_of(name, make_source, make_task)
     task.label_smoothing = 0.1
     labels = torch.tensor([[1, 0, 2, IGNORED, 1], [2, IGNORED, 0, 1, IGNORED]])
@@ -54,11 +60,15 @@ def test_label_smoothing_is_that_of_transformers(name: str, make_source: Make, m
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_class_weights_are_those_of_torch(smoothing: float, make_source: Make, make_task: Make) -> None:
+def test_class_weights_are_those_of_torch(
+    smoothing: float, make_source: Make, make_task: Make
+) -> None:
     task = task_of("sequence_classification", make_source, make_task)
     task.class_weights, task.label_smoothing = torch.tensor([0.5, 1.0, 4.0]), smoothing
     labels, logits = torch.tensor([0, 2, 2, 1]), torch.randn(4, 3)
-    expected = functional.cross_entropy(logits, labels, weight=task.class_weights, label_smoothing=smoothing)
+    expected = functional.cross_entropy(
+        logits, labels, weight=task.class_weights, label_smoothing=smoothing
+    )
     batch = {"labels": labels}
     assert torch.equal(task.loss(SimpleNamespace(loss=None, logits=logits), batch), expected)
     assert task.weight(batch) == 9.5

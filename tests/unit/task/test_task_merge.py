@@ -10,7 +10,13 @@ import pytest
 import torch
 from transformers.utils.generic import ModelOutput
 
-from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, TokenMetrics
+from optrun.task.evaluation import (
+    IGNORED,
+    EvaluationMetrics,
+    MeanLoss,
+    MetricAccumulator,
+    TokenMetrics,
+)
 from optrun.task.label_sets import LabelSetMetrics
 from optrun.task.token_classification import WordMetrics
 
@@ -31,7 +37,9 @@ MAKE = {
     "mean loss": lambda: MeanLoss(lambda batch: int((batch["labels"] != IGNORED).sum())),
     "tokens": lambda: TokenMetrics(shift=True),
     "words": lambda: WordMetrics(LABELS, whole_entities=True),
-    "registered": lambda: EvaluationMetrics(TokenMetrics(shift=False), {"in_order": in_order}, predictions, 4),
+    "registered": lambda: EvaluationMetrics(
+        TokenMetrics(shift=False), {"in_order": in_order}, predictions, 4
+    ),
 }
 
 
@@ -60,7 +68,9 @@ def test_merged_is_as_counted_by_one(kind: str, ranks: int) -> None:
         assert part.compute() == pytest.approx(whole.compute(), rel=1e-12)
 
 
-@pytest.mark.parametrize("make", [*MAKE.values(), lambda: LabelSetMetrics(LABELS)], ids=[*MAKE, "label sets"])
+@pytest.mark.parametrize(
+    "make", [*MAKE.values(), lambda: LabelSetMetrics(LABELS)], ids=[*MAKE, "label sets"]
+)
 def test_a_set_without_a_target_has_no_loss(make: Any) -> None:
     """And not the best one there is."""
     assert math.isnan(make().compute()["loss"])

@@ -17,7 +17,9 @@ from optrun.task import metrics
 classes = st.integers(2, 5).flatmap(
     lambda count: st.tuples(
         st.just(count),
-        st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), min_size=1, max_size=40),
+        st.lists(
+            st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), min_size=1, max_size=40
+        ),
     )
 )
 
@@ -34,14 +36,22 @@ def test_classification(case: tuple[int, list[tuple[int, int]]]) -> None:
         warnings.simplefilter("ignore")
         each = truth.f1_score(right, made, labels=range(count), average=None, zero_division=0)
         assert metrics.f1_scores(counts) == pytest.approx(each)
-        assert metrics.mean_f1(counts) == pytest.approx(truth.f1_score(right, made, average="macro", zero_division=0))
-        expected = each[1] if count == 2 else truth.f1_score(right, made, average="macro", zero_division=0)
+        assert metrics.mean_f1(counts) == pytest.approx(
+            truth.f1_score(right, made, average="macro", zero_division=0)
+        )
+        expected = (
+            each[1] if count == 2 else truth.f1_score(right, made, average="macro", zero_division=0)
+        )
         assert metrics.f1(made, right, count) == pytest.approx(expected)
-        assert metrics.matthews(made, right) == pytest.approx(truth.matthews_corrcoef(right, made), abs=1e-12)
+        assert metrics.matthews(made, right) == pytest.approx(
+            truth.matthews_corrcoef(right, made), abs=1e-12
+        )
 
 
 numbers = st.lists(
-    st.tuples(st.integers(-3, 3), st.floats(-100, 100, allow_nan=False, width=32)), min_size=2, max_size=30
+    st.tuples(st.integers(-3, 3), st.floats(-100, 100, allow_nan=False, width=32)),
+    min_size=2,
+    max_size=30,
 )
 
 
@@ -59,7 +69,9 @@ def test_correlation_with_ties(pairs: list[tuple[int, float]]) -> None:
         warnings.simplefilter("ignore")  # near-constant input
         expected = stats.pearsonr(made.astype(np.float64), right.astype(np.float64)).statistic
         assert metrics.pearson(made, right) == pytest.approx(expected, abs=1e-9)
-        assert metrics.spearman(made, right) == pytest.approx(stats.spearmanr(made, right).statistic, abs=1e-9)
+        assert metrics.spearman(made, right) == pytest.approx(
+            stats.spearmanr(made, right).statistic, abs=1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +96,9 @@ def test_correlation_with_numbers_that_are_hard(made: list[float]) -> None:
         values, other = np.array(made)[order], right[order]
         found = [metrics.pearson(values, other), metrics.spearman(values, other)]
         assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
-        assert found == pytest.approx([metrics.pearson(other, values), metrics.spearman(other, values)], nan_ok=True)
+        assert found == pytest.approx(
+            [metrics.pearson(other, values), metrics.spearman(other, values)], nan_ok=True
+        )
 
 
 def test_numbers_of_one_class_and_of_nothing() -> None:

@@ -23,7 +23,9 @@ ROWS = {
 }
 
 
-def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, tokenizer: Make) -> None:
+def test_the_loss_is_that_of_transformers(
+    make_task: Make, make_source: Make, tokenizer: Make
+) -> None:
     source = make_source(ROWS)
     task = make_task("multiple_choice", source)
     assert [int(task.train[n]["labels"]) for n in range(3)] == [1, 0, 1]
@@ -31,7 +33,11 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, to
     assert batch["input_ids"].shape[:2] == (3, 2)
     torch.manual_seed(0)
     config = BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=320
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=320,
     )
     model = AutoModelForMultipleChoice.from_config(config).eval()
     with torch.no_grad():
@@ -39,7 +45,9 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, to
     scores = []
     for text, choices in zip(ROWS["text"], ROWS["choices"], strict=True):
         alone = [tokenizer("pair")(text, choice, return_tensors="pt") for choice in choices]
-        scores.append([model(**{name: ids[None] for name, ids in one.items()}).logits.item() for one in alone])
+        scores.append(
+            [model(**{name: ids[None] for name, ids in one.items()}).logits.item() for one in alone]
+        )
     assert outputs.logits.tolist() == [pytest.approx(row, abs=1e-6) for row in scores]
     wanted = torch.nn.functional.cross_entropy(torch.tensor(scores), torch.tensor([1, 0, 1]))
     assert float(task.loss(outputs, batch)) == pytest.approx(float(wanted), rel=1e-5)
@@ -52,7 +60,11 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, to
 
 UNEQUAL = {
     "text": ["the cat sat", "Anna went to Paris and Berlin", "a mat"],
-    "choices": [["on a mat", "with Bob"], ["and Berlin", "on a mat with the cat", "a", "Bob"], ["a", "b", "the cat"]],
+    "choices": [
+        ["on a mat", "with Bob"],
+        ["and Berlin", "on a mat with the cat", "a", "Bob"],
+        ["a", "b", "the cat"],
+    ],
     "label": ["with Bob", "Bob", "a"],
 }
 
@@ -68,9 +80,16 @@ def test_rows_of_unequal_choices_are_what_they_are_alone(
     batch = task.collate([task.train[n] for n in range(3)])
     assert batch["input_ids"].shape[:2] == (3, 4)
     assert task.sizes(batch) == (int(task.train.lengths.sum()), 3)
-    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    values = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     torch.manual_seed(0)
-    model = AutoModelForMultipleChoice.from_config(BertConfig(vocab_size=320, **values)).double().eval()
+    model = (
+        AutoModelForMultipleChoice.from_config(BertConfig(vocab_size=320, **values)).double().eval()
+    )
     outputs = model(**batch)
     loss = task.loss(outputs, batch)
     loss.backward()
@@ -99,17 +118,30 @@ def test_rows_of_unequal_choices_are_what_they_are_alone(
     assert (sums.shape, counts.tolist()) == ((3,), [1, 1, 1])
 
 
-def test_sources_of_unequal_choices_are_judged_as_unequal_rows_are(make_task: Make, make_source: Make) -> None:
+def test_sources_of_unequal_choices_are_judged_as_unequal_rows_are(
+    make_task: Make, make_source: Make
+) -> None:
     """In each source all rows have as many, and a batch has rows of both."""
     four = {name: [column[1]] for name, column in UNEQUAL.items()}
-    first, second = make_task("multiple_choice", make_source(ROWS)), make_task("multiple_choice", make_source(four))
+    first, second = (
+        make_task("multiple_choice", make_source(ROWS)),
+        make_task("multiple_choice", make_source(four)),
+    )
     first.join([first, second])
     batch = first.collate([first.train[0], second.train[0]])
-    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    values = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     model = AutoModelForMultipleChoice.from_config(BertConfig(vocab_size=320, **values)).eval()
     with torch.no_grad():
         outputs = model(**batch)
-    assert first.logits(outputs, batch).isinf().tolist() == [[False, False, True, True], [False] * 4]
+    assert first.logits(outputs, batch).isinf().tolist() == [
+        [False, False, True, True],
+        [False] * 4,
+    ]
     wanted = [
         torch.nn.functional.cross_entropy(outputs.logits[row, :own], batch["labels"][row])
         for row, own in ((0, 2), (1, 4))
@@ -117,7 +149,9 @@ def test_sources_of_unequal_choices_are_judged_as_unequal_rows_are(make_task: Ma
     assert float(first.loss(outputs, batch)) == pytest.approx(float(sum(wanted)) / 2, rel=1e-5)
 
 
-def test_a_choice_that_is_the_padding_token_alone_is_one(make_task: Make, make_source: Make) -> None:
+def test_a_choice_that_is_the_padding_token_alone_is_one(
+    make_task: Make, make_source: Make
+) -> None:
     """A tokenizer may mark no ends, and pad with the mark that a choice is."""
     task = make_task("multiple_choice", make_source(UNEQUAL))
     ids = [[np.array([task.padding])] * count for count in (2, 3)]
@@ -128,9 +162,13 @@ def test_a_choice_that_is_the_padding_token_alone_is_one(make_task: Make, make_s
     assert task.sizes(batch) == (5, 2)
 
 
-def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make, tokenizer: Make) -> None:
+def test_a_question_stands_before_each_choice(
+    make_task: Make, make_source: Make, tokenizer: Make
+) -> None:
     rows = {**ROWS, "question": ["where", "what", "which"], "label": [0, 1, 0]}
-    task = make_task("multiple_choice", make_source(rows, text_column="text", text_pair_column="question"))
+    task = make_task(
+        "multiple_choice", make_source(rows, text_column="text", text_pair_column="question")
+    )
     wanted = tokenizer("pair")("the cat sat", "where on a mat")["input_ids"]
     assert task.train[0]["input_ids"][0].tolist() == wanted
 
@@ -138,7 +176,10 @@ def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make
 @pytest.mark.parametrize(
     ("rows", "facts"),
     [
-        ({"label": ["with Bob", "Berlin", "b"]}, ["row 2 has the label 'Berlin'", "is none of them", "from 0 to 1"]),
+        (
+            {"label": ["with Bob", "Berlin", "b"]},
+            ["row 2 has the label 'Berlin'", "is none of them", "from 0 to 1"],
+        ),
         ({"label": [0, 2, 1]}, ["row 2 has the label 2", "from 0 to 1"]),
         ({"label": [0.0, 0.5, 1.0]}, ["row 2 has the label 0.5"]),
         (
@@ -148,7 +189,10 @@ def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make
         ({"choices": [["a"], ["b"], ["c"]]}, ["row 1 has 1 choices", "two or more"]),
         ({"choices": [["a", "b"], ["a", None], ["a", "b"]]}, ["row 2", "a missing choice"]),
         ({"choices": ["a", "b", "c"]}, ["data.choices_column=choices", "no lists of texts"]),
-        ({"choices": [["a", "a"], ["a", "b"], ["a", "b"]], "label": ["a", "a", "a"]}, ["row 1", "more than once"]),
+        (
+            {"choices": [["a", "a"], ["a", "b"], ["a", "b"]], "label": ["a", "a", "a"]},
+            ["row 1", "more than once"],
+        ),
     ],
 )
 def test_what_does_not_fit(rows: Any, facts: list[str], make_task: Make, make_source: Make) -> None:

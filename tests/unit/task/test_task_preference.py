@@ -19,11 +19,16 @@ from tests.unit.task.test_document_masking import decoder
 from tests.unit.task.test_task_sft import said
 
 Make = Callable[..., Any]
-TEXTS = {"prompt": ["the cat", "Anna", "Bob"], "chosen": [" sat", " went to Paris", " and"],
-         "rejected": [" Berlin on a mat", " sat", " things"]}  # fmt: skip
+TEXTS = {
+    "prompt": ["the cat", "Anna", "Bob"],
+    "chosen": [" sat", " went to Paris", " and"],
+    "rejected": [" Berlin on a mat", " sat", " things"],
+}
 TURNS = {
     "prompt": [said("Hi"), said("a mat?", "yes", "why?", system="Bob")],
-    "chosen": [[{"role": "assistant", "content": text}] for text in ("the cat", "unbelievable things")],
+    "chosen": [
+        [{"role": "assistant", "content": text}] for text in ("the cat", "unbelievable things")
+    ],
     "rejected": [[{"role": "assistant", "content": text}] for text in ("Berlin", "Anna")],
 }
 
@@ -40,21 +45,37 @@ def model() -> Any:
 
 
 def test_layouts_of_one_pair_are_one(make_source: Make, make_task: Make) -> None:
-    whole = {name: [[*p, *a] for p, a in zip(TURNS["prompt"], TURNS[name], strict=True)]
-             for name in ("chosen", "rejected")}  # fmt: skip
+    whole = {
+        name: [[*p, *a] for p, a in zip(TURNS["prompt"], TURNS[name], strict=True)]
+        for name in ("chosen", "rejected")
+    }
     named = {"prompt": ["Hi", "why?"], **whole}  # a text beside turns says nothing that they do not
-    renamed = {"question": TURNS["prompt"], **{name: TURNS[name] for name in ("chosen", "rejected")}}
+    renamed = {
+        "question": TURNS["prompt"],
+        **{name: TURNS[name] for name in ("chosen", "rejected")},
+    }
     batches = []
-    for rows, options in ((TURNS, {}), (whole, {}), (named, {}), (renamed, {"text_column": "question"})):
-        task = make_task("preference", make_source(rows, max_length=200, **options), chat_template="chatml")
+    for rows, options in (
+        (TURNS, {}),
+        (whole, {}),
+        (named, {}),
+        (renamed, {"text_column": "question"}),
+    ):
+        task = make_task(
+            "preference", make_source(rows, max_length=200, **options), chat_template="chatml"
+        )
         batches.append(task.collate([task.train[0], task.train[1]]))
     for other in batches[1:]:
         assert all(torch.equal(batches[0][name], other[name]) for name in batches[0])
 
 
 @pytest.mark.parametrize("loss", [loss.value for loss in PreferenceLoss])
-def test_losses_add_up_over_pairs(make_source: Make, make_task: Make, model: Any, loss: str) -> None:
-    task = referred(make_task("preference", make_source(TEXTS, max_length=64), loss_type=loss), model)
+def test_losses_add_up_over_pairs(
+    make_source: Make, make_task: Make, model: Any, loss: str
+) -> None:
+    task = referred(
+        make_task("preference", make_source(TEXTS, max_length=64), loss_type=loss), model
+    )
     examples = [task.train[index] for index in range(3)]
     with torch.no_grad():
         for param in model.parameters():
@@ -64,7 +85,9 @@ def test_losses_add_up_over_pairs(make_source: Make, make_task: Make, model: Any
         whole, measured = task.loss(outputs, together), task.measure(outputs, together)
         singles = [task.collate([example]) for example in examples]
         each = [task.forward(model, batch) for batch in singles]
-        mean = sum(float(task.loss(one, batch)) for one, batch in zip(each, singles, strict=True)) / 3
+        mean = (
+            sum(float(task.loss(one, batch)) for one, batch in zip(each, singles, strict=True)) / 3
+        )
         sums = sum(task.measure(one, batch) for one, batch in zip(each, singles, strict=True))
     assert task.weight(together) == 3
     assert float(whole) == pytest.approx(mean, rel=1e-5)
@@ -72,7 +95,9 @@ def test_losses_add_up_over_pairs(make_source: Make, make_task: Make, model: Any
     assert len(measured) == len(MEASURES)
 
 
-def test_the_start_prefers_nothing(make_source: Make, make_task: Make, tokenizer: Make, model: Any) -> None:
+def test_the_start_prefers_nothing(
+    make_source: Make, make_task: Make, tokenizer: Make, model: Any
+) -> None:
     task = referred(make_task("preference", make_source(TEXTS, max_length=64), beta=0.5), model)
     batch = task.collate([task.train[index] for index in range(3)])
     with torch.no_grad():
@@ -86,18 +111,35 @@ def test_the_start_prefers_nothing(make_source: Make, make_task: Make, tokenizer
     ("rows", "facts"),
     [
         ({"prompt": ["a"], "chosen": ["b"]}, ["no column rejected", "Columns: prompt, chosen"]),
-        ({"prompt": ["a"], "chosen": ["b"], "reject": ["c"]}, ["Did you mean reject? Call it rejected"]),
+        (
+            {"prompt": ["a"], "chosen": ["b"], "reject": ["c"]},
+            ["Did you mean reject? Call it rejected"],
+        ),
         ({"messages": [said("a", "b")]}, ["no column chosen"]),
-        ({**TEXTS, "rejected": TEXTS["chosen"]}, ["the same in every row, 3 of 3", "Take rows with equal answers out"]),
+        (
+            {**TEXTS, "rejected": TEXTS["chosen"]},
+            ["the same in every row, 3 of 3", "Take rows with equal answers out"],
+        ),
         ({**TEXTS, "rejected": ["a", "", "b"]}, ["row 2", "empty rejected answer"]),
         ({"chosen": ["a"], "rejected": [said("a")]}, ["str and list"]),
-        ({"chosen": [said("a", "b")], "rejected": [said("c", "d")]}, ["has no prompt", "share no first turn"]),
+        (
+            {"chosen": [said("a", "b")], "rejected": [said("c", "d")]},
+            ["has no prompt", "share no first turn"],
+        ),
         ({**TEXTS, "prompt": [said("a")] * 3}, ["row 1", "text and a list of turns"]),
-        ({"prompt": [said("a")], "chosen": [said("b")], "rejected": [said("c")]}, ["no turn of the assistant"]),
-        ({**TEXTS, "prompt": ["the cat " * 40] * 3}, ["max_length=64", "its prompt is longer", "overlong_rows=drop"]),
+        (
+            {"prompt": [said("a")], "chosen": [said("b")], "rejected": [said("c")]},
+            ["no turn of the assistant"],
+        ),
+        (
+            {**TEXTS, "prompt": ["the cat " * 40] * 3},
+            ["max_length=64", "its prompt is longer", "overlong_rows=drop"],
+        ),
     ],
-)  # fmt: skip
-def test_rows_that_are_none(make_source: Make, make_task: Make, rows: Any, facts: list[str]) -> None:
+)
+def test_rows_that_are_none(
+    make_source: Make, make_task: Make, rows: Any, facts: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         make_task("preference", make_source(rows, max_length=64), chat_template="chatml")
     for fact in facts:

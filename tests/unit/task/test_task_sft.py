@@ -34,7 +34,10 @@ CHANGING = (
 
 
 def said(*contents: str, system: str = "") -> list[dict[str, str]]:
-    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(contents)]
+    turns = [
+        {"role": ("user", "assistant")[number % 2], "content": text}
+        for number, text in enumerate(contents)
+    ]
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
@@ -60,21 +63,36 @@ def bpe(tokenizer: Make) -> Any:
 def test_chatml_by_its_marks(make_source: Make, make_task: Make, bpe: Any) -> None:
     rows = {"messages": [CHATS[1]]}
     options = {"chat_template": "chatml", "samples": 0}
-    task = make_task("sft", make_source(rows, max_length=200), bpe, assistant_only_loss=True, **options)
+    task = make_task(
+        "sft", make_source(rows, max_length=200), bpe, assistant_only_loss=True, **options
+    )
     assert learnt(task, bpe) == ["yes<|im_end|>", "unbelievable things<|im_end|>"]
-    assert task.shown(bpe).startswith("<|im_start|>system\nBob<|im_end|>\n<|im_start|>user\na mat?<|im_end|>\n")
+    assert task.shown(bpe).startswith(
+        "<|im_start|>system\nBob<|im_end|>\n<|im_start|>user\na mat?<|im_end|>\n"
+    )
     batch = task.collate([task.train[0]])
     assert int((batch["labels"] != IGNORED).sum()) == task.count(batch)
     everything = make_task("sft", make_source(rows, max_length=200), bpe, **options)
-    assert everything.count(everything.collate([everything.train[0]])) == len(everything.train[0]["input_ids"]) - 1
+    assert (
+        everything.count(everything.collate([everything.train[0]]))
+        == len(everything.train[0]["input_ids"]) - 1
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_marks_of_our_templates_are_what_is_generated(make_source: Make, make_task: Make, bpe: Any, name: str) -> None:
+def test_marks_of_our_templates_are_what_is_generated(
+    make_source: Make, make_task: Make, bpe: Any, name: str
+) -> None:
     """What is learnt begins where the opening of an answer ends."""
     chat = said("Hi", "the cat", "so", "a dog")
-    task = make_task("sft", make_source({"messages": [chat]}, max_length=500), bpe,
-                     chat_template=name, assistant_only_loss=True, samples=0)  # fmt: skip
+    task = make_task(
+        "sft",
+        make_source({"messages": [chat]}, max_length=500),
+        bpe,
+        chat_template=name,
+        assistant_only_loss=True,
+        samples=0,
+    )
     text, spans = task.template.answers(chat)
     assert [text[begin:end].strip()[:5] for begin, end in spans] == ["the c", "a dog"]
     for turns, (begin, _) in zip((chat[:1], chat[:3]), spans, strict=True):
@@ -84,13 +102,25 @@ def test_marks_of_our_templates_are_what_is_generated(make_source: Make, make_ta
 
 def test_tools_and_calls(make_source: Make, make_task: Make, bpe: Any) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    chat = [*said("add"), {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2"},
-            {"role": "assistant", "content": "two"}]  # fmt: skip
+    chat = [
+        *said("add"),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
     rows = {"messages": [chat], "tools": ['[{"function": {"name": "add"}}]']}
-    task = make_task("sft", make_source(rows, max_length=900), bpe,
-                     chat_template="chatml", assistant_only_loss=True, samples=0)  # fmt: skip
+    task = make_task(
+        "sft",
+        make_source(rows, max_length=900),
+        bpe,
+        chat_template="chatml",
+        assistant_only_loss=True,
+        samples=0,
+    )
     call_text, answer = learnt(task, bpe)
-    assert call_text == '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    assert (
+        call_text == '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    )
     assert answer == "two<|im_end|>"
     assert '<tools>\n{"function": {"name": "add"}}\n</tools>' in task.shown(bpe)
 
@@ -98,8 +128,14 @@ def test_tools_and_calls(make_source: Make, make_task: Make, bpe: Any) -> None:
 def test_by_prefix(make_source: Make, make_task: Make, bpe: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text(UNMARKED)
-    task = make_task("sft", make_source({"messages": [CHATS[1]]}, max_length=200), bpe,
-                     chat_template=str(file), assistant_only_loss=True, samples=0)  # fmt: skip
+    task = make_task(
+        "sft",
+        make_source({"messages": [CHATS[1]]}, max_length=200),
+        bpe,
+        chat_template=str(file),
+        assistant_only_loss=True,
+        samples=0,
+    )
     assert learnt(task, bpe) == ["yes<|im_end|>", "unbelievable things<|im_end|>"]
     assert any("by prefix" in note for note in task.notes)
     assert bpe.chat_template == UNMARKED, "it is saved with the model"
@@ -110,18 +146,32 @@ def test_by_prefix(make_source: Make, make_task: Make, bpe: Any, tmp_path: Path)
     [
         ({}, {}, ["the cat<|im_end|>\n"]),
         ({}, {"assistant_only_loss": True}, ["the cat<|im_end|>"]),
-        ({}, {"completion_only_loss": False, "assistant_only_loss": True}, ["Ho<|im_end|>", "the cat<|im_end|>"]),
+        (
+            {},
+            {"completion_only_loss": False, "assistant_only_loss": True},
+            ["Ho<|im_end|>", "the cat<|im_end|>"],
+        ),
     ],
 )
-def test_completions(make_source: Make, make_task: Make, bpe: Any, column: Any, options: Any, expected: Any) -> None:
-    rows = {"prompt": [said("Hi", "Ho", "so")], "completion": [[{"role": "assistant", "content": "the cat"}]]}
-    task = make_task("sft", make_source(rows, max_length=200), bpe, chat_template="chatml", samples=0, **options)
+def test_completions(
+    make_source: Make, make_task: Make, bpe: Any, column: Any, options: Any, expected: Any
+) -> None:
+    rows = {
+        "prompt": [said("Hi", "Ho", "so")],
+        "completion": [[{"role": "assistant", "content": "the cat"}]],
+    }
+    task = make_task(
+        "sft", make_source(rows, max_length=200), bpe, chat_template="chatml", samples=0, **options
+    )
     assert learnt(task, bpe) == expected
 
 
 def test_a_prompt_is_asked_as_it_was_learnt(make_source: Make, make_task: Make, bpe: Any) -> None:
     """One that ends with a turn of the assistant, too: `optrun predict` asks with what stands before the completion."""
-    rows = {"prompt": [said("Hi", "Ho")], "completion": [[{"role": "assistant", "content": "the cat"}]]}
+    rows = {
+        "prompt": [said("Hi", "Ho")],
+        "completion": [[{"role": "assistant", "content": "the cat"}]],
+    }
     source = make_source(rows, max_length=200)
     task = make_task("sft", source, bpe, chat_template="chatml", samples=0)
     (asked,) = questions(source.train, question_columns(source, source.train, None))
@@ -133,12 +183,19 @@ def test_plain_completions_end(make_source: Make, make_task: Make, bpe: Any) -> 
     rows = {"prompt": ["the cat", "a"], "completion": [" sat on a mat", " dog<|im_end|>"]}
     task = make_task("sft", make_source(rows, max_length=200), bpe, samples=2)
     assert learnt(task, bpe) == [" sat on a mat<|im_end|>"]
-    assert bpe.decode(task.train[1]["input_ids"]) == "a dog<|im_end|>", "what ends is not ended again"
-    assert [asked[1:] for asked in task.asked] == [("the cat", " sat on a mat"), ("a", " dog<|im_end|>")]
+    assert bpe.decode(task.train[1]["input_ids"]) == "a dog<|im_end|>", (
+        "what ends is not ended again"
+    )
+    assert [asked[1:] for asked in task.asked] == [
+        ("the cat", " sat on a mat"),
+        ("a", " dog<|im_end|>"),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_packed_rows_are_what_they_are_alone(make_source: Make, make_task: Make, bpe: Any, kind: str) -> None:
+def test_packed_rows_are_what_they_are_alone(
+    make_source: Make, make_task: Make, bpe: Any, kind: str
+) -> None:
     rows = {"messages": CHATS * 3}
     options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
     alone = make_task("sft", make_source(rows, max_length=150), bpe, **options)
@@ -150,7 +207,10 @@ def test_packed_rows_are_what_they_are_alone(make_source: Make, make_task: Make,
     assert set(batch) == {"input_ids", "labels", "position_ids"}
     assert packed.sizes(batch) == (int(alone.train.lengths.sum()), len(CHATS) * 3)
     sums, grads = [], []
-    for batches in ([alone.collate([alone.train[index]]) for index in range(len(alone.train))], [batch]):
+    for batches in (
+        [alone.collate([alone.train[index]]) for index in range(len(alone.train))],
+        [batch],
+    ):
         model = decoder(kind)
         found = [total_loss(model, each) for each in batches]
         total = torch.stack([loss for loss, _ in found]).sum()
@@ -163,7 +223,13 @@ def test_packed_rows_are_what_they_are_alone(make_source: Make, make_task: Make,
 
 
 def test_a_padded_batch_is_its_rows(make_source: Make, make_task: Make, bpe: Any) -> None:
-    task = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, chat_template="chatml", samples=0)
+    task = make_task(
+        "sft",
+        make_source({"messages": CHATS}, max_length=150),
+        bpe,
+        chat_template="chatml",
+        samples=0,
+    )
     batch = task.collate([task.train[index] for index in range(3)])
     lengths = task.train.lengths.tolist()
     assert batch["attention_mask"].sum(1).tolist() == lengths
@@ -172,11 +238,24 @@ def test_a_padded_batch_is_its_rows(make_source: Make, make_task: Make, bpe: Any
 
 
 def test_what_is_cut_is_told(make_source: Make, make_task: Make, bpe: Any) -> None:
-    task = make_task("sft", make_source({"messages": CHATS}, max_length=40), bpe, chat_template="chatml",
-                     assistant_only_loss=True, samples=0)  # fmt: skip
+    task = make_task(
+        "sft",
+        make_source({"messages": CHATS}, max_length=40),
+        bpe,
+        chat_template="chatml",
+        assistant_only_loss=True,
+        samples=0,
+    )
     assert (task.train.lost > 0).tolist() == [False, True, False]
-    packed = make_task("sft", make_source({"messages": CHATS}, max_length=40), bpe, chat_template="chatml",
-                       assistant_only_loss=True, samples=0, packing=True)  # fmt: skip
+    packed = make_task(
+        "sft",
+        make_source({"messages": CHATS}, max_length=40),
+        bpe,
+        chat_template="chatml",
+        assistant_only_loss=True,
+        samples=0,
+        packing=True,
+    )
     assert (packed.train.documents.lost > 0).tolist() == [False, True, False]
 
 
@@ -194,33 +273,68 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
     for others, count in (("1 more is like it, 2 of 4", 1), ("2 more are like it, 3 of 5", 2)):
         with pytest.raises(ConfigError, match=others):
             make_task(
-                "sft", make_source({"messages": rows["messages"] + [long] * count}, max_length=40), bpe, **options
+                "sft",
+                make_source({"messages": rows["messages"] + [long] * count}, max_length=40),
+                bpe,
+                **options,
             )
     task = make_task("sft", make_source(rows, max_length=40), bpe, overlong_rows="drop", **options)
     assert len(task.train) == 2
     assert any("1 of 3 rows" in note and "data.max_length=40" in note for note in task.notes)
     with pytest.raises(ConfigError, match=r"every row of data\.train"):
-        make_task("sft", make_source({"messages": [long]}, max_length=40), bpe, overlong_rows="drop", **options)
+        make_task(
+            "sft",
+            make_source({"messages": [long]}, max_length=40),
+            bpe,
+            overlong_rows="drop",
+            **options,
+        )
 
 
 @pytest.mark.parametrize(
     ("rows", "options", "facts"),
     [
-        ({"messages": [CHATS[0]]}, {"chat_template": "chatlm"}, ["task.chat_template=chatlm", "Did you mean chatml?"]),
-        ({"messages": [CHATS[0]]}, {"chat_template": "chatml", "completion_only_loss": True},
-         ["task.completion_only_loss=true", "task.assistant_only_loss=true"]),
-        ({"prompt": ["a"], "completion": ["b"]}, {"assistant_only_loss": True},
-         ["task.assistant_only_loss=true", "plain texts"]),
-        ({"messages": [[*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")]]}, {"chat_template": "zephyr"},
-         ["task.chat_template=zephyr", "row 1", "not tool", "chatml"]),
-        ({"messages": [CHATS[0]], "tools": ['[{"a": 1}]']}, {"chat_template": "alpaca"}, ["no place for tools"]),
+        (
+            {"messages": [CHATS[0]]},
+            {"chat_template": "chatlm"},
+            ["task.chat_template=chatlm", "Did you mean chatml?"],
+        ),
+        (
+            {"messages": [CHATS[0]]},
+            {"chat_template": "chatml", "completion_only_loss": True},
+            ["task.completion_only_loss=true", "task.assistant_only_loss=true"],
+        ),
+        (
+            {"prompt": ["a"], "completion": ["b"]},
+            {"assistant_only_loss": True},
+            ["task.assistant_only_loss=true", "plain texts"],
+        ),
+        (
+            {"messages": [[*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")]]},
+            {"chat_template": "zephyr"},
+            ["task.chat_template=zephyr", "row 1", "not tool", "chatml"],
+        ),
+        (
+            {"messages": [CHATS[0]], "tools": ['[{"a": 1}]']},
+            {"chat_template": "alpaca"},
+            ["no place for tools"],
+        ),
         ({"messages": [CHATS[0]]}, {"chat_template": "{% if %}"}, ["no jinja template", "line 1"]),
-        ({"messages": [CHATS[1]]}, {"chat_template": FORGETFUL},
-         ["does not know the role 'system'", "row 1"]),
+        (
+            {"messages": [CHATS[1]]},
+            {"chat_template": FORGETFUL},
+            ["does not know the role 'system'", "row 1"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(
-    make_source: Make, make_task: Make, bpe: Any, tmp_path: Path, rows: Any, options: Any, facts: list[str]
+    make_source: Make,
+    make_task: Make,
+    bpe: Any,
+    tmp_path: Path,
+    rows: Any,
+    options: Any,
+    facts: list[str],
 ) -> None:
     if "{" in options.get("chat_template", ""):
         (tmp_path / "own.jinja").write_text(options["chat_template"])
@@ -246,7 +360,9 @@ def test_a_tokenizer_with_the_marks_of_chatml_is_used_with_it(
         assert fact in str(refused.value)
     plain = tokenizer("chat")
     plain.chat_template = None
-    make_task("sft", make_source({"prompt": ["a"], "completion": ["b"]}, max_length=200), plain, samples=0)
+    make_task(
+        "sft", make_source({"prompt": ["a"], "completion": ["b"]}, max_length=200), plain, samples=0
+    )
     assert plain.chat_template is None
 
 
@@ -255,7 +371,11 @@ def test_answers_that_later_turns_change_are_examples_of_their_own(
 ) -> None:
     """Each as when it is asked for; rows are named by their own numbers all the same."""
     (tmp_path / "own.jinja").write_text(CHANGING)
-    options = {"chat_template": str(tmp_path / "own.jinja"), "assistant_only_loss": True, "samples": 0}
+    options = {
+        "chat_template": str(tmp_path / "own.jinja"),
+        "assistant_only_loss": True,
+        "samples": 0,
+    }
     task = make_task("sft", make_source({"messages": CHATS}, max_length=200), bpe, **options)
     assert len(task.train) == 4
     texts = [marked_text(bpe, task.train[index]) for index in range(4)]
@@ -272,25 +392,39 @@ def test_answers_that_later_turns_change_are_examples_of_their_own(
         make_task("sft", make_source(long, max_length=60), bpe, **options)
 
 
-def test_rows_that_are_too_short_are_refused_whatever_else_is_cut(make_source: Make, make_task: Make, bpe: Any) -> None:
+def test_rows_that_are_too_short_are_refused_whatever_else_is_cut(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
     """Not dropped with those that are cut, which a longer data.max_length would hold."""
     long = "the cat sat on a mat " * 5
     rows = {"prompt": [long, "", "the cat"], "completion": ["b", "a", " sat"]}
     bpe.eos_token = None
-    with pytest.raises(ConfigError, match=r"row 2 has no token to learn: too short\. Leave such rows out"):
+    with pytest.raises(
+        ConfigError, match=r"row 2 has no token to learn: too short\. Leave such rows out"
+    ):
         make_task("sft", make_source(rows, max_length=12), bpe, overlong_rows="drop", samples=0)
 
 
 @pytest.mark.parametrize(
     ("turns", "options", "way"),
     [
-        ([*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")], {"chat_template": "vicuna"},
-         "It is written by task.chat_template=chatml, or by a jinja file"),
-        ([*said("a"), {"role": "function", "content": "2"}, *said("a", "b")], {"chat_template": "chatml"},
-         "None of the templates that come with optrun writes it: give a jinja file"),
-        (CHATS[1], {"chat_template": FORGETFUL}, "by task.chat_template=alpaca|chatml|llama3|vicuna|zephyr, or"),
+        (
+            [*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")],
+            {"chat_template": "vicuna"},
+            "It is written by task.chat_template=chatml, or by a jinja file",
+        ),
+        (
+            [*said("a"), {"role": "function", "content": "2"}, *said("a", "b")],
+            {"chat_template": "chatml"},
+            "None of the templates that come with optrun writes it: give a jinja file",
+        ),
+        (
+            CHATS[1],
+            {"chat_template": FORGETFUL},
+            "by task.chat_template=alpaca|chatml|llama3|vicuna|zephyr, or",
+        ),
     ],
-)  # fmt: skip
+)
 def test_only_templates_that_write_a_row_are_suggested(
     make_source: Make, make_task: Make, bpe: Any, tmp_path: Path, turns: Any, options: Any, way: str
 ) -> None:
@@ -298,14 +432,24 @@ def test_only_templates_that_write_a_row_are_suggested(
         (tmp_path / "own.jinja").write_text(options["chat_template"])
         options = options | {"chat_template": str(tmp_path / "own.jinja")}
     with pytest.raises(ConfigError) as refused:
-        make_task("sft", make_source({"messages": [turns]}, max_length=200), bpe, samples=0, **options)
+        make_task(
+            "sft", make_source({"messages": [turns]}, max_length=200), bpe, samples=0, **options
+        )
     assert way in str(refused.value)
     assert "row 1 of data.train" in str(refused.value)
 
 
-def test_answers_are_repeatable_and_leave_no_trace(make_source: Make, make_task: Make, bpe: Any) -> None:
-    task = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, chat_template="chatml",
-                     samples=2, sample_tokens=5)  # fmt: skip
+def test_answers_are_repeatable_and_leave_no_trace(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
+    task = make_task(
+        "sft",
+        make_source({"messages": CHATS}, max_length=150),
+        bpe,
+        chat_template="chatml",
+        samples=2,
+        sample_tokens=5,
+    )
     model = decoder("gpt2").float().train()
     before = torch.get_rng_state()
     first, second = list(task.answers(model, bpe)), list(task.answers(model, bpe))
@@ -316,19 +460,32 @@ def test_answers_are_repeatable_and_leave_no_trace(make_source: Make, make_task:
     assert first[1].prompt.endswith("<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_of_a_mixture_of_packed_chats_one_row_is_shown(make_source: Make, make_task: Make, bpe: Any) -> None:
+def test_of_a_mixture_of_packed_chats_one_row_is_shown(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
     options = {"chat_template": "chatml", "samples": 0}
     alone = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, **options)
-    mixed = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, packing=True, **options)
-    mixed.train = MixedExamples({"a": mixed.train, "b": alone.train}, None, "first_exhausted", seed=0)
+    mixed = make_task(
+        "sft", make_source({"messages": CHATS}, max_length=150), bpe, packing=True, **options
+    )
+    mixed.train = MixedExamples(
+        {"a": mixed.train, "b": alone.train}, None, "first_exhausted", seed=0
+    )
     assert mixed.shown(bpe) == alone.shown(bpe)
 
 
-def test_limits_pick_rows_before_they_are_packed(make_source: Make, make_task: Make, bpe: Any) -> None:
+def test_limits_pick_rows_before_they_are_packed(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
     options = {"chat_template": "chatml", "samples": 0}
     few = make_source({"messages": CHATS * 4}, max_length=150, max_train_examples=5)
     packed = make_task("sft", few, bpe, packing=True, **options)
-    alone = make_task("sft", make_source({"messages": CHATS * 4}, max_length=150, max_train_examples=5), bpe, **options)
+    alone = make_task(
+        "sft",
+        make_source({"messages": CHATS * 4}, max_length=150, max_train_examples=5),
+        bpe,
+        **options,
+    )
     assert len(alone.train) == 5
     assert int(packed.train.lengths.sum()) == int(alone.train.lengths.sum())
     assert np.array_equal(packed.train.hashes, alone.train.hashes)

@@ -32,7 +32,11 @@ COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
         "tags": [("O", "B-X", "I-X")[(n + k) % 3] for k in range(len(words(n).split()))],
     },
     "seq2seq_lm": lambda n: {"text": words(n), "target": words(n + 7)},
-    "multiple_choice": lambda n: {"text": words(n), "choices": [words(n + k) for k in range(3)], "label": n % 3},
+    "multiple_choice": lambda n: {
+        "text": words(n),
+        "choices": [words(n + k) for k in range(3)],
+        "label": n % 3,
+    },
 }
 
 
@@ -50,12 +54,18 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def source_of(paths: list[str], **values: Any) -> Source:
-    config = choice("data", SCHEMAS, "files", {"train": paths, "eval": paths, "max_length": 12, **values})
+    config = choice(
+        "data", SCHEMAS, "files", {"train": paths, "eval": paths, "max_length": 12, **values}
+    )
     return load_source(config, seed=0, documents=False)
 
 
-def both(make_task: Callable[..., Task], name: str, paths: list[str], **options: Any) -> tuple[Task, Task]:
-    return make_task(name, source_of(paths), **options), make_task(name, source_of(paths, streaming=True), **options)
+def both(
+    make_task: Callable[..., Task], name: str, paths: list[str], **options: Any
+) -> tuple[Task, Task]:
+    return make_task(name, source_of(paths), **options), make_task(
+        name, source_of(paths, streaming=True), **options
+    )
 
 
 def same(one: Any, other: Any) -> bool:
@@ -68,7 +78,9 @@ def same(one: Any, other: Any) -> bool:
 def test_a_streams_examples_are_those_of_the_rows_read_whole(
     tmp_path: Path, make_task: Callable[..., Task], name: str
 ) -> None:
-    whole, streamed = both(make_task, name, write(tmp_path, [COLUMNS[name](number) for number in ROWS]))
+    whole, streamed = both(
+        make_task, name, write(tmp_path, [COLUMNS[name](number) for number in ROWS])
+    )
     assert len(whole.train) == len(streamed.train) == len(ROWS)
     assert streamed.labels == whole.labels
     assert streamed.needs() == whole.needs()
@@ -80,13 +92,19 @@ def test_a_streams_examples_are_those_of_the_rows_read_whole(
     assert streamed.eval.fingerprint() == whole.eval.fingerprint()
 
 
-def test_labels_of_all_pieces_are_those_of_the_rows_read_whole(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+def test_labels_of_all_pieces_are_those_of_the_rows_read_whole(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
     rows = [COLUMNS["token_classification"](number) for number in ROWS]
-    whole, streamed = both(make_task, "token_classification", write(tmp_path, rows), label_all_pieces=True)
+    whole, streamed = both(
+        make_task, "token_classification", write(tmp_path, rows), label_all_pieces=True
+    )
     assert all(same(whole.train[number], streamed.train[number]) for number in ROWS)
 
 
-def test_classes_with_names_are_those_that_datasets_wrote(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+def test_classes_with_names_are_those_that_datasets_wrote(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
     """As parquet of the hub has them: numbers in the file, names beside."""
     names = datasets.ClassLabel(names=["neg", "pos"])
     rows = {"text": [words(number) for number in ROWS], "label": [number % 2 for number in ROWS]}
@@ -108,15 +126,23 @@ def prepare(image: Any) -> np.ndarray:
     return np.asarray(image, dtype=np.float32).transpose(2, 0, 1)
 
 
-def images(folder: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda _, cell: cell) -> list[str]:
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+def images(
+    folder: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda _, cell: cell
+) -> list[str]:
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
     cells = [change(number, {"bytes": picture(number), "path": None}) for number in ROWS]
-    rows = datasets.Dataset.from_dict({"image": cells, "label": [number % 2 for number in ROWS]}, features=features)
+    rows = datasets.Dataset.from_dict(
+        {"image": cells, "label": [number % 2 for number in ROWS]}, features=features
+    )
     rows.to_parquet(folder / "a.parquet", batch_size=7)
     return [str(folder / "a.parquet")]
 
 
-def test_images_in_the_rows_are_those_of_the_rows_read_whole(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+def test_images_in_the_rows_are_those_of_the_rows_read_whole(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
     whole, streamed = both(make_task, "image_classification", images(tmp_path), prepared=prepare)
     assert whole.labels == streamed.labels == ["a", "b"]
     randomness = np.random.default_rng(0)
@@ -132,14 +158,22 @@ def test_images_in_other_files_are_refused(tmp_path: Path, make_task: Callable[.
         return {**cell, "bytes": None, "path": str(tmp_path / "one.png")}
 
     paths = images(tmp_path, elsewhere)
-    with pytest.raises(ConfigError, match=r"data.streaming=true: .*a\.parquet: row 1 has .*and no bytes"):
+    with pytest.raises(
+        ConfigError, match=r"data.streaming=true: .*a\.parquet: row 1 has .*and no bytes"
+    ):
         make_task(
-            "image_classification", source_of(paths, streaming=True, eval=None, eval_fraction=0), prepared=prepare
+            "image_classification",
+            source_of(paths, streaming=True, eval=None, eval_fraction=0),
+            prepared=prepare,
         )
 
 
-def test_a_broken_image_is_named_when_it_is_met(tmp_path: Path, make_task: Callable[..., Task]) -> None:
-    paths = images(tmp_path, lambda number, cell: {**cell, "bytes": b"none"} if number == 8 else cell)
+def test_a_broken_image_is_named_when_it_is_met(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
+    paths = images(
+        tmp_path, lambda number, cell: {**cell, "bytes": b"none"} if number == 8 else cell
+    )
     source = source_of(paths, streaming=True, eval=None, eval_fraction=0)
     task = make_task("image_classification", source, prepared=prepare)
     assert task.train[7]["pixel_values"].shape == (3, 9, 9)
@@ -150,21 +184,45 @@ def test_a_broken_image_is_named_when_it_is_met(tmp_path: Path, make_task: Calla
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("token_classification", {"tokens": ["a"], "tags": ["O", "O"]}, r"row 24: it has 1 words and 2 labels"),
-        ("token_classification", {"tokens": ["a", None], "tags": ["O", "O"]}, r"row 24: it has .*list of texts"),
+        (
+            "token_classification",
+            {"tokens": ["a"], "tags": ["O", "O"]},
+            r"row 24: it has 1 words and 2 labels",
+        ),
+        (
+            "token_classification",
+            {"tokens": ["a", None], "tags": ["O", "O"]},
+            r"row 24: it has .*list of texts",
+        ),
         ("seq2seq_lm", {"text": "a", "target": ""}, r"row 24: it has no text in column target"),
-        ("seq2seq_lm", {"text": ["a"], "target": "a"}, r"row 24: it has \['a'\] \(list\) in column text"),
-        ("multiple_choice", {"text": "a", "choices": ["b", "c"], "label": 0}, r"row 24: it has 2 choices .* have 3"),
-        ("multiple_choice", {"text": "a", "choices": ["b", "c", "d"], "label": 3}, r"row 24: it has the label 3"),
+        (
+            "seq2seq_lm",
+            {"text": ["a"], "target": "a"},
+            r"row 24: it has \['a'\] \(list\) in column text",
+        ),
+        (
+            "multiple_choice",
+            {"text": "a", "choices": ["b", "c"], "label": 0},
+            r"row 24: it has 2 choices .* have 3",
+        ),
+        (
+            "multiple_choice",
+            {"text": "a", "choices": ["b", "c", "d"], "label": 3},
+            r"row 24: it has the label 3",
+        ),
     ],
 )
 def test_a_bad_row_is_named_when_it_is_met(
     tmp_path: Path, make_task: Callable[..., Task], name: str, row: dict[str, Any], message: str
 ) -> None:
     rows = [COLUMNS[name](number) for number in ROWS]
-    source = source_of(write(tmp_path, [*rows[:46], row, *rows]), streaming=True, eval=None, eval_fraction=0)
+    source = source_of(
+        write(tmp_path, [*rows[:46], row, *rows]), streaming=True, eval=None, eval_fraction=0
+    )
     task = make_task(name, source)
-    with pytest.raises(ConfigError, match=r"data\.train=.*b\.jsonl: " + message.replace("24", "18")):
+    with pytest.raises(
+        ConfigError, match=r"data\.train=.*b\.jsonl: " + message.replace("24", "18")
+    ):
         task.train[40]
 
 
@@ -176,39 +234,71 @@ def chat(number: int, *, long: bool = False) -> dict[str, Any]:
 CHATS = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
 
 
-def test_chats_without_a_target_are_left_out_of_their_batches(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+def test_chats_without_a_target_are_left_out_of_their_batches(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
     """Of a stream as of rows read whole, in whichever order; a run goes on in the middle of it."""
     long = {number for number in ROWS if number % 3 == 1}
     paths = write(tmp_path, [chat(number, long=number in long) for number in ROWS])
-    source = source_of(paths, streaming=True, max_length=60, shuffle_window=8, eval=None, eval_fraction=0)
-    with pytest.raises(ConfigError, match=r"a\.jsonl: row 2: data\.max_length=60: it has [\d,]+ tokens, .*rows=drop"):
+    source = source_of(
+        paths, streaming=True, max_length=60, shuffle_window=8, eval=None, eval_fraction=0
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"a\.jsonl: row 2: data\.max_length=60: it has [\d,]+ tokens, .*rows=drop",
+    ):
         _ = make_task("sft", source, **CHATS).train[1]
     task = make_task("sft", source, **CHATS, overlong_rows="drop")
-    whole = make_task("sft", source_of(paths, max_length=60, eval=None, eval_fraction=0), **CHATS, overlong_rows="drop")
+    whole = make_task(
+        "sft",
+        source_of(paths, max_length=60, eval=None, eval_fraction=0),
+        **CHATS,
+        overlong_rows="drop",
+    )
     assert any("13 of the first 40 rows (task.overlong_rows=drop)" in note for note in task.notes)
     assert len(task.train) == 40
     assert len(whole.train) == 27
     plan = EpochPlan(40, 2, 2, 0, arrangement=task.train.arrangement)  # type: ignore[attr-defined]
     loader = BatchLoader(task.train, None, task.collate, seed=0, workers=0)
     steps = [batches for batches, _ in zip(loader.training(plan, 0), range(10), strict=False)]
-    rows = [row for batches in steps for batch in batches for row in batch["labels"] if (row != IGNORED).any()]
+    rows = [
+        row
+        for batches in steps
+        for batch in batches
+        for row in batch["labels"]
+        if (row != IGNORED).any()
+    ]
     sizes = {len(batch["labels"]) for batches in steps for batch in batches}
     assert (len(rows), sizes) == (27, {1, 2})
     learnt = sorted(row[row != IGNORED].tolist() for row in rows)
-    assert learnt == sorted(whole.train[at]["input_ids"][whole.train[at]["targets"] != 0].tolist() for at in range(27))
+    assert learnt == sorted(
+        whole.train[at]["input_ids"][whole.train[at]["targets"] != 0].tolist() for at in range(27)
+    )
     empty = [batch for batches in steps for batch in batches if not task.count(batch)]
     assert empty, "a batch of which none is left keeps one row, without a target"
     assert {len(batch["labels"]) for batch in empty} == {1}
-    assert all(same(one, other) for one, other in zip(loader.training(plan, 6), steps[6:], strict=False))
+    assert all(
+        same(one, other) for one, other in zip(loader.training(plan, 6), steps[6:], strict=False)
+    )
 
 
-def test_what_no_length_gives_a_target_is_refused(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+def test_what_no_length_gives_a_target_is_refused(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
     for rows, message in (
-        ([chat(0), {"messages": chat(0)["messages"][:1]}], r"a\.jsonl: row 2: it has no turn of the assistant"),
-        ([chat(number, long=True) for number in range(3)], r"every row of data\.train has a longer prompt"),
+        (
+            [chat(0), {"messages": chat(0)["messages"][:1]}],
+            r"a\.jsonl: row 2: it has no turn of the assistant",
+        ),
+        (
+            [chat(number, long=True) for number in range(3)],
+            r"every row of data\.train has a longer prompt",
+        ),
     ):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        source = source_of([str(tmp_path / "a.jsonl")], streaming=True, max_length=60, eval=None, eval_fraction=0)
+        source = source_of(
+            [str(tmp_path / "a.jsonl")], streaming=True, max_length=60, eval=None, eval_fraction=0
+        )
         with pytest.raises(ConfigError, match=message):
             make_task("sft", source, **CHATS, overlong_rows="drop")
 
@@ -225,9 +315,13 @@ def test_texts_that_are_met_later_are_looked_at(
     endless = tokenizer("chat")
     endless.eos_token = None
     task = make_task("sft", source, endless, samples=0)
-    with pytest.raises(ConfigError, match=r"a\.jsonl: row 100: it has no token to learn: too short\. Leave"):
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl: row 100: it has no token to learn: too short\. Leave"
+    ):
         task.train[99]
-    with pytest.raises(ConfigError, match=r"a\.jsonl: row 101: it has turns, and the first row has not"):
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl: row 101: it has turns, and the first row has not"
+    ):
         task.train[100]
 
 
@@ -237,7 +331,9 @@ def test_what_is_known_of_labels_is_refused_before_the_first_step(
     rows = [COLUMNS["token_classification"](number) for number in ROWS]
     alone = {"streaming": True, "eval": None, "eval_fraction": 0}
     paths = write(tmp_path, [*rows, {"tokens": ["a"], "tags": "O"}])
-    with pytest.raises(ConfigError, match=r"data.label_column=tags: .*b\.jsonl: row 18 has 'O' there"):
+    with pytest.raises(
+        ConfigError, match=r"data.label_column=tags: .*b\.jsonl: row 18 has 'O' there"
+    ):
         make_task("token_classification", source_of(paths, **alone))
     paths = write(tmp_path, [*rows, {"tokens": [], "tags": []}])
     task = make_task("token_classification", source_of(paths, **alone))

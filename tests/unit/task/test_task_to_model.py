@@ -15,7 +15,10 @@ from optrun.config.schema.task import SCHEMAS
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.runner.prepare import prepare
 
-T5 = [f"model.config.{value}" for value in ("d_model=16", "d_kv=8", "d_ff=16", "num_layers=1", "num_heads=2")]
+T5 = [
+    f"model.config.{value}"
+    for value in ("d_model=16", "d_kv=8", "d_ff=16", "num_layers=1", "num_heads=2")
+]
 BERT = ["model=bert_tiny", "model.config.hidden_size=16", "model.config.num_hidden_layers=1"]
 TEXTS = ["the cat sat on a mat", "Anna went to Paris", "Bob sat", "a mat in Berlin"] * 4
 
@@ -25,13 +28,19 @@ def write(folder: Path) -> None:
         "lines": [{"text": text} for text in TEXTS],
         "labelled": [{"text": text, "label": "cat" if "cat" in text else "none"} for text in TEXTS],
         "words": [
-            {"tokens": text.split(), "tags": ["B-X" if word[0].isupper() else "O" for word in text.split()]}
+            {
+                "tokens": text.split(),
+                "tags": ["B-X" if word[0].isupper() else "O" for word in text.split()],
+            }
             for text in TEXTS
         ],
         "choices": [
-            {"text": text, "choices": ["with a cat", "in a town"], "label": int("cat" not in text)} for text in TEXTS
+            {"text": text, "choices": ["with a cat", "in a town"], "label": int("cat" not in text)}
+            for text in TEXTS
         ],
-        "preferences": [{"prompt": text, "chosen": " yes", "rejected": f" {text} {text}"} for text in TEXTS],
+        "preferences": [
+            {"prompt": text, "chosen": " yes", "rejected": f" {text} {text}"} for text in TEXTS
+        ],
         "pairs": [{"text": text, "target": text[::-1]} for text in TEXTS],
     }
     for name, listed in rows.items():
@@ -40,21 +49,46 @@ def write(folder: Path) -> None:
         for number, label in enumerate(["red", "blue"] * 3):
             place = folder / "images" / split / label
             place.mkdir(parents=True, exist_ok=True)
-            pixels = np.full((10, 8, 3), (200, number, 30) if label == "red" else (30, number, 200), dtype=np.uint8)
+            pixels = np.full(
+                (10, 8, 3),
+                (200, number, 30) if label == "red" else (30, number, 200),
+                dtype=np.uint8,
+            )
             Image.fromarray(pixels).save(place / f"{number}.png")
 
 
 CASES = {
-    "causal_lm": ["data=files", "data.train={}/lines.jsonl", "data.max_length=8", "model.config.n_embd=24"],
+    "causal_lm": [
+        "data=files",
+        "data.train={}/lines.jsonl",
+        "data.max_length=8",
+        "model.config.n_embd=24",
+    ],
     "masked_lm": ["data=files", "data.train={}/lines.jsonl", "data.max_length=8", *BERT],
     "sequence_classification": ["data=files", "data.train={}/labelled.jsonl", *BERT],
     "token_classification": ["data=files", "data.train={}/words.jsonl", *BERT],
     "multiple_choice": ["data=files", "data.train={}/choices.jsonl", *BERT],
     "embedding": ["data=files", "data.train={}/pairs.jsonl", *BERT],
     "preference": ["data=files", "data.train={}/preferences.jsonl", "task.loss_type=simpo"],
-    "seq2seq_lm": ["data=files", "data.train={}/pairs.jsonl", "model=from_config", "model.model_type=t5", *T5],
-    "sft": ["data=files", "data.train={}/pairs.jsonl", "data.text_column=text", "data.target_column=target"],
-    "image_classification": ["data=hub", "data.path={}/images", "model=vit_tiny", "model.config.image_size=8"],
+    "seq2seq_lm": [
+        "data=files",
+        "data.train={}/pairs.jsonl",
+        "model=from_config",
+        "model.model_type=t5",
+        *T5,
+    ],
+    "sft": [
+        "data=files",
+        "data.train={}/pairs.jsonl",
+        "data.text_column=text",
+        "data.target_column=target",
+    ],
+    "image_classification": [
+        "data=hub",
+        "data.path={}/images",
+        "model=vit_tiny",
+        "model.config.image_size=8",
+    ],
 }
 
 
@@ -75,7 +109,9 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     losses = []
-    for _, (batch, *_) in zip(range(24), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False):
+    for _, (batch, *_) in zip(
+        range(24), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False
+    ):
         assert made.weight(batch) > 0
         assert all(size >= 0 for size in made.sizes(batch))
         loss = made.loss(made.forward(model, batch), batch)
@@ -87,7 +123,9 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     evaluation = made.evaluation()
     model.eval()
     with torch.no_grad():
-        for batch in BatchLoader(made.eval, made.transform, made.collate, seed=0, workers=0).evaluation(3):
+        for batch in BatchLoader(
+            made.eval, made.transform, made.collate, seed=0, workers=0
+        ).evaluation(3):
             evaluation.update(made.forward(model, batch), batch)
     found = evaluation.compute()
     assert list(found) == made.metric_names()

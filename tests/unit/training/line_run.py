@@ -1,6 +1,7 @@
 """A run of the training loop over a model of one weight.
 
-Step, loader, hooks and judge are the real ones; evaluation and disk are stand-ins that note what they are asked for.
+Step, loader, hooks and judge are the real ones; evaluation and disk are stand-ins that note what
+they are asked for.
 """
 
 from __future__ import annotations
@@ -159,19 +160,27 @@ class Run:
             "fp32",
             model=self.model,
             optimizer=optimizer,
-            clip=lambda of: torch.stack([param.grad.norm() for param in of.param_groups[0]["params"]]).norm(),
+            clip=lambda of: torch.stack(
+                [param.grad.norm() for param in of.param_groups[0]["params"]]
+            ).norm(),
             scheduler=self.schedule,
             weight=lambda batch: float(len(batch["x"])),
             sizes=lambda batch: (len(batch["x"]), len(batch["x"])),
         )
         examples_of: Any = [{"x": x} for x in examples]
         loader = BatchLoader(
-            examples_of, None, lambda rows: {"x": torch.tensor([row["x"] for row in rows])}, seed=0, workers=0
+            examples_of,
+            None,
+            lambda rows: {"x": torch.tensor([row["x"] for row in rows])},
+            seed=0,
+            workers=0,
         )
         setup: Any = TrainingSetup(
             model=self.model,  # type: ignore[arg-type]
             train_step=step,
-            task=SimpleNamespace(sources=(), measured=(), eval=[0], eval_sets={"": [0]}, name="line"),  # type: ignore[arg-type]
+            task=SimpleNamespace(
+                sources=(), measured=(), eval=[0], eval_sets={"": [0]}, name="line"
+            ),  # type: ignore[arg-type]
             plan=EpochPlan(len(examples), 2, 1, seed=0),
             train_loader=loader,
             eval_loaders={},
@@ -182,7 +191,9 @@ class Run:
         )
         self.recorder = Recorder(self.events, then)
         run = RunDir(folder)
-        training = TrainingContext(setup, run, self.notes.append, lambda *words, **_: " ".join(["optrun", *words]))
+        training = TrainingContext(
+            setup, run, self.notes.append, lambda *words, **_: " ".join(["optrun", *words])
+        )
         training.stop = stop
         self.hooks = Hooks(training, [self.recorder], callbacks or {})
         self.handler = SignalHandler()

@@ -34,7 +34,9 @@ def _manager(
 
     def copied(*_: object) -> Snapshot:
         snapshot()
-        return Snapshot(state.global_step, {}, {}, CheckpointMetadata(global_step=state.global_step))
+        return Snapshot(
+            state.global_step, {}, {}, CheckpointMetadata(global_step=state.global_step)
+        )
 
     manager = CheckpointManager(
         manifest=RunDir(folder),

@@ -73,7 +73,9 @@ def test_the_gradient_is_that_of_one_batch(cuts: list[int], dropout: float) -> N
     for number, batch in enumerate(batches(cuts)):
         seed_random_states(seed_of_micro_batch(3, 7, number), CPU)
         whole.append(rows.represent(model(batch["x"]), batch))
-    loss = rows.compare(torch.cat(whole), {TEXTS: torch.cat([batch[TEXTS] for batch in batches(cuts)])})
+    loss = rows.compare(
+        torch.cat(whole), {TEXTS: torch.cat([batch[TEXTS] for batch in batches(cuts)])}
+    )
     loss.backward()
     assert result.loss == pytest.approx(loss.item(), rel=1e-6)
     assert result.losses == pytest.approx([loss.item()] * len(cuts), rel=1e-6)

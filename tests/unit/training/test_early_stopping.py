@@ -16,7 +16,9 @@ from optrun.training.ranking import Ranking
 
 def theirs(values: list[float], mode: str, patience: int, threshold: float) -> list[int]:
     """Their counter after each evaluation; Trainer settles the best after its callbacks have seen the metrics."""
-    args: Any = SimpleNamespace(metric_for_best_model="m", greater_is_better=mode == "max", save_strategy="no")
+    args: Any = SimpleNamespace(
+        metric_for_best_model="m", greater_is_better=mode == "max", save_strategy="no"
+    )
     state: Any = SimpleNamespace(best_metric=None, global_step=0, is_world_process_zero=True)
     trainer: Any = SimpleNamespace(args=args, state=state, _get_output_dir=lambda trial: "")
     callback, counters = EarlyStoppingCallback(patience, threshold), []
@@ -38,7 +40,9 @@ class Told:
 
 
 def made(mode: str, patience: int, threshold: float) -> EarlyStopping:
-    config: Any = SimpleNamespace(early_stopping_patience=patience, early_stopping_threshold=threshold)
+    config: Any = SimpleNamespace(
+        early_stopping_patience=patience, early_stopping_threshold=threshold
+    )
     return EarlyStopping(config, Ranking("eval/m", mode))
 
 

@@ -35,7 +35,8 @@ def test_what_happens_in_which_order(tmp_path: Path) -> None:
     assert run.state.before_training == {"eval/loss": 1.0}
     assert "unscheduled" not in end
     assert middle["epoch"] == round(2 / EPOCH, 6)
-    # The mean over the two steps of a line, weighted by their examples; and what the schedule watches.
+    # The mean over the two steps of a line, weighted by their examples; and what the schedule
+    # watches.
     assert middle["train/loss"] > end["train/loss"]
     assert run.schedule.observed == [middle["eval/loss"], end["eval/loss"]]
     assert run.state.best["eval/loss"]["step"] in (2, 4)
@@ -47,7 +48,11 @@ def scheduled(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         ignored = ("perf/", *line.get("unscheduled", ()))
-        kept = {key: value for key, value in line.items() if not key.startswith(ignored) and key != "unscheduled"}
+        kept = {
+            key: value
+            for key, value in line.items()
+            if not key.startswith(ignored) and key != "unscheduled"
+        }
         if kept.keys() - {"step", "epoch", "time"}:
             found.append(kept)
     return found
@@ -63,14 +68,20 @@ def counted(state: TrainState) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("intervals", [("logging_steps=2", "eval_steps=2"), ("logging_steps=3", "eval_steps=4")])
-def test_a_run_that_is_prolonged_is_the_longer_run(tmp_path: Path, stop: int, intervals: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "intervals", [("logging_steps=2", "eval_steps=2"), ("logging_steps=3", "eval_steps=4")]
+)
+def test_a_run_that_is_prolonged_is_the_longer_run(
+    tmp_path: Path, stop: int, intervals: tuple[str, ...]
+) -> None:
     """N steps, and on to M, are M steps, but for what the end of N alone asked for, which is marked."""
     whole = Run(tmp_path, *intervals, steps=6)()
     first = Run(tmp_path, *intervals, steps=stop)()
     assert first.events[-1] == "finished"
     weight, counters = first.saves.kept[stop]
-    second = Run(tmp_path, *intervals, steps=6, weight=weight, state=TrainState.from_dict(counters))()
+    second = Run(
+        tmp_path, *intervals, steps=6, weight=weight, state=TrainState.from_dict(counters)
+    )()
     assert counted(second.state) == counted(whole.state)
     assert second.model.w.item() == whole.model.w.item()
     assert scheduled([*first.lines, *second.lines]) == scheduled(whole.lines)
@@ -100,7 +111,9 @@ class Counter:
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(3, 1), (4, 2)])
-def test_a_callback_that_is_prolonged_has_not_counted_the_end_alone(tmp_path: Path, steps: int, kept: int) -> None:
+def test_a_callback_that_is_prolonged_has_not_counted_the_end_alone(
+    tmp_path: Path, steps: int, kept: int
+) -> None:
     counter = Counter()
     run = Run(tmp_path, "eval_steps=2", steps=steps, callbacks={"callbacks.counter": counter})()
     assert counter.count == 2
@@ -158,7 +171,9 @@ def test_a_component_ends_it_well(tmp_path: Path, hook: str, last: int) -> None:
     run = Run(tmp_path, "logging_steps=1", "eval_steps=2", then=then)()
     assert run.state.global_step == last
     assert run.events[-2:] == [f"saved {last} at the end", "finished"]
-    assert run.hooks.training.stop == StopRequest("recorder", f"enough at {0 if hook == 'begin' else 2}", last)
+    assert run.hooks.training.stop == StopRequest(
+        "recorder", f"enough at {0 if hook == 'begin' else 2}", last
+    )
     assert "evaluation" in run.events
 
 
@@ -201,7 +216,9 @@ def test_an_error_at_the_end_is_no_good_end(tmp_path: Path) -> None:
 def test_nothing_is_done_twice_at_the_end(tmp_path: Path) -> None:
     """A finished run that is started again neither steps nor evaluates, and is as it was."""
     done = Run(tmp_path)()
-    again = Run(tmp_path, state=TrainState.from_dict(asdict(done.state)), weight=done.model.w.item())()
+    again = Run(
+        tmp_path, state=TrainState.from_dict(asdict(done.state)), weight=done.model.w.item()
+    )()
     assert again.events == ["begin", "saved 4 at the end", "finished"]
     assert again.state == done.state
 
@@ -242,7 +259,9 @@ def test_back_to_the_last_scheduled_checkpoint_and_past_the_bad_data(tmp_path: P
     assert "saved 0" in run.events  # somewhere to go back to
     back = next(event for event in run.events if event.startswith("back at "))
     after = run.events[run.events.index(back) + 1]
-    assert after == f"saved {back.removeprefix('back at ')}"  # whoever is stopped now does not go back again
+    assert (
+        after == f"saved {back.removeprefix('back at ')}"
+    )  # whoever is stopped now does not go back again
     assert math.isfinite(run.model.w.item())
     assert any("rolled back" in note or "back" in note for note in run.notes)
 

@@ -48,7 +48,9 @@ def alone(number: int) -> float:
     """The squared gradient norm of one micro-batch by itself."""
     other = model()
     other(rows(number)).square().mean().backward()
-    return float(sum(param.grad.square().sum() for param in other.parameters() if param.grad is not None))
+    return float(
+        sum(param.grad.square().sum() for param in other.parameters() if param.grad is not None)
+    )
 
 
 def test_each_micro_batch_is_measured_by_itself() -> None:
@@ -78,13 +80,27 @@ def test_a_rank_is_measured_before_its_gradient_is_averaged(tmp_path: Path) -> N
     run_ranks(tmp_path, of_a_rank)
 
 
-def test_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two micro-batches measure it; it changes no other number; one micro-batch and fsdp are refused."""
     monkeypatch.chdir(tmp_path)
-    words = [*TINY_GPT, "data=files", f"data.train={write_text(tmp_path)}", "training.max_steps=4", "checkpoint=none"]
-    words += ["training.logging_steps=2", "training.per_device_train_batch_size=4", "data.max_eval_examples=4"]
+    words = [
+        *TINY_GPT,
+        "data=files",
+        f"data.train={write_text(tmp_path)}",
+        "training.max_steps=4",
+        "checkpoint=none",
+    ]
+    words += [
+        "training.logging_steps=2",
+        "training.per_device_train_batch_size=4",
+        "data.max_eval_examples=4",
+    ]
     two, on = "training.gradient_accumulation_steps=2", "training.noise_scale=true"
-    assert optrun(*words, two, on, "hydra.run.dir=on") == optrun(*words, two, "hydra.run.dir=off") == 0
+    assert (
+        optrun(*words, two, on, "hydra.run.dir=on") == optrun(*words, two, "hydra.run.dir=off") == 0
+    )
     lines = map(json.loads, Path("on/metrics.jsonl").read_text().splitlines())
     assert any(line.get("perf/noise_scale", 0) > 0 for line in lines)
     assert "noise_scale" not in Path("off/metrics.jsonl").read_text()

@@ -37,7 +37,9 @@ def test_without_a_loss_the_later_of_equals_is_best() -> None:
 
 def test_what_an_older_optrun_saved_is_taken_up() -> None:
     """It knew no losses, and counted no ties, so none are told: what has a loss comes before its equals."""
-    values = TrainState(global_step=2, ranking={"1": 0.5, "2": 1.0}, ranked_by="eval/accuracy max").to_dict()
+    values = TrainState(
+        global_step=2, ranking={"1": 0.5, "2": 1.0}, ranked_by="eval/accuracy max"
+    ).to_dict()
     values["best"] = {"eval/accuracy": {"value": 1.0, "step": 2}}
     for key in ("ranking_losses", "before_training", "without_end"):
         del values[key]
@@ -54,4 +56,9 @@ def test_a_prolonged_run_forgets_what_its_end_asked_for() -> None:
     state = TrainState(best={"eval/loss": {"value": 1.0, "step": 3}}, ranking={"3": 1.0})
     state.without_end = {"best": {}, "ranking": {}, "last": {"train/loss": 2.0}}
     state.go_on()
-    assert (state.best, state.ranking, state.last, state.without_end) == ({}, {}, {"train/loss": 2.0}, {})
+    assert (state.best, state.ranking, state.last, state.without_end) == (
+        {},
+        {},
+        {"train/loss": 2.0},
+        {},
+    )

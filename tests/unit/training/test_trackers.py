@@ -147,15 +147,21 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, fake: Any) ->
 
 def test_a_tracker_that_cannot_start_is_told(tmp_path: Path, fake: Any) -> None:
     fake("mlflow", broken="start_run")
-    with pytest.raises(ConfigError, match=r"tracking=mlflow: cannot start: ConnectionError: .*tracking=none"):
+    with pytest.raises(
+        ConfigError, match=r"tracking=mlflow: cannot start: ConnectionError: .*tracking=none"
+    ):
         build_tracker(config("mlflow"), tmp_path, None, {})
     assert not (tmp_path / "tracking.json").exists()
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "tensorboard"])
-def test_a_missing_package_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_missing_package_is_told_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"the package {name} is not installed. pip install 'optrun\[{name}\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"the package {name} is not installed. pip install 'optrun\[{name}\]'"
+    ):
         build_tracker(config(name), tmp_path, None, {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=rf"tracking={name}: the package {name} is not installed"):
@@ -163,7 +169,9 @@ def test_a_missing_package_is_told_with_its_extra(tmp_path: Path, monkeypatch: p
     require_tracker(config("none"))
 
 
-if importlib.util.find_spec("tensorboard") is not None:  # an extra: without it there is nothing to test
+if (
+    importlib.util.find_spec("tensorboard") is not None
+):  # an extra: without it there is nothing to test
 
     def test_tensorboard_for_real(tmp_path: Path) -> None:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -172,9 +180,15 @@ if importlib.util.find_spec("tensorboard") is not None:  # an extra: without it 
         for step in (1, 2, 3):
             made.log({"step": step, "train/loss": 1.0 / step, "eval/pearson": math.nan})
         made.close("interrupted")
-        resumed = build_tracker(config("tensorboard"), tmp_path, None, {}, start=2)  # step 3 was not saved
+        resumed = build_tracker(
+            config("tensorboard"), tmp_path, None, {}, start=2
+        )  # step 3 was not saved
         resumed.log({"step": 3, "train/loss": 7.0})
         resumed.close("finished")
         events = EventAccumulator(str(tmp_path / "tensorboard"))
         events.Reload()
-        assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5), (3, 7.0)]
+        assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
+            (1, 1.0),
+            (2, 0.5),
+            (3, 7.0),
+        ]

@@ -43,7 +43,9 @@ def test_operations_are_those_of_the_products(batch: int) -> None:
         ("cpu", "fp32", None),
     ],
 )
-def test_the_peak_is_that_of_the_data_sheet(device: str, precision: str, expected: float | None) -> None:
+def test_the_peak_is_that_of_the_data_sheet(
+    device: str, precision: str, expected: float | None
+) -> None:
     assert peak_flops(device, precision) == expected
 
 

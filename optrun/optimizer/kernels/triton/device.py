@@ -1,10 +1,12 @@
 """Adam, Adamax and LAMB over a list of tensors, in Triton: each formula as the loop beside it in Python writes it.
 
-Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where tensors lie, and their
-numbers, stand in tables. LAMB's sums are added in float64, lane by lane, then chunk by chunk, without atomics and in an
-order that depends on sizes alone, and no launch is tuned: the same input gives the same bits. LAMB needs its direction
-twice, for the norm and for the update, and computes it twice: that moves fewer bytes than to keep it, and needs no
-memory.
+Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where
+tensors lie, and their numbers, stand in tables. LAMB's sums are added in float64, lane by lane,
+then chunk by chunk, without atomics and in an
+order that depends on sizes alone, and no launch is tuned: the same input gives the same bits. LAMB
+needs its direction
+twice, for the norm and for the update, and computes it twice: that moves fewer bytes than to keep
+it, and needs no memory.
 
 Triton reads `tl.constexpr` in annotations as it stands: they are not postponed in this file.
 """
@@ -23,7 +25,10 @@ CHUNK = 8192
 BLOCK = 1024
 """Elements of a program at once."""
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Of every launch. Sums are added in an order that warps decide, too; multiply-adds are not fused, as in step.c."""
+"""Of every launch.
+
+Sums are added in an order that warps decide, too; multiply-adds are not fused, as in step.c.
+"""
 
 PLACES = ("params", "grads", "firsts", "seconds", "size", "chunks")
 """What is told of each tensor besides `NUMBERS`: four addresses, elements, which chunk is its first."""
@@ -32,9 +37,13 @@ PLACES = ("params", "grads", "firsts", "seconds", "size", "chunks")
 _PLACES, _NUMBERS = tl.constexpr(len(PLACES)), tl.constexpr(len(NUMBERS))
 _PARAMS, _GRADS, _FIRSTS, _SECONDS, _SIZE, _CHUNKS = (tl.constexpr(at) for at in range(len(PLACES)))
 _AT = {name: tl.constexpr(at) for at, name in enumerate(NUMBERS)}
-_SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (_AT[name] for name in ("scale", "keep", "root", "first", "unscale"))
+_SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (
+    _AT[name] for name in ("scale", "keep", "root", "first", "unscale")
+)
 _BETA1, _BETA2, _L1, _L2, _DECAY = (_AT[name] for name in ("beta1", "beta2", "l1", "l2", "decay"))
-_EPS, _EPS_GRADIENT, _EPS_DENOMINATOR = (_AT[name] for name in ("eps", "eps_gradient", "eps_denominator"))
+_EPS, _EPS_GRADIENT, _EPS_DENOMINATOR = (
+    _AT[name] for name in ("eps", "eps_gradient", "eps_denominator")
+)
 _ADAPT, _NESTEROV, _EPS_RATIO = (_AT[name] for name in ("adapt", "nesterov", "eps_ratio"))
 _MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
     _AT[f"{end}_{of}"] for of in ("norm", "ratio") for end in ("min", "max")
@@ -50,7 +59,9 @@ def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _load(pointer, at, size, TAIL: tl.constexpr):  # with a mask a whole block would not be loaded as vectors
+def _load(
+    pointer, at, size, TAIL: tl.constexpr
+):  # with a mask a whole block would not be loaded as vectors
     return tl.load(pointer + at, mask=at < size, other=0.0) if TAIL else tl.load(pointer + at)
 
 
@@ -90,8 +101,14 @@ def _coupled(g, w, l1, l2):
 
 @triton.jit
 def adam(
-    places, numbers, chunks, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    places,
+    numbers,
+    chunks,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Step as `adam_update._single_tensor_adam`."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
@@ -126,8 +143,14 @@ def adam(
 
 @triton.jit
 def adamax(
-    places, numbers, chunks, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    places,
+    numbers,
+    chunks,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Step as `adamax._single_tensor_adamax`."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
@@ -152,7 +175,9 @@ def adamax(
             g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
             first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
             largest, faded = tl.abs(g) + eps_gradient, beta2 * _load(seconds, at, size, TAIL) + eps
-            largest = tl.where((faded > largest) | (faded != faded), faded, largest)  # NaN goes before every number
+            largest = tl.where(
+                (faded > largest) | (faded != faded), faded, largest
+            )  # NaN goes before every number
             _store(firsts, at, first, size, TAIL)
             _store(seconds, at, largest, size, TAIL)
             moved = scale * _quotient(first, largest + eps_denominator)
@@ -167,8 +192,15 @@ def _direction(first, second, w, correction, root, eps, decay):
 
 @triton.jit
 def lamb_moments(
-    places, numbers, chunks, sums, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    places,
+    numbers,
+    chunks,
+    sums,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Compute the first half of `lamb._single_tensor_lamb`: moments, squares of weights and directions by chunk."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
@@ -206,7 +238,9 @@ def lamb_moments(
 
 
 @triton.jit
-def lamb_ratios(places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+def lamb_ratios(
+    places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):
     """Compute the trust ratio of each tensor, from the sums of its chunks."""
     tensor = tl.program_id(0)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
@@ -229,8 +263,15 @@ def lamb_ratios(places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.con
 
 @triton.jit
 def lamb_update(
-    places, numbers, chunks, ratios, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    places,
+    numbers,
+    chunks,
+    ratios,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Compute the second half of `lamb._single_tensor_lamb`: the direction again, as long as the ratio says."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
@@ -248,5 +289,7 @@ def lamb_update(
         for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w, first = _load(params, at, size, TAIL), _load(firsts, at, size, TAIL)
-            direction = _direction(first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay)
+            direction = _direction(
+                first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay
+            )
             _store(params, at, keep * w - scale * direction, size, TAIL)

@@ -21,9 +21,17 @@ def why_not(device: str) -> str:
     try:
         from optrun.optimizer.kernels.triton import device as kernels
     except ImportError as error:
-        return "triton is not installed" if error.name == "triton" else f"triton does not load: {error}"
+        return (
+            "triton is not installed"
+            if error.name == "triton"
+            else f"triton does not load: {error}"
+        )
     if kernels.INTERPRETED:
-        return "" if device == "cpu" else "TRITON_INTERPRET is set, and Triton's interpreter computes on the CPU"
+        return (
+            ""
+            if device == "cpu"
+            else "TRITON_INTERPRET is set, and Triton's interpreter computes on the CPU"
+        )
     if device == "cpu":
         return "they need a CUDA or ROCm device, or Triton's interpreter: TRITON_INTERPRET=1"
     from optrun.optimizer.kernels.triton.trial import trial

@@ -1,7 +1,7 @@
 """The papers' formulas by the Triton kernels.
 
-Nothing here waits for the device: what a step needs to know goes there in two copies from pinned memory, and LAMB's
-ratios stay there.
+Nothing here waits for the device: what a step needs to know goes there in two copies from pinned
+memory, and LAMB's ratios stay there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
 
     Args:
         formula: One of `FORMULAS`.
-        lists: Parameters, gradients, first moments, second moments or running maxima; of one length, on one device,
-            contiguous, all float32 or all float64.
+        lists: Parameters, gradients, first moments, second moments or running maxima; of one
+            length, on one device, contiguous, all float32 or all float64.
         rows: The numbers of each tensor.
 
     Returns:
-        LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the parameters; else None.
+        LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the parameters;
+        else None.
 
     Raises:
         RuntimeError: A CUDA graph is being captured.
@@ -50,7 +51,12 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
     addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in zip(*lists, strict=True)]
     places, numbers = _table(addresses, sizes, kernels.CHUNK, rows, where)
     chunks = _chunks(sizes, kernels.CHUNK, where.type).to(where, non_blocking=True)
-    common = {"REAL": kernels.REALS[dtype], "CHUNK": kernels.CHUNK, "BLOCK": kernels.BLOCK, **kernels.OPTIONS}
+    common = {
+        "REAL": kernels.REALS[dtype],
+        "CHUNK": kernels.CHUNK,
+        "BLOCK": kernels.BLOCK,
+        **kernels.OPTIONS,
+    }
     aligned = all(address % ALIGNMENT == 0 for own in addresses for address in own)
     grid = (len(chunks),)
     with _current(where):
@@ -83,7 +89,11 @@ def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
 
 
 def _table(
-    addresses: Sequence[Sequence[int]], sizes: Sequence[int], chunk: int, rows: Rows, where: torch.device
+    addresses: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    chunk: int,
+    rows: Rows,
+    where: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Copy everything that a step knows of each tensor at once: `device.PLACES`, int64, and its numbers, float64."""
     counts = [-(-size // chunk) for size in sizes]
@@ -92,7 +102,9 @@ def _table(
     places = torch.tensor(own, dtype=torch.int64, device="cpu")
     numbers = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64, device="cpu")
     together = torch.cat([places.flatten(), numbers.view(torch.int64).flatten()])
-    if where.type == "cuda":  # the allocator keeps pinned memory from others until the copy is through
+    if (
+        where.type == "cuda"
+    ):  # the allocator keeps pinned memory from others until the copy is through
         together = together.pin_memory()
     moved = together.to(where, non_blocking=True)
     return moved[: places.numel()], moved[places.numel() :].view(torch.float64)

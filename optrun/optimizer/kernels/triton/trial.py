@@ -24,18 +24,24 @@ def trial(device: torch.device) -> str:
     """Step tensors on a device, twice.
 
     Returns:
-        Empty, or what is wrong: a compiler that is missing, other numbers than the formula's, other bits the second
-        time.
+        Empty, or what is wrong: a compiler that is missing, other numbers than the formula's, other
+        bits the second time.
     """
     try:
-        return next((wrong for formula in launch.FORMULAS if (wrong := _wrong(formula, device))), "")
+        return next(
+            (wrong for formula in launch.FORMULAS if (wrong := _wrong(formula, device))), ""
+        )
     except Exception as error:  # of the compiler, the linker, the driver: there are other kernels
-        return f"they fail there: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return (
+            f"they fail there: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        )
 
 
 def _wrong(formula: str, device: torch.device) -> str:
     lists = [[_wave(size, phase).to(device) for size in SIZES] for phase in range(4)]
-    truth = [_formula(formula, *(tensor.double() for tensor in own)) for own in zip(*lists, strict=True)]
+    truth = [
+        _formula(formula, *(tensor.double() for tensor in own)) for own in zip(*lists, strict=True)
+    ]
     again = [[tensor.clone() for tensor in tensors] for tensors in lists]
     for each in (lists, again):
         launch.step(formula, each, [ROW] * len(SIZES))
@@ -44,7 +50,9 @@ def _wrong(formula: str, device: torch.device) -> str:
             if not torch.allclose(tensor.double(), true, rtol=NEAR, atol=NEAR):
                 return f"they compute another {formula} there"
     for tensors, repeated in zip(lists, again, strict=True):
-        if not all(torch.equal(tensor, same) for tensor, same in zip(tensors, repeated, strict=True)):
+        if not all(
+            torch.equal(tensor, same) for tensor, same in zip(tensors, repeated, strict=True)
+        ):
             return f"they compute other bits of {formula} there the second time"
     return ""
 
@@ -55,7 +63,9 @@ def _wave(size: int, phase: int) -> Tensor:
     return wave.square() if phase == 3 else wave
 
 
-def _formula(formula: str, w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _formula(
+    formula: str, w: Tensor, g: Tensor, m: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, first moment, and second moment or maximum after a step with the numbers of `ROW`."""
     x = ROW
     g = g + x["l2"] * w + (x["l1"] * w.sign() if formula != "adam" else 0.0)

@@ -84,7 +84,9 @@ def test_eps_is_added_to_the_norm_of_a_group() -> None:
     params = _params(torch.tensor([3.0]), torch.tensor([6.0]))
     optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:]}])
     build_clip("global_norm", max_norm=1.0, eps=1.0, per_group=True)(optimizer)
-    torch.testing.assert_close(_grads(params), [torch.tensor([3.0 / 4.0]), torch.tensor([6.0 / 7.0])])
+    torch.testing.assert_close(
+        _grads(params), [torch.tensor([3.0 / 4.0]), torch.tensor([6.0 / 7.0])]
+    )
 
 
 @pytest.mark.parametrize("out", [0, 1, 2])
@@ -95,12 +97,16 @@ def test_opting_out_goes_by_the_place_of_the_parameter(out: int) -> None:
     named = [(f"p{place}", param) for place, param in enumerate(order)]
     optimizer = torch.optim.SGD([{"params": named[:2]}, {"params": named[2:]}])
     build_clip("norm", max_norm=1.0, eps=0.0, exclude=[f"^p{(0, 2, 3)[out]}$"])(optimizer)
-    assert [grad.item() for grad in _grads(params)] == [8.0 if index == out else 1.0 for index in range(3)]
+    assert [grad.item() for grad in _grads(params)] == [
+        8.0 if index == out else 1.0 for index in range(3)
+    ]
 
 
 @pytest.mark.parametrize("name", ["global_norm", "norm", "value"])
 def test_who_opts_out_is_left_alone_but_measured(name: str) -> None:
-    options: dict[str, Any] = {"max_value": 1.0} if name == "value" else {"max_norm": 1.0, "eps": 0.0}
+    options: dict[str, Any] = (
+        {"max_value": 1.0} if name == "value" else {"max_norm": 1.0, "eps": 0.0}
+    )
     params = _params(torch.tensor([3.0]), torch.tensor([4.0]))
     norm = build_clip(name, exclude=["^p1$"], **options)(_sgd(params))
     assert norm == 5.0
@@ -109,7 +115,9 @@ def test_who_opts_out_is_left_alone_but_measured(name: str) -> None:
 
 def test_opting_out_needs_names_that_are_there() -> None:
     clip = build_clip("norm", exclude=["p7"])
-    with pytest.raises(ConfigError, match=r"clip\.exclude=p7: matches no parameter\. Names are such as p0"):
+    with pytest.raises(
+        ConfigError, match=r"clip\.exclude=p7: matches no parameter\. Names are such as p0"
+    ):
         clip(_sgd(_params(torch.ones(1))))
     with pytest.raises(ConfigError, match="have no names to search"):
         clip(torch.optim.SGD(_params(torch.ones(1))))
@@ -120,14 +128,21 @@ def test_opting_out_needs_names_that_are_there() -> None:
 def test_sparse_gradients_count_repeated_rows_as_their_sum() -> None:
     table = torch.nn.Parameter(torch.zeros(4, 2))
     table.grad = torch.sparse_coo_tensor(
-        torch.tensor([[1, 1, 3]]), torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 4.0]]), (4, 2), check_invariants=True
+        torch.tensor([[1, 1, 3]]),
+        torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 4.0]]),
+        (4, 2),
+        check_invariants=True,
     )
     norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_params([table])
     assert norm == 5.0
     assert table.grad.is_sparse
-    torch.testing.assert_close(table.grad.to_dense()[[1, 3]], torch.tensor([[0.6, 0.0], [0.0, 0.8]]))
+    torch.testing.assert_close(
+        table.grad.to_dense()[[1, 3]], torch.tensor([[0.6, 0.0], [0.0, 0.8]])
+    )
     build_clip("value", max_value=0.5).clip_params([table])
-    torch.testing.assert_close(table.grad.to_dense()[[1, 3]], torch.tensor([[0.5, 0.0], [0.0, 0.5]]))
+    torch.testing.assert_close(
+        table.grad.to_dense()[[1, 3]], torch.tensor([[0.5, 0.0], [0.0, 0.5]])
+    )
     with pytest.raises(ValueError, match="a sparse gradient cannot take it"):
         build_clip("value", max_value=0.5, min_value=0.1).clip_params([table])
 
@@ -137,7 +152,9 @@ def test_half_precision_is_measured_in_float32(dtype: torch.dtype) -> None:
     params = _params(torch.full((1000,), 300.0, dtype=dtype), torch.ones(3))
     norm = build_clip("global_norm")(_sgd(params))
     assert norm.dtype is torch.float32
-    assert norm == pytest.approx((1000 * 300.0**2 + 3) ** 0.5, rel=1e-6)  # its square is beyond float16
+    assert norm == pytest.approx(
+        (1000 * 300.0**2 + 3) ** 0.5, rel=1e-6
+    )  # its square is beyond float16
     assert params[0].grad is not None
     assert params[0].grad.dtype is dtype
 
@@ -145,7 +162,9 @@ def test_half_precision_is_measured_in_float32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["global_norm", "norm"])
 def test_norms_are_computed_once(name: str) -> None:
     params = _params(*(torch.randn(3) for _ in range(4)))
-    with mock.patch.object(clip_gradients.torch, "_foreach_norm", wraps=torch._foreach_norm) as norm:
+    with mock.patch.object(
+        clip_gradients.torch, "_foreach_norm", wraps=torch._foreach_norm
+    ) as norm:
         build_clip(name)(_sgd(params))
     assert norm.call_count == 1
 
@@ -157,7 +176,9 @@ def test_norms_are_computed_once(name: str) -> None:
     max_norm=st.floats(1e-3, 1e3),
     name=st.sampled_from(["global_norm", "norm"]),
 )
-def test_nothing_is_longer_afterwards_and_directions_stay(seed: int, count: int, max_norm: float, name: str) -> None:
+def test_nothing_is_longer_afterwards_and_directions_stay(
+    seed: int, count: int, max_norm: float, name: str
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     grads = [torch.randn(3, generator=generator, dtype=torch.float64) for _ in range(count)]
     params = _params(*grads)
@@ -173,20 +194,34 @@ def test_nothing_is_longer_afterwards_and_directions_stay(seed: int, count: int,
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("global", {}, "clip=global: no such choice. Did you mean global_norm"),
-    ("global_norm", {"max_norm": 0.0}, "clip.max_norm=0.0: expected a number above 0; to leave gradients alone: clip="),
+    (
+        "global_norm",
+        {"max_norm": 0.0},
+        "clip.max_norm=0.0: expected a number above 0; to leave gradients alone: clip=",
+    ),
     ("global_norm", {"max_norm": -1.0}, "clip.max_norm=-1.0"),
     ("norm", {"eps": -1.0}, "clip.eps=-1.0: expected a number of 0 or more"),
     ("norm", {"per_group": True}, "clip.per_group: clip=norm has no such key"),
     ("norm", {"min_value": 0.1}, "clip.min_value=0.1: expected null where clip.max_value is null"),
-    ("value", {"max_value": -1.0}, "clip.max_value=-1.0: expected a number above 0 where clip.min_value is null"),
-    ("value", {"max_value": 1.0, "min_value": 2.0}, "clip.min_value=2.0: expected at most clip.max_value=1.0"),
+    (
+        "value",
+        {"max_value": -1.0},
+        "clip.max_value=-1.0: expected a number above 0 where clip.min_value is null",
+    ),
+    (
+        "value",
+        {"max_value": 1.0, "min_value": 2.0},
+        "clip.min_value=2.0: expected at most clip.max_value=1.0",
+    ),
     ("value", {"max_norm": 1.0}, "clip.max_norm: clip=value has no such key"),
     ("value", {"exclude": ["("]}, r"clip.exclude=\(: not a regular expression"),
     ("none", {"max_norm": 1.0}, "clip.max_norm: clip=none has no such key"),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "message"), REFUSED, ids=[f"{r[0]}-{n}" for n, r in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("name", "options", "message"), REFUSED, ids=[f"{r[0]}-{n}" for n, r in enumerate(REFUSED)]
+)
 def test_refusals(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choice("clip", SCHEMAS, name, options)

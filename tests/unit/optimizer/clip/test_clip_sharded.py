@@ -49,7 +49,9 @@ def _on_a_rank(rank: int) -> None:
         for name, options in CASES:
             params = []
             for grad in _gradients():
-                param = torch.nn.Parameter(distribute_tensor(torch.zeros_like(grad), mesh, placements))
+                param = torch.nn.Parameter(
+                    distribute_tensor(torch.zeros_like(grad), mesh, placements)
+                )
                 param.grad = distribute_tensor(grad, mesh, placements)
                 params.append(param)
             plain = torch.nn.Parameter(torch.zeros(1))  # one that nobody shards, without a gradient
