@@ -1,4 +1,7 @@
-"""Compile the kernel of the optimizers' step while optrun is built or installed; without a C compiler, go without."""
+"""Compile the kernel of the optimizers' step while optrun is built or installed.
+
+Without a C compiler, go without.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ KERNELS = "optrun/optimizer/kernels"
 
 
 class CompileKernel(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts the compiled kernel beside its source: in the wheel, or in the checkout of an editable install."""
+    """Puts the compiled kernel beside its source.
+
+    In the wheel, or in the checkout of an editable install.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile before anything is packed.

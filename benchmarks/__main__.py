@@ -48,7 +48,10 @@ def machine() -> str:
 
 
 def table(words: str) -> str | None:
-    """Print what a part prints, as it comes, and return the table it ends with; None where it failed."""
+    """Print what a part prints, as it comes, and return the table it ends with.
+
+    None where it failed.
+    """
     print(f"\n## {words}\n", flush=True)
     env = {
         **os.environ,

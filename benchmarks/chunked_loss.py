@@ -1,4 +1,6 @@
-"""Time and memory of a loss over a large vocabulary: all logits, chunks of them, torch's own function.
+"""Time and memory of a loss over a large vocabulary.
+
+All logits, chunks of them, torch's own function.
 
     python benchmarks/chunked_loss.py [--rows 1024] [--width 512] [--vocabulary 128256] [--repeats
     3]

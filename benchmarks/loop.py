@@ -1,4 +1,6 @@
-"""What a step costs beyond the model: optrun's loop, transformers.Trainer, accelerate and a bare loop, in one run.
+"""What a step costs beyond the model.
+
+Optrun's loop, transformers.Trainer, accelerate and a bare loop, in one run.
 
     python benchmarks/loop.py [--steps 400] [--repeats 5] [--only REGEX] [--profile]
 
@@ -61,7 +63,10 @@ class Clock:
             self.profile.disable()
 
     def milliseconds(self) -> float:
-        """A step's share: log lines included, the begin left out, and blocks of ten so that a pause does not count."""
+        """A step's share.
+
+        Log lines included, the begin left out, and blocks of ten so that a pause does not count.
+        """
         ticks = self.ticks[WARM_UP::10]
         return statistics.median(b - a for a, b in itertools.pairwise(ticks)) * 100
 
@@ -238,7 +243,10 @@ def measure(steps: int, repeats: int, only: str) -> str:
 
 
 def profiled(steps: int) -> str:
-    """Where the steps of optrun's loop spend their CPU time, with a line each: optrun's functions, then all."""
+    """Where the steps of optrun's loop spend their CPU time, with a line each.
+
+    Optrun's functions, then all.
+    """
     profile, out = cProfile.Profile(time.process_time), io.StringIO()
     optrun(steps, 1, profile)
     stats = pstats.Stats(profile, stream=out)

@@ -1,4 +1,6 @@
-"""What ranks cost each optimizer: collectives of a sharded step, and the time of a step against one process.
+"""What ranks cost each optimizer.
+
+Collectives of a sharded step, and the time of a step against one process.
 
     python benchmarks/optimizer_ranks.py [--ranks 2] [--steps 5] [--hidden 128] [--layers 2]
 

@@ -121,7 +121,10 @@ def share(optimizer: torch.optim.Optimizer, moments: dict[tuple[Tensor, str], Te
 
 
 def peers(params: dict[str, Parameter], only: str) -> dict[str, Any]:
-    """Other packages' classes by name, if `only` is found in it; None where one is not installed."""
+    """Other packages' classes by name, if `only` is found in it.
+
+    None where one is not installed.
+    """
     found: dict[str, Any] = {}
     for name, module, options in (
         ("torch Adamax", "torch.optim", {}),
@@ -144,7 +147,10 @@ def peers(params: dict[str, Parameter], only: str) -> dict[str, Any]:
 
 
 def contenders(params: dict[str, Parameter], device: str, only: str) -> dict[str, Step | None]:
-    """Steps by name: of the reference, and of those in whose name `only` is found; the others are not made."""
+    """Steps by name: of the reference, and of those in whose name `only` is found.
+
+    The others are not made.
+    """
     copies = [torch.empty_like(param) for param in params.values()]
     moments: dict[tuple[Tensor, str], Tensor] = {}
 
@@ -186,7 +192,10 @@ def contenders(params: dict[str, Parameter], device: str, only: str) -> dict[str
 
 
 def peak_memory(step: Step, device: str) -> int | None:
-    """Bytes a step takes besides what is there before it; None where the system does not tell (Linux does)."""
+    """Bytes a step takes besides what is there before it.
+
+    None where the system does not tell (Linux does).
+    """
     if device == "cuda":
         step()
         torch.cuda.reset_peak_memory_stats()

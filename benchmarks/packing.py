@@ -33,7 +33,10 @@ ALONE = [
 
 
 def summary(folder: Path, steps: int, *words: str) -> dict[str, dict[str, float]]:
-    """Train for some steps; what the run says of itself, and its tokens a second in their middle under `speed`."""
+    """Train for some steps.
+
+    What the run says of itself, and its tokens a second in their middle under `speed`.
+    """
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,6 @@
-"""The same model, rows and steps by optrun and by its peers: time, memory, and that the losses agree.
+"""The same model, rows and steps by optrun and by its peers.
+
+Time, memory, and that the losses agree.
 
     python benchmarks/peers.py [--steps 24] [--repeats 3] [--only REGEX]
 
@@ -59,7 +61,10 @@ class Peer(NamedTuple):
 
     by: str
     train: Callable[[Path, int], Found] | None
-    """Takes the folder of models and rows, and the steps; None: it needs a GPU, where CPU time would not tell."""
+    """Takes the folder of models and rows, and the steps; None.
+
+    It needs a GPU, where CPU time would not tell.
+    """
     needs: str = ""
     """A package."""
 
@@ -353,7 +358,10 @@ def measure(place: Path, steps: int, task: str, at: int) -> dict[str, Any]:
 
 
 def apart(place: Path, steps: int, *what: object) -> dict[str, Any]:
-    """Prepare, or train by one, in a process of its own: the peak of a process holds that of the one it is made by."""
+    """Prepare, or train by one, in a process of its own.
+
+    The peak of a process holds that of the one it is made by.
+    """
     command = [
         sys.executable,
         __file__,

@@ -1,4 +1,6 @@
-"""Simulate searches of a learning rate whose best is known: what diverged trials and few trials cost.
+"""Simulate searches of a learning rate whose best is known.
+
+What diverged trials and few trials cost.
 
     python benchmarks/search.py [--studies 200]
 

@@ -91,7 +91,10 @@ train_tokenizer(lambda: iter([text]), vocab_size={VOCABULARY}, kind="stream").sa
 
 
 def write_corpus(path: Path, size: int) -> None:
-    """Write a text of `size` bytes or a little more: the standard library, its numbers changed from round to round."""
+    """Write a text of `size` bytes or a little more.
+
+    The standard library, its numbers changed from round to round.
+    """
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]

@@ -39,7 +39,10 @@ SIZES = [(2, 2), (2, 3), (3, 3), (5, 3), (5, 4)]
 def draw(
     random: np.random.Generator, shape: str, grid: str, noise: str, seeds: int, size: float
 ) -> tuple[Array, Array]:
-    """Draw the sweep at one size: ln of its learning rates, shape (k,), and costs, shape (seeds, k)."""
+    """Draw the sweep at one size.
+
+    Ln of its learning rates, shape (k,), and costs, shape (seeds, k).
+    """
     (lrs, factor), (sigma, shift) = GRIDS[grid], NOISES[noise]
     step, optimum = math.log(factor), EXPONENT * math.log(size)
     first = math.floor((optimum - random.uniform(0.25, 0.75) * (lrs - 1) * step) / step) * step

@@ -1,4 +1,6 @@
-"""Simulate sweeps whose truth is known: how often the verdict loses the best contender, and how often it finds a worse.
+"""Simulate sweeps whose truth is known.
+
+How often the verdict loses the best contender, and how often it finds a worse.
 
     python benchmarks/verdict.py [--tables 20000] [--write]
 
@@ -43,7 +45,10 @@ BEFORE = {
 
 
 def _basins(apart: float) -> Callable[[Random, tuple[int, ...]], Array]:
-    """A run falls into one of two basins, whose means are so many of their own deviations apart; variance 1."""
+    """A run falls into one of two basins, whose means are so many of their own deviations apart.
+
+    Variance 1.
+    """
     own = 1 / math.sqrt(1 + (apart / 2) ** 2)
     return lambda random, shape: (
         own * (apart / 2 * random.choice([-1.0, 1.0], shape) + random.standard_normal(shape))
@@ -110,7 +115,10 @@ def lost(noise: str, contenders: int, seeds: int, tables: int) -> float:
 def found(
     contenders: int, seeds: int, tables: int, *, ahead: float = 0.0, behind: float = 0.0
 ) -> float:
-    """Rate at which the last contender is ruled out: the best is ahead of all, or the last behind all, so many sd."""
+    """Rate at which the last contender is ruled out.
+
+    The best is ahead of all, or the last behind all, so many sd.
+    """
     values = draw("equal", contenders, seeds, tables)
     values[:, 0] -= ahead
     values[:, -1] += behind
@@ -165,7 +173,10 @@ def lost_by_metrics(
 
 
 def lost_to_chosen(own: int, other: int, tables: int, *, seeds: int = 5) -> float:
-    """Rate at which one of two is ruled out: each is the best of so many configurations, all of them equally good."""
+    """Rate at which one of two is ruled out.
+
+    Each is the best of so many configurations, all of them equally good.
+    """
     random = np.random.default_rng(SEED)
     best = []
     for configurations in (own, other):

@@ -1,4 +1,7 @@
-"""Use LAMB and a cosine schedule in a loop of your own: they are a torch Optimizer and a torch LRScheduler."""
+"""Use LAMB and a cosine schedule in a loop of your own.
+
+They are a torch Optimizer and a torch LRScheduler.
+"""
 
 import torch
 from torch.nn.functional import mse_loss

@@ -1,4 +1,6 @@
-"""Text files to token ids as `data=tokens` reads them: each document with the end-of-text id behind it.
+"""Text files to token ids as `data=tokens` reads them.
+
+Each document with the end-of-text id behind it.
 
     python examples/tokenize_text.py [FILE ...] [--tokenizer NAME|FOLDER] [--out tokens]
 

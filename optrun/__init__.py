@@ -27,7 +27,10 @@ __all__ = list(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what `import optrun` does without: neither Hydra nor torch is needed to ask for the version."""
+    """Import what `import optrun` does without.
+
+    Neither Hydra nor torch is needed to ask for the version.
+    """
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'optrun' has no attribute {name!r}")

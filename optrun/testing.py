@@ -103,7 +103,9 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
 def check_transfer(
     name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: object
 ) -> None:
-    """Hold a registered optimizer to the rule that its schema names (`transfer`): use it in a test of your own.
+    """Hold a registered optimizer to the rule that its schema names (`transfer`).
+
+    Use it in a test of your own.
 
     A network of three matrices, 32 to 256 wide, is trained for a few steps under
     `parametrization=mup`. What each update does to the outputs must not go with the width. See

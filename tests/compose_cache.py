@@ -1,4 +1,6 @@
-"""Compose each shipped configuration once per test process: Hydra reads thirty files for it, several times a run.
+"""Compose each shipped configuration once per test process.
+
+Hydra reads thirty files for it, several times a run.
 
 A composition is a function of search path, schemas, name and overrides. Where all files are the
 checkout's own or Hydra's, which no test changes, a second one is a copy of the first, also in a
@@ -83,7 +85,10 @@ def install(shared: Path | None = None) -> Path:
 
 
 def _copied(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
-    """Copy in an eighth of the time: each node by its fields, instead of by constructors that convert and check."""
+    """Copy in an eighth of the time.
+
+    Each node by its fields, instead of by constructors that convert and check.
+    """
     memo[id(self)] = copied = _copied_node(self, self._get_parent())
     return copied  # type: ignore[no-any-return]
 
@@ -123,7 +128,10 @@ def _write_by_libyaml() -> None:
 
 
 def _interpolate_when_asked() -> None:
-    """Make the map for interpolations in a defaults list when there is one: Hydra makes it for each file it reads."""
+    """Make the map for interpolations in a defaults list when there is one.
+
+    Hydra makes it for each file it reads.
+    """
     map_of, resolved = (
         defaults_list._create_interpolation_map,
         InputDefault._resolve_interpolation_impl,
@@ -220,7 +228,10 @@ def _compose_once(original: Any, folder: Path) -> Any:
 
 
 def _choose_once(original: Any) -> Any:
-    """Which files a composition has: a function of its choices, whatever values are given beside them."""
+    """Which files a composition has.
+
+    A function of its choices, whatever values are given beside them.
+    """
 
     def create_defaults_list(
         repo: IConfigRepository,

@@ -61,7 +61,10 @@ def _no_notes_of_another_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for tokenizers and tokens per session, so that nothing is read from or left in the user's own."""
+    """One cache for tokenizers and tokens per session.
+
+    So that nothing is read from or left in the user's own.
+    """
     before = os.environ.get("OPTRUN_CACHE")
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -75,7 +78,10 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than the runs of most tests, which look at no picture; those that do ask for `pictures`."""
+    """Drawing takes longer than the runs of most tests, which look at no picture.
+
+    Those that do ask for `pictures`.
+    """
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr("optrun.runner.train.draw_curves", lambda path: None)
 
@@ -87,7 +93,10 @@ def pictures() -> None:
 
 @pytest.fixture
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a sweep are forked from this process, which has torch loaded, and its report draws nothing."""
+    """Jobs of a sweep are forked from this process.
+
+    Which has torch loaded, and its report draws nothing.
+    """
     from tests.sweep.forked import fork_jobs
 
     fork_jobs(monkeypatch)
@@ -95,7 +104,10 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
-    """A folder that flushes at once, where there is one: for tests of what is called, not of how long it takes."""
+    """A folder that flushes at once, where there is one.
+
+    For tests of what is called, not of how long it takes.
+    """
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as folder:
@@ -129,7 +141,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest tests begin first, lest one process end with one alone; what needs CUDA is left out without it."""
+    """The longest tests begin first, lest one process end with one alone.
+
+    What needs CUDA is left out without it.
+    """
     items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
     if torch.cuda.is_available():
         return

@@ -88,7 +88,10 @@ def depth(graph: Mapping[str, set[str]]) -> int:
 
 
 def functions() -> Iterator[tuple[Path, Definition]]:
-    """Yield the functions and methods that stand at the top of a file or a class; properties and dunders are none."""
+    """Yield the functions and methods that stand at the top of a file or a class.
+
+    Properties and dunders are none.
+    """
     for path in sources():
         tree = trees()[path]
         for owner in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
@@ -126,7 +129,10 @@ def pages() -> list[Path]:
 
 
 def sentences(page: Path) -> list[str]:
-    """List the sentences of a page's prose: no code, tables, headings, pictures or quoted output."""
+    """List the sentences of a page's prose.
+
+    No code, tables, headings, pictures or quoted output.
+    """
     text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
     prose = [line for line in text.split("\n") if not re.match(r"\s*(\||#|!\[|>)|    ", line)]
     blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", "\n".join(prose))

@@ -1,4 +1,7 @@
-"""Datasets of the hub on this machine: one repository, its commits, and ranges of the bytes of its files."""
+"""Datasets of the hub on this machine.
+
+One repository, its commits, and ranges of the bytes of its files.
+"""
 
 from __future__ import annotations
 

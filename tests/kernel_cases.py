@@ -1,4 +1,7 @@
-"""What every kernel of a step is held to: all options of the optimizers that have kernels, on tensors of odd kinds."""
+"""What every kernel of a step is held to.
+
+All options of the optimizers that have kernels, on tensors of odd kinds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ LONG = 2 * 16384 + 37
 
 
 def odd(dtype: torch.dtype, long: int = LONG, device: str = "cpu") -> dict[str, torch.nn.Parameter]:
-    """Names as in `toy`; what kernels stumble over: several chunks, nothing, a number, a transposed matrix, zeros."""
+    """Names as in `toy`; what kernels stumble over.
+
+    Several chunks, nothing, a number, a transposed matrix, zeros.
+    """
     generator = torch.Generator().manual_seed(0)
     values = {
         "body.weight": torch.randn(long, generator=generator, dtype=torch.float64),

@@ -1,4 +1,6 @@
-"""Programs and ranks that find torch, transformers and optrun imported: a fork server has done it, once a session.
+"""Programs and ranks that find torch, transformers and optrun imported.
+
+A fork server has done it, once a session.
 
 On a tiny model most of a rank's time is its imports, seconds each. What is forked here is a process
 of its own, with a command line, an environment and an output of its own; that the real interpreter
@@ -28,7 +30,10 @@ from tests import compose_cache
 from tests.running import die_with_parent, kill_all, members
 
 SPARES = 4
-"""Processes that a program holds ready for the ranks that it starts: two, and two that are started again."""
+"""Processes that a program holds ready for the ranks that it starts.
+
+Two, and two that are started again.
+"""
 
 
 def server() -> ForkServerContext:
@@ -39,7 +44,9 @@ def server() -> ForkServerContext:
 
 
 class Program:
-    """A program under way, in a session of its own; as far as tests need it like `subprocess.Popen`.
+    """A program under way, in a session of its own.
+
+    As far as tests need it like `subprocess.Popen`.
 
     Args:
         module: What `python -m` would run.
@@ -201,7 +208,10 @@ def _run(module: str, args: list[str], env: Mapping[str, str]) -> None:
 
 
 class _Spare:
-    """A process that waits to be a rank: forked before its parent has begun anything, as one that is started anew."""
+    """A process that waits to be a rank.
+
+    Forked before its parent has begun anything, as one that is started anew.
+    """
 
     ready: ClassVar[list[_Spare]] = []
 
@@ -228,7 +238,10 @@ class _Spare:
 
 
 class RankProcess:
-    """What torch's agent takes for `subprocess.Popen` of a rank: `python -m MODULE ARGS`, by a spare process."""
+    """What torch's agent takes for `subprocess.Popen` of a rank.
+
+    `python -m MODULE ARGS`, by a spare process.
+    """
 
     def __init__(self, args: Sequence[str], env: Mapping[str, str], **options: Any) -> None:
         interpreter, dash_m, module, *rest = (arg for arg in args if arg != "-u")

@@ -173,7 +173,10 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def records(run: Path, *, before: bool = False) -> list[dict[str, Any]]:
-    """`metrics.jsonl` without what depends on the clock or the machine; `before`: with what precedes the first step."""
+    """`metrics.jsonl` without what depends on the clock or the machine; `before`.
+
+    With what precedes the first step.
+    """
     kept = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)

@@ -27,7 +27,10 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_the_units_are_of_rooms() -> None:
-    """As the table of tests/README.md says; the rooms that it names as tested whole have no folder."""
+    """As the table of tests/README.md says.
+
+    The rooms that it names as tested whole have no folder.
+    """
     (row,) = re.findall(
         r"^\| `unit/ROOM/` \|.*", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"), re.M
     )
@@ -49,7 +52,10 @@ def test_every_benchmark_has_its_place_on_the_page() -> None:
 
 
 def test_every_fault_table_has_whole_rows() -> None:
-    """As many cells in each row as in the head: a pipe in a cell would shift what is claimed beside what is proved."""
+    """As many cells in each row as in the head.
+
+    A pipe in a cell would shift what is claimed beside what is proved.
+    """
     for line in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and "::" in line:
             cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -39,7 +39,10 @@ BUDGET: dict[str, tuple[int, int]] = {
 
 
 def test_each_room_is_at_its_bound() -> None:
-    """No room grows; one that shrinks lowers its bound, so that what was won is not lost again, line by line."""
+    """No room grows.
+
+    One that shrinks lowers its bound, so that what was won is not lost again, line by line.
+    """
     grown = {
         room: counts
         for room, counts in house.rooms().items()

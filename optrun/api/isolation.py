@@ -1,4 +1,6 @@
-"""What a program that calls optrun finds afterwards as it was: a command may leave its process as it likes, a call not.
+"""What a program that calls optrun finds afterwards as it was.
+
+A command may leave its process as it likes, a call not.
 
 Signal handlers are put back by who takes them (`training.signals`, `sweeper.stop`).
 """
@@ -27,7 +29,10 @@ from optrun.cli.messages import storage_error
 
 _ONE_AT_A_TIME = threading.Lock()
 _OF_ONE_APPLICATION = (ConfigStore, GlobalHydra, HydraConfig, JobRuntime)
-"""Singletons of Hydra that say what the application is; a host that is a Hydra application has its own."""
+"""Singletons of Hydra that say what the application is.
+
+A host that is a Hydra application has its own.
+"""
 
 
 @contextmanager
@@ -132,7 +137,10 @@ def _logging() -> Iterator[None]:
 
 @contextmanager
 def _random_states() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch; no other setting of torch is changed."""
+    """Restore the global generators of Python, numpy and torch.
+
+    No other setting of torch is changed.
+    """
     import numpy as np
     import torch
 

@@ -29,7 +29,10 @@ log = logging.getLogger("optrun")
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory; read anew at each access, so that it may belong to a run that is still going on."""
+    """A run directory.
+
+    Read anew at each access, so that it may belong to a run that is still going on.
+    """
 
     path: Path
     """Absolute."""
@@ -56,7 +59,10 @@ class Run:
 
     @property
     def metrics(self) -> list[PlainDict]:
-        """The records of `metrics.jsonl`, oldest first: `step`, `epoch`, `time` and names such as `train/loss`."""
+        """The records of `metrics.jsonl`, oldest first.
+
+        `step`, `epoch`, `time` and names such as `train/loss`.
+        """
         try:
             return [dict(record) for record in read_metrics(RunDir(self.path).metrics).records]
         except FileNotFoundError:
@@ -200,7 +206,10 @@ class Result:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The trained model, on the CPU and in evaluation mode; loaded when it is first asked for."""
+        """The trained model, on the CPU and in evaluation mode.
+
+        Loaded when it is first asked for.
+        """
         return self.run.load_model()
 
 

@@ -84,7 +84,9 @@ def sweep(
     plugins: Sequence[Location] = (),
     quiet: bool = False,
 ) -> SweepResult:
-    """Run every combination, or a search, as `optrun -m` does with the same arguments; repeated, it goes on.
+    """Run every combination, or a search, as `optrun -m` does with the same arguments.
+
+    Repeated, it goes on.
 
     Args:
         overrides: `key=value` as on the command line; several values, `lr=1e-3,2e-3`, are an axis.

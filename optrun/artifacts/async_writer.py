@@ -1,4 +1,7 @@
-"""Checkpoints written beside training: one at a time, in a thread of its own, and never lost there."""
+"""Checkpoints written beside training.
+
+One at a time, in a thread of its own, and never lost there.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ class Result:
 
 
 class _Kept:
-    """What follows a commit, on the rank that holds the run's lock: older ones go, and the run's manifest is sealed."""
+    """What follows a commit, on the rank that holds the run's lock.
+
+    Older ones go, and the run's manifest is sealed.
+    """
 
     def __init__(self, manifest: RunManifest, keep_last: int) -> None:
         self.manifest = manifest

@@ -49,7 +49,10 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def _refusal(error: Exception) -> str | None:
-    """Return what the operating system said, if that is why; safetensors and tokenizers pass on its text alone."""
+    """Return what the operating system said, if that is why.
+
+    Safetensors and tokenizers pass on its text alone.
+    """
     if isinstance(error, OSError):
         return error.strerror or str(error)
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -57,7 +60,9 @@ def _refusal(error: Exception) -> str | None:
 
 
 class Output:
-    """A file being written, without a buffer of its own: what was written is with the operating system.
+    """A file being written, without a buffer of its own.
+
+    What was written is with the operating system.
 
     Args:
         path: Where; a link there is refused.
@@ -146,7 +151,9 @@ def commit_folder(aside: Path, folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder of our own: renamed first, so that a killed deletion leaves nothing that looks whole.
+    """Delete a folder of our own.
+
+    Renamed first, so that a killed deletion leaves nothing that looks whole.
 
     Links are deleted, never followed.
     """

@@ -213,7 +213,9 @@ def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
 
 
 def refuse_not_finite(snapshot: Snapshot) -> None:
-    """Refuse numbers that are not finite: they would end every run that goes on from the checkpoint.
+    """Refuse numbers that are not finite.
+
+    They would end every run that goes on from the checkpoint.
 
     Raises:
         NonFiniteError: Naming the first tensor.
@@ -321,7 +323,9 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Read what this rank needs of a checkpoint that was loaded lazily; no rank holds the whole state.
+    """Read what this rank needs of a checkpoint that was loaded lazily.
+
+    No rank holds the whole state.
 
     Args:
         snapshot: Its tensors still in their files.

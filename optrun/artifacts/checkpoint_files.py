@@ -102,7 +102,9 @@ def _described(sections: Sections) -> list[dict[str, TensorEntry]]:
 
 
 def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGroup | None) -> None:
-    """Refuse ranks that save other steps, or other tensors: it would be a checkpoint of no state that ever was.
+    """Refuse ranks that save other steps, or other tensors.
+
+    It would be a checkpoint of no state that ever was.
 
     Raises:
         OptrunError: On every rank, with the first that differs from rank 0.

@@ -1,4 +1,7 @@
-"""Say whether what a run learnt holds on examples that it was not trained on: one sentence, before any winner."""
+"""Say whether what a run learnt holds on examples that it was not trained on.
+
+One sentence, before any winner.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,15 @@ from optrun.base.formatting import number
 from optrun.base.plain import lookup
 
 LEAST = 0.01
-"""The share of its value before training that eval/loss has to fall by: less than that is nothing learnt."""
+"""The share of its value before training that eval/loss has to fall by.
+
+Less than that is nothing learnt.
+"""
 HALF = 0.5
-"""The share of what training gained that has to hold on evaluation; also how far train/loss falls by heart."""
+"""The share of what training gained that has to hold on evaluation.
+
+Also how far train/loss falls by heart.
+"""
 STANDARD_ERRORS = 2.0
 """By how many of them the right answers have to outnumber those of the majority class."""
 
@@ -37,7 +46,10 @@ NOTHING_LEARNT = (Verdict.memorised, Verdict.no_better, Verdict.seen)
 
 @dataclass(frozen=True)
 class Majority:
-    """The majority class of the evaluation labels, as a floor: what always answering it would reach."""
+    """The majority class of the evaluation labels, as a floor.
+
+    What always answering it would reach.
+    """
 
     label: str
     accuracy: float
@@ -61,7 +73,10 @@ class Generalisation:
     before_training: float | None
     """The same loss before the first step; None: it was not evaluated then."""
     train_loss: float | None
-    """Mean over the last logged steps, while they trained: with dropout, and with weights that still moved."""
+    """Mean over the last logged steps, while they trained.
+
+    With dropout, and with weights that still moved.
+    """
     majority: Majority | None
     """None: the examples have no classes, or several each."""
     seen: int = 0
@@ -117,7 +132,10 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Say it of a run that has ended, if its judgement is of the weights that the summary is of; else empty."""
+    """Say it of a run that has ended, if its judgement is of the weights that the summary is of.
+
+    Else empty.
+    """
     fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
     found = generalisation_of(summary) if fits else None
     return "" if found is None else str(found)
@@ -138,7 +156,10 @@ def _verdict(
 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
-    """Count texts of the evaluation set that stand in the training data, too, and of how many; 0 if unknown."""
+    """Count texts of the evaluation set that stand in the training data, too, and of how many.
+
+    0 if unknown.
+    """
     found = lookup(summary, "data", "eval_seen", _set_of(loss))
     if not (
         isinstance(found, list)
@@ -154,7 +175,9 @@ def _set_of(loss: str) -> str:
 
 
 def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
-    """Count what always answering the most frequent class would get right, where each example is of one class.
+    """Count what always answering the most frequent class would get right.
+
+    Where each example is of one class.
 
     The model is right on other classes where that answer is wrong, and wrong on the majority where
     it is right. Of these, two unequal kinds, the difference has the standard error sqrt(their sum).
@@ -187,7 +210,10 @@ def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
 
 
 def _value(summary: Mapping[str, object], section: str, name: str) -> float | None:
-    """Look up a number; None where there is none, or where the value before training is no finite one."""
+    """Look up a number.
+
+    None where there is none, or where the value before training is no finite one.
+    """
     value = lookup(summary, "metrics", section, name)
     if not isinstance(value, int | float) or (
         section == "before_training" and not math.isfinite(value)

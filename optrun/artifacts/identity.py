@@ -1,4 +1,6 @@
-"""Which run a directory is: a random id made at its begin, in its summary and in each of its checkpoints.
+"""Which run a directory is.
+
+A random id made at its begin, in its summary and in each of its checkpoints.
 
 A whole run directory may be copied and moved. A checkpoint that is copied into the directory of
 another run stays what it was, and is not taken for one of that run.

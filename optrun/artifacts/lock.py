@@ -137,7 +137,9 @@ def refuse_held(path: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock, this one among them; as `refuse_held`, but for those who only read.
+    """Tell whether a process holds a lock, this one among them.
+
+    As `refuse_held`, but for those who only read.
 
     Args:
         path: A lock file, or the directory of a run that `starting` holds.
@@ -170,7 +172,9 @@ def holder_of(path: Path) -> tuple[int, str] | None:
 
 @contextmanager
 def starting(path: Path) -> Iterator[None]:
-    """Hold the directory of a run whose lock another process is to take: ranks that this one starts.
+    """Hold the directory of a run whose lock another process is to take.
+
+    Ranks that this one starts.
 
     It is the directory itself that is held, so that nothing is made, and rank 0 finds its lock
     free.

@@ -49,7 +49,10 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 
 
 def seal(manifest: Mapping[str, object]) -> str:
-    """Compute the sha256 over what a manifest says, whatever its spaces and line ends; hexadecimal."""
+    """Compute the sha256 over what a manifest says, whatever its spaces and line ends.
+
+    Hexadecimal.
+    """
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -120,7 +123,9 @@ def understanding(path: Path) -> Iterator[None]:
 
 @contextmanager
 def refusing_other_formats() -> Iterator[None]:
-    """Let pass every refusal but that of another format: the optrun that wrote it can use what this one cannot.
+    """Let pass every refusal but that of another format.
+
+    The optrun that wrote it can use what this one cannot.
 
     Raises:
         OtherFormatError: It is of another format.

@@ -9,7 +9,10 @@ from optrun.artifacts.metrics import from_json
 from optrun.base.plain import PlainDict, PlainMapping
 
 ABSENT: Any = object()
-"""Value of a key that every whole checkpoint has, and this file has not: `refuse_garbage` says so before it is used."""
+"""Value of a key that every whole checkpoint has, and this file has not.
+
+`refuse_garbage` says so before it is used.
+"""
 
 SPLIT_BY = "text"
 """How a run that begins now cuts evaluation rows from its training rows."""
@@ -17,7 +20,10 @@ SPLIT_BY = "text"
 
 @dataclass(kw_only=True)
 class CheckpointMetadata:
-    """Counters, schedule, random states, configuration: plain values, one field a key of `state.json`."""
+    """Counters, schedule, random states, configuration.
+
+    Plain values, one field a key of `state.json`.
+    """
 
     global_step: int
     """Optimizer steps done."""
@@ -49,7 +55,9 @@ class CheckpointMetadata:
     None: an older run,
     whose rows were cut one by one."""
     branch: PlainDict | None = None
-    """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its
+    """Where a branch left its trunk.
+
+    `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its.
     schedule counts from. None: the run began at step 0."""
     plan: PlainDict = ABSENT
     """Which examples each step sees, as `plan_values` says it."""
@@ -64,10 +72,14 @@ class CheckpointMetadata:
     model_config: PlainDict = ABSENT
     """Of transformers, after JSON."""
     adapter: PlainDict | None = None
-    """`base`, a digest of the frozen weights, which are not saved; `target_modules`, `target_parameters`
+    """`base`, a digest of the frozen weights, which are not saved.
+
+    `target_modules`, `target_parameters`
     and `modules_to_save`: what it was put into. None: all weights are saved."""
     reference: str | None = None
-    """Digest of the weights that preferences are measured against: those that training started from. None: no task of
+    """Digest of the weights that preferences are measured against.
+
+    Those that training started from. None: no task of.
     the kind, or a loss without a reference."""
     total_steps: int | None = None
     parameters: list[str] | None = None

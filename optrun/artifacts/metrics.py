@@ -59,7 +59,10 @@ def to_json(value: object, *, where: str = "value") -> Any:
 
 
 def from_json(value: object) -> Any:
-    """Invert `to_json` for numbers: "NaN", "Infinity" and "-Infinity" become floats, at any depth."""
+    """Invert `to_json` for numbers.
+
+    "NaN", "Infinity" and "-Infinity" become floats, at any depth.
+    """
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, dict):
@@ -70,7 +73,9 @@ def from_json(value: object) -> Any:
 
 
 class MetricsWriter:
-    """Appends records to `metrics.jsonl`, each a whole line that is out of this process when `write` returns.
+    """Appends records to `metrics.jsonl`.
+
+    Each a whole line that is out of this process when `write` returns.
 
     A last line that a killed process left without its end is completed where it is whole and cut
     where it is torn, so that the next record begins a line of its own.
@@ -156,7 +161,10 @@ class MetricsLog:
     """One message per line that could not be read."""
 
     def names(self) -> list[str]:
-        """List names with at least one number, by first appearance; `step`, `epoch` and `time` left out."""
+        """List names with at least one number, by first appearance.
+
+        `step`, `epoch` and `time` left out.
+        """
         found: dict[str, None] = {}
         for record in self.records:
             for name, value in record.items():
@@ -169,7 +177,10 @@ class MetricsLog:
         return list(found)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return steps and values of one name, by rising step; if a step occurs twice the later line wins."""
+        """Return steps and values of one name, by rising step.
+
+        If a step occurs twice the later line wins.
+        """
         points = {
             record["step"]: float(record[name])
             for record in self.records
@@ -236,7 +247,9 @@ def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes
 
 
 def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> None:
-    """Make `metrics.jsonl` what it was when a checkpoint was saved, so that the resumed run writes each line once.
+    """Make `metrics.jsonl` what it was when a checkpoint was saved.
+
+    So that the resumed run writes each line once.
 
     Records after the step go, and so does what the end of a run added to the record of its last
     step without being due
@@ -324,7 +337,10 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
 
 
 def _shown(value: object) -> Any:
-    """Make what a run file says fit to be shown: a name or a text moves no cursor and breaks no picture."""
+    """Make what a run file says fit to be shown.
+
+    A name or a text moves no cursor and breaks no picture.
+    """
     if isinstance(value, str):
         return value if value.isprintable() else printable(value)
     if isinstance(value, dict):

@@ -50,7 +50,9 @@ def loss_beside(metric: str) -> str:
 
 
 def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: str) -> list[int]:
-    """Order evaluations, best first: of equal values the lower loss, of equal losses the later step.
+    """Order evaluations, best first.
+
+    Of equal values the lower loss, of equal losses the later step.
 
     Args:
         values: Step to the metric; a NaN is left out.

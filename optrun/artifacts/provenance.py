@@ -96,7 +96,10 @@ def _processor() -> str:
 
 
 def git_revision(folder: Path) -> dict[str, object]:
-    """Commit of the repository a folder lies in, and whether tracked files were changed; empty outside of one."""
+    """Commit of the repository a folder lies in, and whether tracked files were changed.
+
+    Empty outside of one.
+    """
 
     def ask(*args: str) -> str | None:
         try:

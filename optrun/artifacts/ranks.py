@@ -1,4 +1,7 @@
-"""What the ranks that write or read one checkpoint do together: each its part, and one verdict for all."""
+"""What the ranks that write or read one checkpoint do together.
+
+Each its part, and one verdict for all.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def size_of(group: ProcessGroup | None) -> int:
 
 
 def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
-    """Run an action on every rank of a group; all go on with every result, or fail with the same error.
+    """Run an action on every rank of a group.
+
+    All go on with every result, or fail with the same error.
 
     Args:
         group: On the CPU (gloo), used by no other thread; None: this process alone, whose errors
@@ -72,14 +77,20 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
 
 
 def together(group: ProcessGroup | None, act: Callable[[], T]) -> T:
-    """Run an action on every rank; each keeps its own result, and all fail if one does, as by `agree`."""
+    """Run an action on every rank.
+
+    Each keeps its own result, and all fail if one does, as by `agree`.
+    """
     kept: list[T] = []
     agree(group, lambda: kept.append(act()))
     return kept[0]
 
 
 def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
-    """Run an action on the first rank alone; all have its result, or fail with its error, as by `agree`."""
+    """Run an action on the first rank alone.
+
+    All have its result, or fail with its error, as by `agree`.
+    """
     first: T | None = agree(group, act if rank_of(group) == 0 else lambda: None)[0]
     return cast(T, first)
 

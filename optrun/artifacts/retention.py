@@ -56,7 +56,9 @@ def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
 
 
 def clean_leftovers(run: RunDir) -> list[str]:
-    """Remove what a killed process left behind, and take back what it had only moved; the lock must be held.
+    """Remove what a killed process left behind, and take back what it had only moved.
+
+    The lock must be held.
 
     Returns:
         Names of what was removed.

@@ -60,7 +60,10 @@ class Checked:
 
 
 def check_run(run: RunDir, patterns: Sequence[str] = ("*",)) -> Checked:
-    """Hold every file of a run, or those meant by some patterns, against its manifest; nothing is changed."""
+    """Hold every file of a run, or those meant by some patterns, against its manifest.
+
+    Nothing is changed.
+    """
     for _ in range(_TRIES):
         before = _stamp(run)
         checked = _check(run, patterns)
@@ -104,7 +107,10 @@ def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
 
 
 def _had_manifest(run: RunDir) -> bool:
-    """Tell whether the run had a manifest: its summary says so, or a checkpoint is of a run with an id."""
+    """Tell whether the run had a manifest.
+
+    Its summary says so, or a checkpoint is of a run with an id.
+    """
     with contextlib.suppress(OSError, ValueError):
         if names.MANIFEST in read_summary(run.summary).values():
             return True
@@ -151,7 +157,9 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
 
 
 def problems_of(run: RunDir, patterns: Sequence[str] = ("*",)) -> list[str]:
-    """Find what is wrong with files of a run, one message each; an empty list: nothing, or the run has no manifest.
+    """Find what is wrong with files of a run, one message each; an empty list.
+
+    Nothing, or the run has no manifest.
 
     Args:
         run: The run directory.

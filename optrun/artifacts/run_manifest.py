@@ -60,7 +60,10 @@ APART = (
         f"{names.CHECKPOINTS}/foreign-*",
     ),
 )
-"""Not covered: written by a tracker's library or by callbacks, or put aside for a person to look at and delete."""
+"""Not covered.
+
+Written by a tracker's library or by callbacks, or put aside for a person to look at and delete.
+"""
 WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *UNREAD, *APART)}))
 """Names in a run directory that a run writes to."""
 
@@ -144,7 +147,10 @@ def refuse_other_manifest(run: RunDir) -> None:
 
 
 def files_of(run: RunDir) -> dict[str, Path]:
-    """Map a run directory's files and links by path, but its manifest and what a checkpoint's covers."""
+    """Map a run directory's files and links by path.
+
+    But its manifest and what a checkpoint's covers.
+    """
     found = {}
     for folder, folders, files in os.walk(run.path):
         links = [name for name in folders if Path(folder, name).is_symlink()]

@@ -1,4 +1,6 @@
-"""Tensors divided among ranks: each rank writes its own shard, and a reader takes from the shards what it needs.
+"""Tensors divided among ranks.
+
+Each rank writes its own shard, and a reader takes from the shards what it needs.
 
 The files are those of `torch.distributed.checkpoint` with its safetensors writer: one a rank, where
 each piece lies in the whole tensor stands in the header. torch plans which rank writes what (what
@@ -86,7 +88,9 @@ class ShardWriter(HuggingFaceStorageWriter):
 def write_shards(
     folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup, algorithm: str
 ) -> dict[str, Entry]:
-    """Write this rank's part of some tensors, while every other rank does the same; the folder is not flushed.
+    """Write this rank's part of some tensors, while every other rank does the same.
+
+    The folder is not flushed.
 
     Args:
         folder: One that the ranks share; made where it is missing.
@@ -153,7 +157,9 @@ class _Piece:
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """Tensors in safetensors files, whole or in shards; each is read when it is asked for, out of mapped memory.
+    """Tensors in safetensors files, whole or in shards.
+
+    Each is read when it is asked for, out of mapped memory.
 
     Args:
         files: All that hold a part; verified.
@@ -263,7 +269,10 @@ def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) ->
 
 
 def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
-    """Tell whether pieces hold every element of a tensor once: inside, as many, and no two in one place."""
+    """Tell whether pieces hold every element of a tensor once.
+
+    Inside, as many, and no two in one place.
+    """
     solid = sorted(
         (piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets
     )
@@ -287,7 +296,10 @@ def _overlap(one: _Piece, other: _Piece) -> bool:
 
 
 def _common(one: _Piece, other: _Piece) -> tuple[list[int], list[int]]:
-    """Find first and last index, exclusive, of what two pieces share in each dimension; none if they cross."""
+    """Find first and last index, exclusive, of what two pieces share in each dimension.
+
+    None if they cross.
+    """
     sides = list(zip(one.offsets, one.shape, other.offsets, other.shape, strict=True))
     return [max(a, b) for a, _, b, _ in sides], [min(a + n, b + m) for a, n, b, m in sides]
 

@@ -57,19 +57,27 @@ class Written:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor, a reference: all of it, unless it is divided among ranks."""
+    """Return what this rank holds of a tensor, a reference.
+
+    All of it, unless it is divided among ranks.
+    """
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes, row by row; of one on the CPU that is contiguous they are not copied."""
+    """Return a tensor's bytes, row by row.
+
+    Of one on the CPU that is contiguous they are not copied.
+    """
     flat = local_part(tensor).to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Compute xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds; hexadecimal.
+    """Compute xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds.
+
+    Hexadecimal.
 
     The file around it has a sha256; this one is for looking at tensors one by one, in memory too,
     and costs a tenth.
@@ -151,7 +159,9 @@ def write_tensors(
 def tensors_on_disk(
     tensors: Iterable[tuple[str, torch.Tensor]], folder: Path
 ) -> dict[str, torch.Tensor]:
-    """Write tensors into a file without a name, which goes with the last of them, and map it into memory.
+    """Write tensors into a file without a name.
+
+    Which goes with the last of them, and map it into memory.
 
     They take room on the disk and in the system's cache, which it empties where memory is short.
 

@@ -1,4 +1,7 @@
-"""The checkpoint that a branch starts from, named by where it lies and by what is in it: `FOLDER@DIGEST`."""
+"""The checkpoint that a branch starts from, named by where it lies and by what is in it.
+
+`FOLDER@DIGEST`.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,9 @@ class Trunk:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Digest the manifest of a checkpoint, which holds size and checksum of every file; 16 hexadecimal digits.
+    """Digest the manifest of a checkpoint, which holds size and checksum of every file.
+
+    16 hexadecimal digits.
 
     Raises:
         CheckpointError: There is none.
@@ -111,7 +116,10 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def deleting(folder: Path) -> Iterator[bool]:
-    """Ask for a checkpoint that nobody reads as a trunk; yields whether it may be deleted, while the block lasts."""
+    """Ask for a checkpoint that nobody reads as a trunk.
+
+    Yields whether it may be deleted, while the block lasts.
+    """
     try:
         with _locked(folder, fcntl.LOCK_EX) as granted:
             yield granted

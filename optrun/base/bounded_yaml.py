@@ -1,4 +1,7 @@
-"""YAML that somebody else may have written: read in bounded time, and only what it says, never what it points to."""
+"""YAML that somebody else may have written.
+
+Read in bounded time, and only what it says, never what it points to.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,16 @@ _LOADER = getattr(
 )  # the C one is ten times faster, the content is the same
 _DEPTH = 64
 _REPEATED = 10_000
-"""Values that aliases may repeat in all: `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
+"""Values that aliases may repeat in all.
+
+`&a [*b, *b]`, over and over, is a short text and a giant's configuration.
+"""
 _DIGITS = 1_000
 ENVIRONMENT = "environment"
-"""Of a run's configuration: the dotted keys whose texts were given by environment variables, and are kept so."""
+"""Of a run's configuration.
+
+The dotted keys whose texts were given by environment variables, and are kept so.
+"""
 REFERENCE = re.compile(r"\$\{oc\.env:([^,${}]+)(?:,[^${}]*)?\}")
 _INTEGER = re.compile(r"[-+]?[0-9][0-9a-fA-FxX_:]*")
 """Also hexadecimal and in sixties, for which Python sets no limit until it prints them."""
@@ -119,7 +128,9 @@ def refuse_unbounded(text: str) -> None:
 
 
 def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and texts of values that are not plain: `${...}` would be resolved, and might be a secret.
+    """Yield dotted keys and texts of values that are not plain.
+
+    `${...}` would be resolved, and might be a secret.
 
     Example:
         >>> list(interpolations({"data": {"train": ["a.txt", "${oc.env:HOME}"]}}))

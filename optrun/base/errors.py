@@ -78,7 +78,9 @@ class StoppedEarly(OptrunError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory did not suffice: an accelerator has a class for that, a processor only a text.
+    """Tell whether memory did not suffice.
+
+    An accelerator has a class for that, a processor only a text.
 
     Example:
         >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."))
@@ -103,7 +105,9 @@ DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, e
 
 
 def is_refused_by_disk(error: BaseException) -> bool:
-    """Tell whether a disk is full or broken; an error of another process or library carries a text alone.
+    """Tell whether a disk is full or broken.
+
+    An error of another process or library carries a text alone.
 
     Example:
         >>> is_refused_by_disk(StorageError("run/model.safetensors: No space left on device."))
@@ -143,13 +147,18 @@ def refuse_url(key: str, value: object) -> None:
 
 
 def show_cursor() -> None:
-    """Show the cursor that a live display hid, before a process ends at once; other outputs get nothing."""
+    """Show the cursor that a live display hid, before a process ends at once.
+
+    Other outputs get nothing.
+    """
     if os.isatty(1):
         os.write(1, b"\x1b[?25h")
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters of a text from outside, such as a file's name, as `\x1b`; line ends stay.
+    r"""Escape control characters of a text from outside, such as a file's name, as `\x1b`.
+
+    Line ends stay.
 
     Example:
         >>> printable("a\x1b[2Jb")

@@ -102,7 +102,9 @@ def duration(seconds: float) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Put text on one line without control characters, which could move a terminal's cursor or break a page.
+    r"""Put text on one line without control characters.
+
+    Which could move a terminal's cursor or break a page.
 
     Example:
         >>> plain("a\x1b[2Jb"), plain("two\nlines")
@@ -116,7 +118,9 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def csv_cell(value: object) -> object:
-    """Write a cell of a csv file; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """Write a cell of a csv file.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
 
     Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives
     every text back.

@@ -26,7 +26,10 @@ def postpone() -> None:
 
 
 def resume() -> None:
-    """Collect as usual again, without what there is by now; nothing where `postpone` was not called."""
+    """Collect as usual again, without what there is by now.
+
+    Nothing where `postpone` was not called.
+    """
     global _usual
     if _usual is not None:
         gc.freeze()
@@ -35,7 +38,9 @@ def resume() -> None:
 
 
 def abandon() -> None:
-    """Leave what there is to the end of the process: Python would look through it all and take it apart, for a second.
+    """Leave what there is to the end of the process.
+
+    Python would look through it all and take it apart, for a second.
 
     What a run made after `resume` is collected first, as Python would: the `__del__` of somebody's
     callback is called. What else has to be done at an end is done by `atexit`, `with` and

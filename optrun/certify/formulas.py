@@ -1,4 +1,6 @@
-"""What each package computes, in a few lines of float64 written from its source: one tensor, one step.
+"""What each package computes, in a few lines of float64 written from its source.
+
+One tensor, one step.
 
 They share no line with `optrun.optimizer`, so that an equality between the two says something.
 Where a package can be installed, recorded runs of it hold these formulas in turn
@@ -78,7 +80,10 @@ def _adapted(w: Tensor, g: Tensor, s: Slot, n: Numbers, t: int, *, adapts: bool 
 
 
 def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute timm 1.0's step, timm/optim/lamb.py, without its clip; apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`."""
+    """Compute timm 1.0's step, timm/optim/lamb.py, without its clip.
+
+    Apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`.
+    """
     return _adapted(w, g, s, n, n.step, adapts=n.decay != 0)
 
 
@@ -88,7 +93,10 @@ def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute DeepSpeed's step, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`; min_coeff 0.01, max_coeff 10."""
+    """Compute DeepSpeed's step, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`.
+
+    min_coeff 0.01, max_coeff 10.
+    """
     _moments(g, s, n)
     b1, b2 = n.betas
     u = _raw(s, n) + n.decay * w
@@ -103,7 +111,10 @@ def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of Keras 3, keras/src/optimizers/lamb.py: decay by the base class, before the norms."""
+    """Compute the step of Keras 3, keras/src/optimizers/lamb.py.
+
+    Decay by the base class, before the norms.
+    """
     _moments(g, s, n)
     w = w - n.lr * n.decay * w
     u = _corrected(s, n, n.step)
@@ -111,7 +122,10 @@ def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of pytorch_optimizer 4.1: decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t)."""
+    """Compute the step of pytorch_optimizer 4.1.
+
+    Decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t).
+    """
     _moments(g, s, n)
     w = w * (1 - n.lr * n.decay)
     u = _raw(s, n)
@@ -133,7 +147,10 @@ def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of tf-models-official 2.20 `LAMB`; a list of names exempts from decay and adaptation alike."""
+    """Compute the step of tf-models-official 2.20 `LAMB`.
+
+    A list of names exempts from decay and adaptation alike.
+    """
     return _adapted(w, g, s, n, n.step, adapts=not n.excluded)
 
 
@@ -150,7 +167,10 @@ def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|; `adamax` is the same without decay."""
+    """Compute the step of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|.
+
+    `adamax` is the same without decay.
+    """
     return _adamax(w, g, s, n, g.abs() + n.eps) - n.lr * n.decay * w
 
 
@@ -163,7 +183,10 @@ def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of Keras 3, keras/src/optimizers/adamax.py: eps beside the maximum, decay by the base class."""
+    """Compute the step of Keras 3, keras/src/optimizers/adamax.py.
+
+    Eps beside the maximum, decay by the base class.
+    """
     b1, b2 = n.betas
     w = w - n.lr * n.decay * w
     s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v, g.abs())
@@ -171,13 +194,19 @@ def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 
 
 def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of torch/optim/adamw.py and optax `adamw`: the decay is multiplied with lr."""
+    """Compute the step of torch/optim/adamw.py and optax `adamw`.
+
+    The decay is multiplied with lr.
+    """
     _moments(g, s, n)
     return w - n.lr * (_corrected(s, n, s.had) + n.decay * w)
 
 
 def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """Compute the step of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier alone."""
+    """Compute the step of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2.
+
+    The schedule's multiplier alone.
+    """
     _moments(g, s, n)
     if not n.peak:  # a tensor that does not train
         return w

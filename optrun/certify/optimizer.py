@@ -1,4 +1,7 @@
-"""Two optimizers over the same weights, gradients and groups, step by step: equal, or where and by what they part."""
+"""Two optimizers over the same weights, gradients and groups, step by step.
+
+Equal, or where and by what they part.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +164,10 @@ class Ours(ParamsSide):
     def numbers(
         self, multiplier: float, step: int, eps: float, betas: tuple[float, float]
     ) -> dict[str, Numbers]:
-        """Return the hyper-parameters of each tensor for the other side; `eps` and `betas` if a group has none."""
+        """Return the hyper-parameters of each tensor for the other side.
+
+        `eps` and `betas` if a group has none.
+        """
         names = {id(param): name for name, param in self.params.items()}
         decays = getattr(self.optimizer, "decays", lambda _: True)
         unadapted = getattr(self.optimizer, "_unadapted", ())
@@ -190,7 +196,9 @@ class Ours(ParamsSide):
 
 
 def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
-    """Measure how far two tensors are apart, over the largest entry, and at which entry most; two NaN are equal.
+    """Measure how far two tensors are apart, over the largest entry, and at which entry most.
+
+    Two NaN are equal.
 
     Example:
         >>> apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
@@ -221,7 +229,10 @@ class Trial:
         return len(self.problem.weights) * len(self.problem.grads)
 
     def parts(self, side: Stepper) -> tuple[Parting | None, float]:
-        """Step one side along the other; where they part, and the largest relative difference until then."""
+        """Step one side along the other.
+
+        Where they part, and the largest relative difference until then.
+        """
         largest = 0.0
         path = zip(path_of(side, self.problem, self.numbers), self.reference, strict=True)
         for number, (ours, theirs) in enumerate(path, start=1):
@@ -239,7 +250,10 @@ class Trial:
         return None, largest
 
     def agreement(self, choice: str, options: Mapping[str, object]) -> int:
-        """Add up over tensors the steps that agree from the first on; -1 for options that are refused."""
+        """Add up over tensors the steps that agree from the first on.
+
+        -1 for options that are refused.
+        """
         try:
             side = Ours(choice, self.groups, self.problem, self.lr, **options)
         except (ConfigError, TypeError, ValueError):
@@ -326,7 +340,10 @@ def path_of(
 def _fit(
     trial: Trial, family: str, config: object, groups: Groups, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Find the options with which a choice of ours takes the steps of a user's class; None: none that was tried."""
+    """Find the options with which a choice of ours takes the steps of a user's class; None.
+
+    None that was tried.
+    """
     own = Ours(config, groups, trial.problem, trial.lr)
     fitted = replace(trial, reference=list(path_of(own, trial.problem, trial.numbers)))
     shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
@@ -421,7 +438,10 @@ def closing(
 
 
 def _climb(trial: Trial, choice: str, options: Mapping[str, object]) -> dict[str, object] | None:
-    """Change one option after another, each time the one after which most tensors agree for most steps."""
+    """Change one option after another.
+
+    Each time the one after which most tensors agree for most steps.
+    """
     changes: dict[str, object] = {}
     best = trial.agreement(choice, options)
     while best < trial.whole:

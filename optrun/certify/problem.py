@@ -1,4 +1,7 @@
-"""Weights and gradients that tell optimizers apart: every term of an update shows in some tensor at some step."""
+"""Weights and gradients that tell optimizers apart.
+
+Every term of an update shows in some tensor at some step.
+"""
 
 from __future__ import annotations
 

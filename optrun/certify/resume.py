@@ -92,7 +92,9 @@ def certify(
     watch: Callable[[str], None],
     nnodes: int = 1,
 ) -> Certificate:
-    """Run a configuration undisturbed, then killed and resumed until so many kills are reached; compare.
+    """Run a configuration undisturbed, then killed and resumed until so many kills are reached.
+
+    Compare.
 
     Args:
         main: Runs a command line and returns its exit code.

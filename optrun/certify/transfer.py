@@ -1,4 +1,7 @@
-"""The coordinate check of a configuration: its own data, task, groups and optimizer, at several widths and depths."""
+"""The coordinate check of a configuration.
+
+Its own data, task, groups and optimizer, at several widths and depths.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,10 @@ class _Trials:
     batches: list[list[dict[str, Tensor]]] = field(default_factory=list)
 
     def config_of(self, size: float, seed: int) -> RunConfig:
-        """Make the configuration of a model; that of size 1 is the base, which standard parametrization is."""
+        """Make the configuration of a model.
+
+        That of size 1 is the base, which standard parametrization is.
+        """
         config = replace(self.request.config, seed=seed)
         model = replace(
             config.model, config=merged(config.model.config, _times(self.keys, int(size)))

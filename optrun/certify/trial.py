@@ -110,7 +110,10 @@ class Child:
         return self.code
 
     def ranks(self) -> list[int]:
-        """Find the processes that it started as ranks, which lead groups of their own; none where there is no /proc."""
+        """Find the processes that it started as ranks, which lead groups of their own.
+
+        None where there is no /proc.
+        """
         children = Path(f"/proc/{self.process}/task/{self.process}/children")
         found = []
         with contextlib.suppress(OSError):
@@ -120,7 +123,9 @@ class Child:
         return found
 
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
-        """Send SIGKILL to it or to one of its ranks, and wait until none of them is left; tell which.
+        """Send SIGKILL to it or to one of its ranks, and wait until none of them is left.
+
+        Tell which.
 
         Args:
             ranks: Their processes.
@@ -176,7 +181,9 @@ class Nodes:
         self.agents = [begin(node) for node in range(count)]
 
     def ended(self) -> bool:
-        """Tell whether the run has ended; an agent that was asked to stop is started again, as a scheduler would.
+        """Tell whether the run has ended.
+
+        An agent that was asked to stop is started again, as a scheduler would.
 
         Raises:
             TrialFailed: An agent ended with another exit code.
@@ -195,7 +202,9 @@ class Nodes:
         return over
 
     def kill_part(self, rng: random.Random) -> str:
-        """Send SIGKILL to a rank, to an agent alone or to a whole node; start the agent again; tell which it was.
+        """Send SIGKILL to a rank, to an agent alone or to a whole node; start the agent again.
+
+        Tell which it was.
 
         Args:
             rng: Chooses.
@@ -322,7 +331,9 @@ class Trials:
             self._note(Kill(aim, _where(run, before), committed(run), victim))
 
     def one_run_on_nodes(self, name: str, kills: int, count: int) -> RunDir:
-        """Start it on nodes, kill a part of it so often at most, and see it to its end; what is left goes on.
+        """Start it on nodes, kill a part of it so often at most, and see it to its end.
+
+        What is left goes on.
 
         Args:
             name: Of the run directory.

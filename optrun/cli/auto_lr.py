@@ -1,4 +1,7 @@
-"""`lr=auto lr_from=SWEEP_DIR`: the learning rate that a sweep of the same recipe found, shown before the first step."""
+"""`lr=auto lr_from=SWEEP_DIR`.
+
+The learning rate that a sweep of the same recipe found, shown before the first step.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
 def compose_new(
     hydra: Hydra, command_line: CommandLine, console: Console
 ) -> tuple[list[str], DictConfig]:
-    """Compose a run that begins: on its trunk if it is a branch, with the learning rate that `lr=auto` finds.
+    """Compose a run that begins.
+
+    On its trunk if it is a branch, with the learning rate that `lr=auto` finds.
 
     Args:
         hydra: Composes.

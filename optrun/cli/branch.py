@@ -1,4 +1,7 @@
-"""`branch_from=...`: a new run, or a sweep of them, with the configuration of its trunk and what was typed over it."""
+"""`branch_from=...`.
+
+A new run, or a sweep of them, with the configuration of its trunk and what was typed over it.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +189,10 @@ def find_trunk(value: str) -> Trunk:
 
 
 def trunk_of(tokens: Sequence[str]) -> str | None:
-    """Read the value of `branch_from=`, the first where there are several; None where it is absent or null."""
+    """Read the value of `branch_from=`, the first where there are several.
+
+    None where it is absent or null.
+    """
     for override in overrides.parse([token for token in tokens if is_branch(token)]):
         first = _values(override)[0]
         return None if first is None else str(first)
@@ -202,7 +208,9 @@ def _values(override: Override) -> list[object]:
 
 
 def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
-    """Put the configuration of the trunk under the overrides of one branch; any other command line stays as it is.
+    """Put the configuration of the trunk under the overrides of one branch.
+
+    Any other command line stays as it is.
 
     Raises:
         ConfigError: As `Branching.checked`, and for another model or another place in the data.

@@ -1,4 +1,7 @@
-"""What every proof does: replace values of the command line, show its progress, publish its certificate."""
+"""What every proof does.
+
+Replace values of the command line, show its progress, publish its certificate.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ class Desk:
 
 
 def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Put what a proof needs in the place of what was given; returns overrides, and a note for each that goes."""
+    """Put what a proof needs in the place of what was given.
+
+    Returns overrides, and a note for each that goes.
+    """
     kept, replaced = [], []
     for token in overrides:
         key = key_of(token)

@@ -1,4 +1,6 @@
-"""What the TAB key offers: verbs, options, recipes, choices, keys, values and paths; never an error in a prompt.
+"""What the TAB key offers: verbs, options, recipes, choices, keys, values and paths.
+
+Never an error in a prompt.
 
 Hydra installs the shell's function, which asks with the line so far in `COMP_LINE`. Hydra's own
 answers know nothing of verbs, and read every token as `key=value`. Only keys are asked of Hydra
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
     from optrun.config.hydra_internals import Hydra
 
 _SAFE = re.compile(r"[\w./=+,@%~:-]+")
-"""What is offered: bash splits candidates at blanks and expands them, so that a file's name could be a command."""
+"""What is offered.
+
+Bash splits candidates at blanks and expands them, so that a file's name could be a command.
+"""
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "lr_from")
 _FILES = (*PATHS, "branch_from", "out", *_FOLDERS)
 PLUGIN = "--plugin"
@@ -60,7 +65,10 @@ _TRAIN_OPTIONS = (
     "-sc",
     PLUGIN,
 )
-"""Of `optrun` without a verb; Hydra's parser knows them, and importing it takes longer than answering."""
+"""Of `optrun` without a verb.
+
+Hydra's parser knows them, and importing it takes longer than answering.
+"""
 
 
 def run(argv: list[str]) -> int:
@@ -160,7 +168,10 @@ def _given(before: list[str], option: str) -> str | None:
 
 
 def _paths(text: str, *, folders: bool = False) -> list[str]:
-    """List files below a path that is being typed; a folder ends with a slash, so that one can go on."""
+    """List files below a path that is being typed.
+
+    A folder ends with a slash, so that one can go on.
+    """
     head, name = os.path.split(text)
     folder = Path(head or ".").expanduser()
     shown = text[: len(text) - len(name)]

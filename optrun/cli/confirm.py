@@ -1,4 +1,7 @@
-"""`optrun confirm`: run what a sweep chose on fresh seeds, and give the verdict from these alone."""
+"""`optrun confirm`.
+
+Run what a sweep chose on fresh seeds, and give the verdict from these alone.
+"""
 
 from __future__ import annotations
 

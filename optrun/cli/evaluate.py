@@ -124,7 +124,9 @@ def evaluate(
 
 @contextmanager
 def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
-    """Open a checkpoint, with the plugins and the configuration it was trained with; its run leaves it there.
+    """Open a checkpoint, with the plugins and the configuration it was trained with.
+
+    Its run leaves it there.
 
     Args:
         path: A checkpoint, or a run directory: its newest whole one.
@@ -152,7 +154,9 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
 
 
 def refuse_meaningless(overrides: list[str]) -> None:
-    """Refuse overrides of what only training goes by; a key that does not exist is left to who changes the values.
+    """Refuse overrides of what only training goes by.
+
+    A key that does not exist is left to who changes the values.
 
     Raises:
         ConfigError: Naming the first such key.

@@ -1,4 +1,7 @@
-"""`optrun --help GROUP=CHOICE`, `GROUP` or `KEY`: what can be set, from the schemas and the comments in conf/."""
+"""`optrun --help GROUP=CHOICE`, `GROUP` or `KEY`.
+
+What can be set, from the schemas and the comments in conf/.
+"""
 
 from __future__ import annotations
 

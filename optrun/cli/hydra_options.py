@@ -108,7 +108,10 @@ _MEANT = {
 
 
 def _refuse_bare(token: str, after: str) -> None:
-    """Refuse what is neither an option nor `key=value`, such as a misspelt verb; `after` is the next one."""
+    """Refuse what is neither an option nor `key=value`, such as a misspelt verb.
+
+    `after` is the next one.
+    """
     if "=" in token or token.startswith("~"):
         return
     if token in _MEANT:

@@ -1,4 +1,7 @@
-"""What Hydra answers without training: help, configuration, information, the installation of completion."""
+"""What Hydra answers without training.
+
+Help, configuration, information, the installation of completion.
+"""
 
 from __future__ import annotations
 

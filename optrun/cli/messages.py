@@ -49,7 +49,10 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Remember each SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
+    """Remember each SIGINT.
+
+    Libraries on the way turn a KeyboardInterrupt into errors of their own.
+    """
     heard: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -68,7 +71,10 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """Return what an error of the operating system says of a disk; None: it is about something else."""
+    """Return what an error of the operating system says of a disk; None.
+
+    It is about something else.
+    """
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")
     if error.errno not in DISK_CODES:
@@ -118,7 +124,10 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 
 
 def _located(error: OptrunError, argv: list[str]) -> str:
-    """Locate the message at the line of the user's file that it is about: a value in a YAML, or code of a plugin."""
+    """Locate the message at the line of the user's file that it is about.
+
+    A value in a YAML, or code of a plugin.
+    """
     message = str(error)
     position = None
     if isinstance(error, ConfigError):

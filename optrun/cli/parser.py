@@ -1,4 +1,7 @@
-"""The command line of a verb: an argparse parser with a help of its own, whose refusals name what was meant."""
+"""The command line of a verb.
+
+An argparse parser with a help of its own, whose refusals name what was meant.
+"""
 
 from __future__ import annotations
 

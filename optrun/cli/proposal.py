@@ -143,7 +143,10 @@ def propose(name: str, own: Sequence[str], config_dir: str | None, say: Say) -> 
 
 
 def _value(text: str) -> str:
-    """Write a text as Hydra reads it: one that it would take for a number or for nothing is quoted."""
+    """Write a text as Hydra reads it.
+
+    One that it would take for a number or for nothing is quoted.
+    """
     plain = re.fullmatch(r"[A-Za-z_./][\w./-]*", text, re.ASCII) and text.lower() not in _NO_TEXTS
     return text if plain else quote_path(text)
 
@@ -501,7 +504,10 @@ class _Run:
 
 
 def _is_small(data: DataConfig) -> bool:
-    """Tell whether data are read and tokenised within seconds; those of the hub were fetched before."""
+    """Tell whether data are read and tokenised within seconds.
+
+    Those of the hub were fetched before.
+    """
     from optrun.data.files import every_file, resolve
 
     files = every_file(resolve("data.train", data.train)) if isinstance(data, PathsConfig) else []

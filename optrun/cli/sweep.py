@@ -67,7 +67,10 @@ class SweepOutcome:
 
     folder: Path
     exit_code: int
-    """0: every job finished; 1: one failed; 74: the disk refused; 75: stopped with everything saved."""
+    """0: every job finished; 1: one failed; 74: the disk refused; 75.
+
+    Stopped with everything saved.
+    """
     jobs: tuple[str, ...]
     """Folders of the jobs, below `folder`."""
     confirm: ConfirmConfig | None = None
@@ -303,7 +306,10 @@ def _tell_devices(
 
 
 def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
-    """Say which points are not run, since another one is the same run: `distributed=ddp,fsdp`, for one."""
+    """Say which points are not run, since another one is the same run.
+
+    `distributed=ddp,fsdp`, for one.
+    """
     doubled = [job for job in jobs if job.left_out]
     for job in doubled[:_SHOWN_LEFT_OUT]:
         view.note(
@@ -315,7 +321,10 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
 
 
 def _tell_power(plan: _Plan, view: PlainView) -> None:
-    """Say what the report will be able to see, while it can still be changed; a search's trials are not known yet."""
+    """Say what the report will be able to see, while it can still be changed.
+
+    A search's trials are not known yet.
+    """
     from optrun.report import forecast
 
     if plan.search is not None:
@@ -366,7 +375,9 @@ def _contenders(
     options: SweeperConfig,
     grid: dict[str, object],
 ) -> list[Contender]:
-    """Write the overrides of one grid, by optimizer where these have spaces of their own; all known by name.
+    """Write the overrides of one grid, by optimizer where these have spaces of their own.
+
+    All known by name.
 
     The file's stand under the grid's, and these under the command line's.
     """
@@ -388,7 +399,9 @@ def _contenders(
 
 
 def _folder(cfg: DictConfig) -> Path:
-    """Make the sweep directory; one named by the clock is new, even where two sweeps begin in the same second.
+    """Make the sweep directory.
+
+    One named by the clock is new, even where two sweeps begin in the same second.
 
     Raises:
         ConfigError: There is a file of that name.

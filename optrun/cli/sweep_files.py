@@ -79,7 +79,10 @@ def _texts(value: object) -> list[str]:
 
 
 def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
-    """Describe the files of a path, a folder or a glob; of a name that leads nowhere, such as a hub's, none."""
+    """Describe the files of a path, a folder or a glob.
+
+    Of a name that leads nowhere, such as a hub's, none.
+    """
     resolved = text
     with contextlib.suppress(OmegaConfBaseException):
         resolved = str(OmegaConf.create({"path": text})["path"])  # of an environment variable
@@ -110,7 +113,10 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:
-    """Find a job of the sweep that has taken a step with a path; one that failed before that has read nothing."""
+    """Find a job of the sweep that has taken a step with a path.
+
+    One that failed before that has read nothing.
+    """
     for config in sorted(directory.path.glob("*/config.yaml")):
         with contextlib.suppress(ConfigError):
             used = (text for value in flat(read_config(config)).values() for text in _texts(value))

@@ -243,7 +243,9 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
 
 
 def _refuse_call_in_rank(caller: Caller) -> None:
-    """Refuse a call from Python in one of several processes: each would train alone, in the same directory.
+    """Refuse a call from Python in one of several processes.
+
+    Each would train alone, in the same directory.
 
     Raises:
         ConfigError: A launcher started this process, and not the command line.

@@ -1,4 +1,7 @@
-"""`optrun transfer`: the learning rate for a size that was not swept, from sweeps at smaller ones."""
+"""`optrun transfer`.
+
+The learning rate for a size that was not swept, from sweeps at smaller ones.
+"""
 
 from __future__ import annotations
 

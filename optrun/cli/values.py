@@ -1,4 +1,7 @@
-"""Read values of the command line: numbers, seeds, what is asked of a confirmation, where its runs run."""
+"""Read values of the command line.
+
+Numbers, seeds, what is asked of a confirmation, where its runs run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def is_place(token: str) -> bool:
 def read_request(
     *, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any
 ) -> Asked:
-    """Read what is asked of a confirmation: seeds, power and difference; the others are taken as they are.
+    """Read what is asked of a confirmation: seeds, power and difference.
+
+    The others are taken as they are.
 
     Raises:
         ConfigError: A value that is none; or seeds are named, and planned, too.

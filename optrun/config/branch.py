@@ -1,4 +1,7 @@
-"""The command line of a branch: the configuration of its trunk as overrides, under those that were typed."""
+"""The command line of a branch.
+
+The configuration of its trunk as overrides, under those that were typed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A configuration from Python: a choice by its name, with the values of its YAML, and keywords on top.
+"""A configuration from Python.
+
+A choice by its name, with the values of its YAML, and keywords on top.
 
 The command line goes through Hydra. Python callers of `build_scheduler`, `build_clip` and
 `build_param_groups` come here, so that a default is written down once, in `conf/`, and a misspelt

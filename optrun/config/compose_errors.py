@@ -1,4 +1,7 @@
-"""What Hydra and OmegaConf raise while they compose, as one message: file, line, key, value, what was expected."""
+"""What Hydra and OmegaConf raise while they compose, as one message.
+
+File, line, key, value, what was expected.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
 
 
 def _not_taken(config_name: str, message: str) -> ConfigError:
-    """Refuse a defaults list that Hydra does not take: its own message, behind the line that it is about."""
+    """Refuse a defaults list that Hydra does not take.
+
+    Its own message, behind the line that it is about.
+    """
     inside = re.match(r"In '?([^':]+)'?: (.*)", message)
     name, message = (inside[1], inside[2]) if inside else (config_name, message)
     names = [

@@ -142,7 +142,10 @@ def own_default(value: object) -> object:
 
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
-    """Resolve `${dialect:DEFAULT}` in a YAML: what the dialect beside it says of this key, else the default."""
+    """Resolve `${dialect:DEFAULT}` in a YAML.
+
+    What the dialect beside it says of this key, else the default.
+    """
     presets = DIALECTS.get(getattr(OmegaConf.get_type(_parent_), "DIALECTS_OF", ""), {})
     key, dialect = _node_._key(), _parent_.get("dialect")
     value = presets.get(dialect, {}).get(key, default)

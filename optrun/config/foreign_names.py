@@ -1,4 +1,6 @@
-"""Names of other trainers: what each is called here, or that it is not offered and what to do instead.
+"""Names of other trainers.
+
+What each is called here, or that it is not offered and what to do instead.
 
 A value is a key (`lr`), a token to type (`scheduler=NAME`), or a message that begins with "not
 offered".
@@ -383,7 +385,9 @@ NEEDED = {
 
 
 def other_choice(group: str, name: str) -> str | None:
-    """Return the words that make what a choice of another program, a file or a hub name means; None: nobody knows.
+    """Return the words that make what a choice of another program, a file or a hub name means.
+
+    None: nobody knows.
 
     Example:
         >>> other_choice("model", "gpt2"), other_choice("data", "my.csv"), other_choice("task", "text-classification")

@@ -48,7 +48,10 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "distributed": distributed.SCHEMAS,
 }
 EXPERIMENT = "experiment"
-"""Group of the user's own folder; its files have no schema of their own, and change any key of a run."""
+"""Group of the user's own folder.
+
+Its files have no schema of their own, and change any key of a run.
+"""
 CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
 """Those, and of Hydra's own groups the one that has schemas."""
 
@@ -72,13 +75,19 @@ def choices_with(group: str, key: str) -> list[str]:
 
 
 def complete_choices(group: str) -> dict[str, registry.Choice]:
-    """Find the registered choices of a group without a YAML: their values are their schemas' defaults."""
+    """Find the registered choices of a group without a YAML.
+
+    Their values are their schemas' defaults.
+    """
     rows = registry.choices(registry.GROUPS[group]) if group in registry.GROUPS else {}
     return {name: row for name, row in rows.items() if row.origin is not None}
 
 
 def default_values(group: str, choice: str) -> PlainDict:
-    """Return a choice's values before anything changes them, a dialect included; interpolations as written."""
+    """Return a choice's values before anything changes them, a dialect included.
+
+    Interpolations as written.
+    """
     row = complete_choices(group).get(choice)
     if row is not None:
         return row.values()

@@ -1,4 +1,6 @@
-"""What optrun takes from `hydra._internal`: Hydra's public API neither composes twice nor takes a loader of one's own.
+"""What optrun takes from `hydra._internal`.
+
+Hydra's public API neither composes twice nor takes a loader of one's own.
 
 Nothing else of the package imports from there; `tests/unit/config/test_hydra_internals.py` says
 what is relied on, so that a new Hydra is one file to look at.

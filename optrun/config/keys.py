@@ -45,7 +45,10 @@ def as_key(option: str, keys: Iterable[str] = ()) -> str:
 
 
 def open_prefix(base: DictConfig, key: str) -> str | None:
-    """Return the open mapping a key lies below, such as `model.config` for `model.config.n_layer`; else None."""
+    """Return the open mapping a key lies below, such as `model.config` for `model.config.n_layer`.
+
+    Else None.
+    """
     pieces = key.split(".")
     for end in range(1, len(pieces)):
         prefix = ".".join(pieces[:end])
@@ -78,7 +81,10 @@ def _nodes(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def node_at(root: DictConfig, key: str) -> Any:
-    """Return what stands at a dotted key, interpolations as they are written; None if nothing does."""
+    """Return what stands at a dotted key, interpolations as they are written.
+
+    None if nothing does.
+    """
     node: Any = root
     for piece in key.split("."):
         is_mapping = isinstance(node, DictConfig) and isinstance(

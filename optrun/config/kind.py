@@ -1,4 +1,6 @@
-"""Which choice a configuration is: told by its dataclass, and saved beside its values where the name does not say it.
+"""Which choice a configuration is.
+
+Told by its dataclass, and saved beside its values where the name does not say it.
 
 A name is free: in a choice of the user's own, built on one of ours, it is the user's, and under
 `pytorch_optimizer` it is the library's. So code never goes by it; it goes by the kind, and a run
@@ -110,6 +112,9 @@ def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> st
 
 
 def _size_before_kinds(schema: type) -> int:
-    """Count the keys that a run without a saved kind can have: those that came later tell no choice from another."""
+    """Count the keys that a run without a saved kind can have.
+
+    Those that came later tell no choice from another.
+    """
     later: frozenset[str] = getattr(schema, "SINCE_KINDS", frozenset())
     return len({field.name for field in fields(schema)} - later)

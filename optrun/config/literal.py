@@ -18,7 +18,9 @@ _PLACES = ("resume", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "out")
 
 
 def parse_token(token: str) -> Override:
-    """Parse one override; the value of a key that holds a path is taken literally where it can be nothing else.
+    """Parse one override.
+
+    The value of a key that holds a path is taken literally where it can be nothing else.
 
     Raises:
         HydraException: It is none.
@@ -73,7 +75,9 @@ def _holds_path(key: str) -> bool:
 
 
 def quote_path(path: Path | str, mark: str = "'") -> str:
-    r"""Quote a path, or any text, as a value of Hydra's grammar; there a backslash means itself unless a quote follows.
+    r"""Quote a path, or any text, as a value of Hydra's grammar.
+
+    There a backslash means itself unless a quote follows.
 
     Example:
         >>> print(quote_path("a\\b"), quote_path("it's"), quote_path("end\\", '"'))

@@ -1,4 +1,7 @@
-"""Hydra's loader: composes the choices of a command line once, and puts values into copies of that."""
+"""Hydra's loader.
+
+Composes the choices of a command line once, and puts values into copies of that.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from optrun.config.yaml_files import Repository
 
 _AT_TOP = {field.name for field in fields(RunConfig)} - set(GROUPS)
 _VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
-"""Keys below `hydra.` that are values like any other; others may say where choices are found, or what is recorded."""
+"""Keys below `hydra.` that are values like any other.
+
+Others may say where choices are found, or what is recorded.
+"""
 
 
 class Loader(ConfigLoaderImpl):
@@ -88,7 +94,9 @@ class Loader(ConfigLoaderImpl):
 
 
 def _trackers_apart(defaults: list[ResultDefault]) -> list[ResultDefault]:
-    """Put each of several choices of `tracking` below `tracking.trackers`; Hydra would merge them into one.
+    """Put each of several choices of `tracking` below `tracking.trackers`.
+
+    Hydra would merge them into one.
 
     Raises:
         ConfigError: One stands twice, or is `none`.
@@ -134,7 +142,10 @@ def refuse_listed(group: str, names: Sequence[str]) -> None:
 
 
 def _is_value(override: Override) -> bool:
-    """Tell whether an override changes a value alone: neither which files are read, nor what Hydra records."""
+    """Tell whether an override changes a value alone.
+
+    Neither which files are read, nor what Hydra records.
+    """
     key = override.key_or_group
     if override.package is not None or "/" in key:
         return False

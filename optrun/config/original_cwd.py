@@ -15,7 +15,10 @@ from optrun.config import registry
 from optrun.config.keys import node_at
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
-"""Keys that may hold a path, or a glob, or a list of them; those that a registered schema names come to them."""
+"""Keys that may hold a path, or a glob, or a list of them.
+
+Those that a registered schema names come to them.
+"""
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
@@ -93,7 +96,9 @@ def _rebased(value: Any, written: Any, folder: Path) -> Any:
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
-    """List the dotted keys that may hold a path: `PATHS` here, and `PATHS` of the schemas it chooses.
+    """List the dotted keys that may hold a path.
+
+    `PATHS` here, and `PATHS` of the schemas it chooses.
 
     Example:
         >>> "data.train" in path_keys({"data": {"name": "files"}})
@@ -126,7 +131,9 @@ def _spread(key: str, values: Any) -> list[str]:
 
 
 def is_path(key: str, keys: Iterable[str]) -> bool:
-    """Tell whether a dotted key is one of these, or below one: `data.eval.dev` is one of several evaluation sets.
+    """Tell whether a dotted key is one of these, or below one.
+
+    `data.eval.dev` is one of several evaluation sets.
 
     Example:
         >>> is_path("data.eval.dev", ["data.eval"]), is_path("data.eval_fraction", ["data.eval"])

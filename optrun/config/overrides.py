@@ -241,7 +241,9 @@ def values_of(override: Override) -> list[Any]:
 
 
 def names_in(group: str, value: str) -> list[str]:
-    """List the choices that a value of a group names: one, or those of a list where a run may have several.
+    """List the choices that a value of a group names.
+
+    One, or those of a list where a run may have several.
 
     Raises:
         ConfigError: A list has one twice, or one that cannot stand beside others.

@@ -1,4 +1,7 @@
-"""What every key means: its default, its type and the comment beside it, from its YAML; else from its schema."""
+"""What every key means: its default, its type and the comment beside it, from its YAML.
+
+Else from its schema.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,10 @@ def _text(name: str) -> str:
 
 
 def _commented(text: str) -> Iterator[tuple[str, str, str]]:
-    """Read the keys of a file's top level: default as written, and the comment beside, below or above it."""
+    """Read the keys of a file's top level.
+
+    Default as written, and the comment beside, below or above it.
+    """
     key, default, comment, above = "", "", "", ""
     for line in [*text.splitlines(), "end: 0"]:
         if match := _KEY.match(line):

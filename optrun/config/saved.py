@@ -76,7 +76,9 @@ def read_config(path: Path) -> PlainDict:
 
 
 def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
-    """Refuse an interpolation in a resolved configuration: `${oc.env:...}` may be a secret, if no start noted it.
+    """Refuse an interpolation in a resolved configuration.
+
+    `${oc.env:...}` may be a secret, if no start noted it.
 
     Raises:
         ConfigError: Naming the first such key.
@@ -213,7 +215,9 @@ def _trackers(cfg: DictConfig) -> DictConfig:
 
 
 def plain(cfg: DictConfig) -> PlainDict:
-    """Convert to resolved plain values; names for Enums; the kind of each choice that has another name.
+    """Convert to resolved plain values; names for Enums.
+
+    The kind of each choice that has another name.
 
     A text that comes from an environment variable may be a secret, and values are written into
     files: it stays the reference that was given, and its key is noted.
@@ -290,7 +294,10 @@ def references_in(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def without_secrets(text: str, references: Mapping[str, str]) -> str:
-    """Put references to variables in the place of what they stand for, where a message repeats that."""
+    """Put references to variables in the place of what they stand for.
+
+    Where a message repeats that.
+    """
     secrets = {os.environ.get(name, ""): reference for name, reference in references.items()}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, secrets[secret]) if len(secret) >= _SHORTEST else text
@@ -298,7 +305,9 @@ def without_secrets(text: str, references: Mapping[str, str]) -> str:
 
 
 def variables_asked(values: PlainMapping, where: str, typed: Sequence[str]) -> list[str]:
-    """Name the variables that a saved configuration asks for: whoever wrote it may mean a secret of whoever runs it.
+    """Name the variables that a saved configuration asks for.
+
+    Whoever wrote it may mean a secret of whoever runs it.
 
     Args:
         values: Of a run.
@@ -396,7 +405,10 @@ def is_default(values: PlainMapping, key: str) -> bool:
 
 
 def same(before: object, after: object) -> bool:
-    """Compare two values for equality, NaN and NaN among them: a configuration says a value, not its result."""
+    """Compare two values for equality, NaN and NaN among them.
+
+    A configuration says a value, not its result.
+    """
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(same, before, after))
     return bool(before == after) or (before != before and after != after)

@@ -30,7 +30,10 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, shown
 
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
-"""Keys that are looked at as soon as a configuration is composed, so that an interpolation in them has to hold."""
+"""Keys that are looked at as soon as a configuration is composed.
+
+So that an interpolation in them has to hold.
+"""
 
 _KNOWN_WARNINGS = (
     "Defaults list is missing `_self_`",  # the file's own values come last then, as expected
@@ -52,7 +55,10 @@ def _times(value: float, factor: float | None) -> float:
 
 
 def register_schemas() -> None:
-    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group; registered ones as a choice, too."""
+    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group.
+
+    Registered ones as a choice, too.
+    """
     OmegaConf.register_new_resolver("times", _times, replace=True)
     OmegaConf.register_new_resolver("dialect", dialects.resolve, replace=True)
     OmegaConf.register_new_resolver("default_warmup", default_warmup.resolve, replace=True)

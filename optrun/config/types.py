@@ -52,7 +52,9 @@ def in_yaml(value: object) -> object:
 
 
 def number_meant(key: str, value: object, expected: str) -> str:
-    """Suggest the words for what somebody gave in place of a number: several of them, a range, a unit; may be empty.
+    """Suggest the words for what somebody gave in place of a number.
+
+    Several of them, a range, a unit; may be empty.
 
     Example:
         >>> number_meant("lr", "1e-3..1e-2", "a number"), number_meant("seed", "0-3", "a whole number")

@@ -1,4 +1,7 @@
-"""YAML files that Hydra composes: which were read, where a key stands in them, and what makes one unreadable."""
+"""YAML files that Hydra composes.
+
+Which were read, where a key stands in them, and what makes one unreadable.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ from optrun.config.paths import config_dir
 from optrun.config.registered import publish_chosen
 
 READ: dict[str, Path] = {}
-"""Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each `open_hydra`.
+"""Configuration, such as `optimizer/mine`, to the file that was read for it.
+
+Begun anew with each `open_hydra`.
 
 Beside the repository and not in it: compositions of one `open_hydra` have a repository each.
 """
@@ -36,7 +41,9 @@ class Repository(ConfigRepository):
     """Hydra's repository, which names the file that it cannot read and remembers those that it read."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Repository:
-        """Copy the list of sources alone: Hydra copies for each composition, and with a source its store of schemas.
+        """Copy the list of sources alone.
+
+        Hydra copies for each composition, and with a source its store of schemas.
 
         It does so because of `initialize_sources`, which begins a new list; `ConfigStore.load`
         hands out copies.
@@ -206,7 +213,10 @@ def _group(config_path: str) -> str:
 
 
 def line_of(path: Path, key: str, config_path: str = "") -> int | None:
-    """Find the line where a file sets a key, for a run or for the jobs of a sweep; None if it does not."""
+    """Find the line where a file sets a key, for a run or for the jobs of a sweep.
+
+    None if it does not.
+    """
     key = re.sub(r"\[(\d+)\]", r".\1", key)
     return next(
         (

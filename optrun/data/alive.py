@@ -23,7 +23,9 @@ _next = 0.0
 
 @contextmanager
 def heard(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
-    """Hear the signs of life of this process as long as this lasts; workers are forked outside of it.
+    """Hear the signs of life of this process as long as this lasts.
+
+    Workers are forked outside of it.
 
     Args:
         beat: Called now and then, by any thread.

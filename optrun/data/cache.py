@@ -64,7 +64,10 @@ def digest(*pieces: str | bytes) -> str:
 
 
 def key_of(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces; None: one of them is None, so that nobody knows what they decide."""
+    """Compute the digest of pieces; None.
+
+    One of them is None, so that nobody knows what they decide.
+    """
     known = [piece for piece in pieces if piece is not None]
     return digest(*known) if len(known) == len(pieces) else None
 
@@ -97,7 +100,10 @@ def chunks_of_file(path: Path) -> Iterator[bytes]:
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """Compute a hexadecimal sha256 over the content of files, in order, with their borders; read in pieces."""
+    """Compute a hexadecimal sha256 over the content of files, in order, with their borders.
+
+    Read in pieces.
+    """
     total = hashlib.sha256()
     for path in paths:
         size = 0
@@ -206,7 +212,9 @@ def _holder(lock: int) -> str:
 
 @contextlib.contextmanager
 def _signs_of_life(folder: Path, lock: int | None) -> Iterator[None]:
-    """Give signs of life while an entry is made: to processes that wait for it, and to the watcher of this one.
+    """Give signs of life while an entry is made.
+
+    To processes that wait for it, and to the watcher of this one.
 
     The former are told that this process is not stopped. The latter hears of bytes that are
     written, as by a library that calls nobody; who writes nothing has to be `alive` itself.
@@ -323,7 +331,10 @@ def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None)
 
 
 def content_of(path: Path) -> str:
-    """Compute a hexadecimal digest of a file's bytes; the file is read as long as that is not known."""
+    """Compute a hexadecimal digest of a file's bytes.
+
+    The file is read as long as that is not known.
+    """
     return known_by("sha256-1", lambda: digest_files([path]), path)
 
 
@@ -346,7 +357,10 @@ def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
 
 
 def folder_for(kind: str, key: str) -> Path:
-    """Return a folder for a library that keeps its own files; temporary if the cache cannot be written."""
+    """Return a folder for a library that keeps its own files.
+
+    Temporary if the cache cannot be written.
+    """
     folder = cache_dir() / kind / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -375,7 +389,9 @@ def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
 
 
 def file_state(path: Path) -> list[int]:
-    """Return what changes as soon as anybody writes to a file: device, inode, size, both of its times.
+    """Return what changes as soon as anybody writes to a file.
+
+    Device, inode, size, both of its times.
 
     No program can set back the time at which any of these was changed.
     """

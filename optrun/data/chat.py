@@ -1,4 +1,7 @@
-"""Rows of chats in the layouts that are usual: turns, prompt and completion, Alpaca's columns, ShareGPT's lists."""
+"""Rows of chats in the layouts that are usual.
+
+Turns, prompt and completion, Alpaca's columns, ShareGPT's lists.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +58,18 @@ class Chat:
     """How many turns are the prompt; None: the row does not say."""
     tools: list[Message] | None
     row: int | None = field(repr=False)
-    """Where it stands in its split, no part of what it is; None: of a stream, which says itself where it is."""
+    """Where it stands in its split, no part of what it is; None.
+
+    Of a stream, which says itself where it is.
+    """
     last_alone: bool = False
     """Whether nothing but its last turn is learnt."""
 
     def until_answer(self) -> tuple[list[Message], str | None]:
-        """Return the turns that are to be answered, and the text of the answer; None if the last turn asks."""
+        """Return the turns that are to be answered, and the text of the answer.
+
+        None if the last turn asks.
+        """
         at = self.given
         if at is None:
             at = len(self.turns) - (self.turns[-1]["role"] == ASSISTANT)
@@ -220,7 +229,9 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
 
 
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
-    """Find columns as `chat_columns`, of rows to be answered: completions and outputs need not be there.
+    """Find columns as `chat_columns`, of rows to be answered.
+
+    Completions and outputs need not be there.
 
     A column that is named has prompts, each of which asks as a whole, where the rows of the
     training were prompts and completions, and it is not called as whole chats are.
@@ -266,7 +277,9 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
 def questions(
     split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES
 ) -> Iterator[Chat | str]:
-    """Yield what is to be answered: of a chat the turns up to its last answer, else a prompt or a text.
+    """Yield what is to be answered.
+
+    Of a chat the turns up to its last answer, else a prompt or a text.
 
     Raises:
         ConfigError: With the first row that cannot be read.
@@ -472,7 +485,10 @@ def _tools(value: object) -> list[Message] | None:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return a cell as it was written: if rows differ in their keys, Arrow fills the missing ones with nulls."""
+    """Return a cell as it was written.
+
+    If rows differ in their keys, Arrow fills the missing ones with nulls.
+    """
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -171,7 +171,9 @@ def _headless(split: Split) -> str:
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
-    """Find the text column: as named, else the only column of texts, else the one with a usual name.
+    """Find the text column.
+
+    As named, else the only column of texts, else the one with a usual name.
 
     For the evaluation split `data.eval_text_column` comes first; where only `data.text_column` is
     given, the split does not have it, and there is exactly one other column of texts, that one is
@@ -247,7 +249,9 @@ def named_text(source: Source, split: Split) -> str | None:
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
-    """Find the column of word lists: as named, else the only one, else the one called `tokens` or `words`.
+    """Find the column of word lists.
+
+    As named, else the only one, else the one called `tokens` or `words`.
 
     Args:
         source: Carries the names.
@@ -317,7 +321,9 @@ def choices_column(source: Source, split: Split) -> str:
 
 
 def image_column(source: Source, split: Split) -> str:
-    """Find the column of images: as named, else the only one, else the only column of paths of images.
+    """Find the column of images.
+
+    As named, else the only one, else the only column of paths of images.
 
     Raises:
         ConfigError: There is none, or several.
@@ -350,7 +356,10 @@ def image_column(source: Source, split: Split) -> str:
 
 
 def _texts(rows: Dataset) -> list[str]:
-    """List columns of texts; written numbers, as an index in a csv file, only if there is nothing else."""
+    """List columns of texts.
+
+    Written numbers, as an index in a csv file, only if there is nothing else.
+    """
     names = [
         name
         for name, feature in rows.features.items()
@@ -436,7 +445,10 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def text_of(value: object) -> str | None:
-    """Return the text of a cell: empty if there is none, the digits of a number; None: it is no text."""
+    """Return the text of a cell: empty if there is none, the digits of a number; None.
+
+    It is no text.
+    """
     if isinstance(value, str | LongText):
         return value  # type: ignore[return-value]  # it is cut and measured as a string is
     if value is None:

@@ -1,4 +1,7 @@
-"""What a file is by its bytes, where its name says something else: told before a reader stumbles over it."""
+"""What a file is by its bytes, where its name says something else.
+
+Told before a reader stumbles over it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ ELSEWHERE = {
         (".yaml", ".yml", ".xml", ".html", ".pdf", ".docx", ".npy", ".npz", ".db", ".sqlite"), _TREE
     ),
 }
-"""Ending to what such a file is, and what to do: kinds that people do hand over and that are not read."""
+"""Ending to what such a file is, and what to do.
+
+Kinds that people do hand over and that are not read.
+"""
 
 
 def open_bytes(path: Path) -> IO[bytes]:

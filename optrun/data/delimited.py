@@ -1,4 +1,7 @@
-"""csv and tsv as they stand: every field is a text, a line of the wrong width is an error, what is found is told."""
+"""csv and tsv as they stand.
+
+Every field is a text, a line of the wrong width is an error, what is found is told.
+"""
 
 from __future__ import annotations
 

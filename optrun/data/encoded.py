@@ -1,4 +1,7 @@
-"""Token ids of texts to files, batch by batch: what is made of a corpus is never in memory as a whole."""
+"""Token ids of texts to files, batch by batch.
+
+What is made of a corpus is never in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class LongRow(Protocol):
 
 
 Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
-"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
+"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True.
+
+Cut, False: whole.
+"""
 
 
 def size_of(text: object) -> int:

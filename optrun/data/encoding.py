@@ -1,4 +1,7 @@
-"""The encoding of a text: UTF-8, UTF-16 and UTF-32, else cp1252 or Latin-1 if its bytes look like such a language."""
+"""The encoding of a text.
+
+UTF-8, UTF-16 and UTF-32, else cp1252 or Latin-1 if its bytes look like such a language.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _OF_UTF8 = re.compile(
 _STRANGE = re.compile(
     rb"[\x80-\xff]{3,}|[A-Za-z][\x80-\x83\x86-\x89\x8b\x95\x98\x99\x9b\xa1-\xa7\xa9\xab-\xb6\xb8\xb9\xbb-\xbf][a-z]"
 )
-"""Words of other scripts, and signs of cp1252 inside of a word, which are letters of other encodings."""
+"""Words of other scripts, and signs of cp1252 inside of a word.
+
+Which are letters of other encodings.
+"""
 _LATIN = frozenset(b"\t\n\r") | frozenset(range(0x20, 0x7F))
 _HIGH = re.compile(rb"[\x80-\xff]+")
 
@@ -45,7 +51,10 @@ class NotDecodableError(UnreadableFileError):
 
 
 def wide(head: bytes) -> str | None:
-    """Name the encoding of a text of two or four bytes a letter by its first bytes; None: it is none."""
+    """Name the encoding of a text of two or four bytes a letter by its first bytes; None.
+
+    It is none.
+    """
     if marked := next((name for mark, name in _MARKS.items() if head.startswith(mark)), None):
         return marked
     for at, name in (

@@ -37,7 +37,9 @@ class Examples:
     None: none was cut.
     """
     hashes: np.ndarray | None = field(default=None, kw_only=True)
-    """Of the texts that the examples were made of, by which equal ones are found; shape (texts,), uint64. One an
+    """Of the texts that the examples were made of, by which equal ones are found.
+
+    Shape (texts,), uint64. One an.
     example, but where examples are blocks of joined texts."""
     origin: str | None = field(default=None, kw_only=True)
     """Digest of what decides offsets and flat arrays; their fingerprint is remembered by it.
@@ -65,7 +67,10 @@ class Examples:
         return replace(self, scalars={**self.scalars, **scalars})
 
     def renamed(self, names: Mapping[str, str]) -> Examples:
-        """Return the same examples with other names for their flat arrays; one that is not named is left out."""
+        """Return the same examples with other names for their flat arrays.
+
+        One that is not named is left out.
+        """
         ragged = {new: self.flat(old) for old, new in names.items()}
         return replace(
             self, ragged=ragged, origin=key_of(self.origin, *map(str, sorted(names.items())))
@@ -77,7 +82,10 @@ class Examples:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """Digest everything the examples hold: the same data, wherever it lies, gives the same digest."""
+        """Digest everything the examples hold.
+
+        The same data, wherever it lies, gives the same digest.
+        """
         return known_by(
             key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint
         )
@@ -147,7 +155,10 @@ class Selected:
 
     @property
     def origin(self) -> str | None:
-        """Digest of what decides the examples, and of which are taken; None where nobody knows it."""
+        """Digest of what decides the examples, and of which are taken.
+
+        None where nobody knows it.
+        """
         return key_of(getattr(self.examples, "origin", None), "selected", self.indices.tobytes())
 
     def fingerprint(self) -> str:
@@ -157,7 +168,10 @@ class Selected:
 
 @dataclass(eq=False)
 class InMemory:
-    """Examples held in memory, for a task whose examples are not rows of ids; such as several texts each."""
+    """Examples held in memory, for a task whose examples are not rows of ids.
+
+    Such as several texts each.
+    """
 
     examples: Sequence[Example]
     """Name to number, array, or list of arrays."""

@@ -1,4 +1,7 @@
-"""The user's own files and folders: which they are, how they were said to be read, and their rows."""
+"""The user's own files and folders.
+
+Which they are, how they were said to be read, and their rows.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,9 @@ def read_saved(asked: Reading) -> Dataset:
 
 
 def read_classes(asked: Reading) -> Dataset:
-    """Read folders whose folders are classes: each file is a text or an image, its folder is its label.
+    """Read folders whose folders are classes.
+
+    Each file is a text or an image, its folder is its label.
 
     Raises:
         ConfigError: A text that cannot be read.

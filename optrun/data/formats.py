@@ -1,4 +1,7 @@
-"""The formats of files that are read, one row each: a new format is a row, and the function that reads it."""
+"""The formats of files that are read, one row each.
+
+A new format is a row, and the function that reads it.
+"""
 
 from __future__ import annotations
 

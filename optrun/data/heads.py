@@ -1,4 +1,7 @@
-"""What is known of the columns of a stream before it is read: the first rows of each file say it."""
+"""What is known of the columns of a stream before it is read.
+
+The first rows of each file say it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,16 @@ _ALPACA, _MORE, _TOOLS = (
     frozenset({"input", "system"}),
     frozenset({"tools"}),
 )
-"""Columns of chats that are taken in where they are there (`optrun.data.chat`): of Alpaca's rows, and of any chat."""
+"""Columns of chats that are taken in where they are there (`optrun.data.chat`).
+
+Of Alpaca's rows, and of any chat.
+"""
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> Dataset:
-    """Make a table with all columns that any row has; `Dataset.from_list` knows those of the first one alone.
+    """Make a table with all columns that any row has.
+
+    `Dataset.from_list` knows those of the first one alone.
 
     A column that the first row lacks and that has values of several types is there as JSON: it may
     be one that nobody reads.

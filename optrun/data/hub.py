@@ -1,4 +1,7 @@
-"""`datasets.load_dataset`: a hub name, or a local folder; of the hub also a stream of files at one commit."""
+"""`datasets.load_dataset`: a hub name, or a local folder.
+
+Of the hub also a stream of files at one commit.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,10 @@ def commit_of(config: HubConfig) -> str:
 
 
 def _load_stream(config: HubConfig) -> Source:
-    """Load the training split as a stream, and the evaluation split whole; of other splits nothing is fetched."""
+    """Load the training split as a stream, and the evaluation split whole.
+
+    Of other splits nothing is fetched.
+    """
     commit = commit_of(config)
     files = _files(config, commit)
     train, held = config.train_split, _held(config, list(files))

@@ -22,7 +22,9 @@ def may_be_name(path: str) -> bool:
 
 
 def missing(name: str) -> str | None:
-    """Explain why only the cache can give a name; None if it is on this disk, or the hub can be asked.
+    """Explain why only the cache can give a name.
+
+    None if it is on this disk, or the hub can be asked.
 
     Args:
         name: A hub name, or a local path.

@@ -107,7 +107,9 @@ class HubFile:
         return found
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield all of it, from the beginning, as no parts stay; at the end it is compared with its digest.
+        """Yield all of it, from the beginning, as no parts stay.
+
+        At the end it is compared with its digest.
 
         Raises:
             OptrunError: The hub does not give it, or gives other bytes.

@@ -151,7 +151,9 @@ class Images:
             raise ConfigError(f"{where}: {error}") from error
 
     def fingerprint(self, labels: np.ndarray) -> str:
-        """Digest every image's bytes and its label; each image is looked at, so that a bad one is told now.
+        """Digest every image's bytes and its label.
+
+        Each image is looked at, so that a bad one is told now.
 
         Args:
             labels: Shape (images,), int64.

@@ -31,7 +31,10 @@ Key = tuple[int, int]
 
 
 class ExampleSource(Protocol):
-    """A sequence of examples; where each knows its `lengths`, they can be grouped by it and cuts are told."""
+    """A sequence of examples.
+
+    Where each knows its `lengths`, they can be grouped by it and cuts are told.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
@@ -58,7 +61,10 @@ class Arrangement(Protocol):
         ...
 
     def __call__(self, seed: int, epoch: int) -> Order:
-        """The order of an epoch, a pure function of both; each has as many places as there are examples."""
+        """The order of an epoch, a pure function of both.
+
+        Each has as many places as there are examples.
+        """
         ...
 
 
@@ -74,7 +80,10 @@ class EpochPlan:
     accumulation: int
     seed: int
     lengths: np.ndarray | None = None
-    """Tokens of each example, shape (examples,): examples of like length then share a step: less padding."""
+    """Tokens of each example, shape (examples,): examples of like length then share a step.
+
+    Less padding.
+    """
     arrangement: Arrangement | None = None
     """Of examples that are not shuffled as a whole."""
 
@@ -100,7 +109,9 @@ class EpochPlan:
         return "permutation" if self.lengths is not None or self.examples <= LARGE else "keyed"
 
     def order(self, epoch: int) -> Order:
-        """Return the permutation of one epoch: shape (examples,), int64, or what gives slices of one.
+        """Return the permutation of one epoch.
+
+        Shape (examples,), int64, or what gives slices of one.
 
         With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are
         shuffled again: an order by seed and epoch alone, as without. Of more than `LARGE` examples
@@ -139,7 +150,10 @@ class EpochPlan:
             position = 0
 
     def micro_batches(self, step: int) -> int:
-        """Count the micro-batches of a step; the last step of an epoch may have fewer than others."""
+        """Count the micro-batches of a step.
+
+        The last step of an epoch may have fewer than others.
+        """
         _, position = self.locate(step)
         return min(self.accumulation, self.micro_batches_per_epoch - position * self.accumulation)
 
@@ -166,7 +180,10 @@ SOURCE = "source_number"
 """Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model.
 """
 TEXTS = "text_hashes"
-"""Of a batch of texts that are compared: a number of each text, equal for equal ones, shape (batch, texts), int64."""
+"""Of a batch of texts that are compared.
+
+A number of each text, equal for equal ones, shape (batch, texts), int64.
+"""
 SCORES = "scores"
 """Of a batch of pairs of texts: how alike they are, shape (batch,), float32."""
 ASIDE = (SOURCE, TEXTS, SCORES)
@@ -183,7 +200,10 @@ def inputs_of(batch: Batch) -> Batch:
 
 
 def _collated(collate: Callable[[list[Example]], Batch], examples: list[Example]) -> Batch:
-    """Collate what is not left out, but where an example was refused; with the source of each of several."""
+    """Collate what is not left out, but where an example was refused.
+
+    With the source of each of several.
+    """
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:
         return refused
@@ -235,7 +255,10 @@ class BatchLoader:
 
     examples: ExampleSource
     transform: Transform | None
-    """Changes an example with randomness of its own; None: nothing does, and no generator is made for each."""
+    """Changes an example with randomness of its own; None.
+
+    Nothing does, and no generator is made for each.
+    """
     collate: Callable[[list[Example]], Batch]
     seed: int
     workers: int

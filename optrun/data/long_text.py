@@ -22,7 +22,9 @@ _NEAR = 1 << 16
 
 @dataclass(eq=False, repr=False)
 class LongText:
-    """A part of a text file, read as Python reads one: UTF-8 without the mark of its order, with one kind of line end.
+    """A part of a text file, read as Python reads one.
+
+    UTF-8 without the mark of its order, with one kind of line end.
 
     Attributes:
         path: The file.
@@ -95,7 +97,10 @@ def long_text(path: Path, content: str) -> LongText:
 
 
 def _places(path: Path) -> list[tuple[int, int]]:
-    """Find byte and character at which each chunk begins; none begins inside of a character or of a line end."""
+    """Find byte and character at which each chunk begins.
+
+    None begins inside of a character or of a line end.
+    """
     found, byte, character = [], 0, 0
     with open_file(path, follow=True) as file:
         if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:

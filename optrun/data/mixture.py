@@ -79,7 +79,10 @@ class Draws:
         self._length = int(self._ends[-1]) if self._once else draws
 
     def _counts(self, probabilities: np.ndarray, *, first: bool) -> np.ndarray:
-        """Count draws from each source before each block, up to the one that ends the epoch; (blocks + 1, sources)."""
+        """Count draws from each source before each block, up to the one that ends the epoch.
+
+        (blocks + 1, sources).
+        """
         randomness = generator(self._seed, "mixture")
         total = np.zeros((1, len(self.sizes)), dtype=np.int64)
         while True:
@@ -129,7 +132,10 @@ class Draws:
         return sources[kept], numbers[kept]
 
     def __getitem__(self, places: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Source of each place, and how many were drawn from it before; shape (places,) each, int64."""
+        """Source of each place, and how many were drawn from it before.
+
+        Shape (places,) each, int64.
+        """
         begin, end, _ = places.indices(len(self))
         found = np.zeros((2, max(0, end - begin)), dtype=np.int64)
         filled = 0
@@ -193,7 +199,10 @@ class MixedExamples:
         return digest("mixture", self._how, *parts)
 
     def parts(self) -> dict[str, str]:
-        """Map each source to the digest of its examples; of a stream, each file to that of its bytes."""
+        """Map each source to the digest of its examples.
+
+        Of a stream, each file to that of its bytes.
+        """
         found: dict[str, str] = {}
         for name, part in self.sources.items():
             files: dict[str, str] = (
@@ -205,7 +214,10 @@ class MixedExamples:
 
 @dataclass(eq=False)
 class Mixing:
-    """How a mixture is ordered, for an `EpochPlan`: by the draws, and of each source in its own order."""
+    """How a mixture is ordered, for an `EpochPlan`.
+
+    By the draws, and of each source in its own order.
+    """
 
     parts: Sequence[ExampleSource]
     """Examples of each source."""

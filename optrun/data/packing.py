@@ -1,4 +1,7 @@
-"""Documents of unequal length in few blocks: each whole, none cut, as little left empty as can be."""
+"""Documents of unequal length in few blocks.
+
+Each whole, none cut, as little left empty as can be.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
-    """Yield numbers as Python's, a few at a time: each takes four times what it takes in the array."""
+    """Yield numbers as Python's, a few at a time.
+
+    Each takes four times what it takes in the array.
+    """
     for at in range(0, len(values), _PIECE):
         alive()
         yield from values[at : at + _PIECE].tolist()

@@ -1,4 +1,7 @@
-"""The one reader of what lies in parts, one behind the other: which of them a range needs, and those used last."""
+"""The one reader of what lies in parts, one behind the other.
+
+Which of them a range needs, and those used last.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tu
 
 
 class Recent(OrderedDict[Place, Part]):
-    """The parts that were used last, each read again once it was dropped; none of them goes to another process.
+    """The parts that were used last, each read again once it was dropped.
+
+    None of them goes to another process.
 
     Args:
         most: How many stay.

@@ -1,4 +1,7 @@
-"""A permutation of any number of indices that is never written down: each place is computed when it is asked for."""
+"""A permutation of any number of indices that is never written down.
+
+Each place is computed when it is asked for.
+"""
 
 from __future__ import annotations
 

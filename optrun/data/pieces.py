@@ -1,4 +1,6 @@
-"""Token ids of a long text, made of pieces of it: the same ids, in the memory of a few pieces, on all cores.
+"""Token ids of a long text, made of pieces of it.
+
+The same ids, in the memory of a few pieces, on all cores.
 
 A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB
 takes over 3 GB. So a
@@ -42,7 +44,10 @@ _NEAR = 1 << 12
 _LETTERS = "A-Za-z\u0410-\u0418\u041a-\u0438\u043a-\u044f\u4e00-\u9fff\uac00-\ud7a3"
 """Latin, Cyrillic, Chinese and Hangul, of which each is made of letters alone under every Unicode normal form."""
 _MARKS = " \n\uff0c\u3002\u3001"
-"""Before these, words of letters end: white space, and the comma, full stop and enumeration comma of Chinese."""
+"""Before these, words of letters end.
+
+White space, and the comma, full stop and enumeration comma of Chinese.
+"""
 _END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -79,7 +84,9 @@ def is_long(text: str | LongText) -> bool:
 
 
 def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return characters before which a word that ends with a letter ends for certain; empty: none is known.
+    """Return characters before which a word that ends with a letter ends for certain; empty.
+
+    None is known.
 
     Args:
         tokenizer: Of any kind.
@@ -159,7 +166,10 @@ def _normalized_alone(backend: Tokenizer, normalizers: Sequence[State], drops_sp
 
 
 def _added_across(backend: Tokenizer) -> bool:
-    """Tell whether an added token may end at a cut or beyond: what is taken for it depends on all before it."""
+    """Tell whether an added token may end at a cut or beyond.
+
+    What is taken for it depends on all before it.
+    """
     across = re.compile(rf"\w([\s▁{_MARKS}]|\Z)")
     for token in backend.get_added_tokens_decoder().values():
         text = token.content
@@ -170,7 +180,10 @@ def _added_across(backend: Tokenizer) -> bool:
 
 
 def _ends_of(part: State) -> str | None:
-    """Return the marks before which a pre-tokenizer always ends a word of letters; None: it may not be local."""
+    """Return the marks before which a pre-tokenizer always ends a word of letters; None.
+
+    It may not be local.
+    """
     kind = part["type"]
     if kind == "Split":
         known = part["pattern"].get("Regex") in _PATTERNS and part["behavior"] in (
@@ -257,7 +270,10 @@ class Pieces:
 def fast_ids(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool
 ) -> list[list[int]]:
-    """Encode texts of any length, none of them cut: the tokenizer's ids, at the speed of its library."""
+    """Encode texts of any length, none of them cut.
+
+    The tokenizer's ids, at the speed of its library.
+    """
     if not tokenizer.is_fast:
         found = tokenizer(
             texts, add_special_tokens=special, return_attention_mask=False, verbose=False

@@ -1,4 +1,7 @@
-"""Where data lie: a file, a folder, a name, to the keys that read it and the rows to evaluate on beside it."""
+"""Where data lie.
+
+A file, a folder, a name, to the keys that read it and the rows to evaluate on beside it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def _siblings(path: Path) -> list[Path]:
 
 
 def _in_other_format(path: Path) -> Path | None:
-    """Find rows to evaluate on in another format than those to train on; a text goes with texts alone."""
+    """Find rows to evaluate on in another format than those to train on.
+
+    A text goes with texts alone.
+    """
     known, beside = by_ending(), {other.name for other in path.parent.iterdir()}
     packed = "" if path.suffix.lower() not in COMPRESSED else path.suffix
     ending = Path(path.name.removesuffix(packed)).suffix

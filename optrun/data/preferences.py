@@ -54,7 +54,9 @@ class PairColumns:
 
 
 def pair_columns(source: Source, split: Split) -> PairColumns:
-    """Find the columns of a split: `chosen`, `rejected`, and `prompt` or the one that `data.text_column` names.
+    """Find the columns of a split.
+
+    `chosen`, `rejected`, and `prompt` or the one that `data.text_column` names.
 
     Raises:
         ConfigError: One is missing, with the name that is nearest to it.
@@ -130,7 +132,10 @@ def said_in(source: Source) -> Iterator[str]:
 
 
 def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
-    """Count the turns or characters that two answers begin with alike; one of each is left where all are."""
+    """Count the turns or characters that two answers begin with alike.
+
+    One of each is left where all are.
+    """
     least = min(len(chosen), len(rejected))
     at = next((at for at in range(least) if chosen[at] != rejected[at]), max(least - 1, 0))
     return at - 1 if at and chosen[at - 1] == " " else at

@@ -40,7 +40,10 @@ class Progress:
         self._show(completed=self._done)
 
     def ahead(self, amount: int) -> None:
-        """Show how much of what the next `done` counts is done already: a single text can be nearly all there is."""
+        """Show how much of what the next `done` counts is done already.
+
+        A single text can be nearly all there is.
+        """
         self._show(completed=self._done + amount)
 
     def tokens(self, amount: int) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def kept_rows(
     kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]
 ) -> dict[str, Dataset]:
-    """Read with a reader of `datasets`, and keep the Arrow files in our own cache, which notices damage.
+    """Read with a reader of `datasets`, and keep the Arrow files in our own cache.
+
+    Which notices damage.
 
     Args:
         kind: Subfolder of the cache.

@@ -1,4 +1,7 @@
-"""What is asked of the reader of a format: files of one format, and how they were said to be read."""
+"""What is asked of the reader of a format.
+
+Files of one format, and how they were said to be read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the columns of a table are for, and which task that makes: by their names, and by what stands in them."""
+"""What the columns of a table are for, and which task that makes.
+
+By their names, and by what stands in them.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,10 @@ def roles_of(rows: Dataset) -> Roles:
 
 
 def undecoded(rows: Dataset) -> Dataset:
-    """Leave images as they lie: one that cannot be decoded is told, with its row, when it is trained on."""
+    """Leave images as they lie.
+
+    One that cannot be decoded is told, with its row, when it is trained on.
+    """
     for name, feature in rows.features.items():
         if type(feature).__name__ == "Image":
             rows = rows.cast_column(name, type(feature)(decode=False))

@@ -1,4 +1,7 @@
-"""Rows that are no rows of texts: nested cells, chats, one object for a whole file, labels inside of lines."""
+"""Rows that are no rows of texts.
+
+Nested cells, chats, one object for a whole file, labels inside of lines.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,10 @@ def _lines(rows: Dataset) -> list[str]:
 
 
 def looks_like(rows: Dataset) -> str | None:
-    """Name the format of lines of text that are a table or objects all the same; None: they are texts."""
+    """Name the format of lines of text that are a table or objects all the same; None.
+
+    They are texts.
+    """
     lines = [line.strip() for line in _lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"

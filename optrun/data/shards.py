@@ -1,4 +1,7 @@
-"""Files whose rows are read where they lie, here or on the hub: jsonl by where each row begins, parquet by groups."""
+"""Files whose rows are read where they lie, here or on the hub.
+
+Jsonl by where each row begins, parquet by groups.
+"""
 
 from __future__ import annotations
 
@@ -155,11 +158,17 @@ class Lines(Shard):
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def __reduce__(self) -> tuple[Callable[..., Lines], tuple[object, ...]]:
-        """Leave out where the rows begin, 8 bytes each: another process maps that from the cache, too."""
+        """Leave out where the rows begin, 8 bytes each.
+
+        Another process maps that from the cache, too.
+        """
         return Lines._mapped, (self.key, self.file, self.content, partial(_found_again, self.file))
 
     def names(self) -> Sequence[str]:
-        """List the keys of its first rows: to parse them all would take much longer than to find where they are."""
+        """List the keys of its first rows.
+
+        To parse them all would take much longer than to find where they are.
+        """
 
         def find() -> list[str]:
             return list(
@@ -221,7 +230,10 @@ class Lines(Shard):
 
 @dataclass(frozen=True)
 class Groups(Shard):
-    """A parquet file; `ends` holds the number of rows up to the end of each row group, `columns` all its columns."""
+    """A parquet file.
+
+    `ends` holds the number of rows up to the end of each row group, `columns` all its columns.
+    """
 
     ends: tuple[int, ...]
     columns: tuple[str, ...]

@@ -34,7 +34,10 @@ class Split:
     rows: Dataset | TextRows
     """Of a source of token ids a `TokenBlocks`, which only a task that reads them is given."""
     key: str
-    """The configuration key the rows came by, for messages: `data.train`, `data.eval`, `data.eval.dev`."""
+    """The configuration key the rows came by, for messages.
+
+    `data.train`, `data.eval`, `data.eval.dev`.
+    """
     positions: np.ndarray | None = None
     """Where each row stood in what was read, from 0; None: where it stands here.
 
@@ -62,7 +65,10 @@ class Split:
             yield from zip(*(batch[name] for name in names), strict=True)
 
     def number(self, row: int) -> int:
-        """Number a row for a person who looks for it in the file: counted from 1, without a header line."""
+        """Number a row for a person who looks for it in the file.
+
+        Counted from 1, without a header line.
+        """
         return int(row if self.positions is None else self.positions[row]) + 1
 
     def where(self, row: int) -> str:
@@ -88,7 +94,10 @@ class Source:
     cut_from_train: bool = False
     """Whether the evaluation rows were held back from the training rows."""
     classes: list[str] | None = None
-    """The classes by number, where a trained model has them already; None: those of the training rows."""
+    """The classes by number, where a trained model has them already; None.
+
+    Those of the training rows.
+    """
     notes: list[str] = field(default_factory=list)
     """What was decided where the configuration was silent; shown to the user."""
 
@@ -226,7 +235,9 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 
 
 def _end_of_head(text: str | LongText, fraction: float) -> int:
-    """Find where the end that is held back begins: behind a line break, else a space, else at just that share.
+    """Find where the end that is held back begins.
+
+    Behind a line break, else a space, else at just that share.
 
     Neither may be further away than the end is long: behind a title and one endless line nothing
     would be left to train on.

@@ -35,7 +35,9 @@ def check_workbook(path: Path, kind: str, encoding: str | None) -> tuple[str, st
 
 
 def read_spreadsheet(asked: Reading) -> Dataset:
-    """Read the first sheet of each workbook; its first row has the names, unless `data.column_names` has.
+    """Read the first sheet of each workbook.
+
+    Its first row has the names, unless `data.column_names` has.
 
     Returns:
         Every column as text; an empty cell is missing.

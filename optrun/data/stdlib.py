@@ -1,4 +1,7 @@
-"""The source text of the running Python's standard library: real input on every machine, no download."""
+"""The source text of the running Python's standard library.
+
+Real input on every machine, no download.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ def stdlib_source(
     most: int | None = None,
     columns: ColumnsConfig | None = None,
 ) -> Source:
-    """Read training and evaluation rows from different files, the same ones for every seed, so that seeds compare.
+    """Read training and evaluation rows from different files, the same ones for every seed.
+
+    So that seeds compare.
 
     Args:
         config: The data choice.
@@ -137,7 +142,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions_of(path: Path) -> Iterator[tuple[Function, str]]:
-    """Yield each function of a file with the first paragraph of its docstring; none of a file that is no Python."""
+    """Yield each function of a file with the first paragraph of its docstring.
+
+    None of a file that is no Python.
+    """
     try:
         tree = ast.parse(source_text(path))
     except (SyntaxError, ValueError):

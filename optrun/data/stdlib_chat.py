@@ -48,7 +48,9 @@ def _load(
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
-    """Yield pairs of answers to the last question of each chat: its own, and that of another chat of the file.
+    """Yield pairs of answers to the last question of each chat.
+
+    Its own, and that of another chat of the file.
 
     The other one answers the same question about another function, so that it is wrong, and sounds
     alike.

@@ -1,4 +1,6 @@
-"""A stream: the rows of any number of files, read where they lie, a few windows that are far apart at a time.
+"""A stream.
+
+The rows of any number of files, read where they lie, a few windows that are far apart at a time.
 
 What an example is, and where it stands in an epoch, are functions of its number: a run goes on at
 any step at once, with any number of workers and ranks. A task with `READS_STREAMS` in its schema
@@ -183,7 +185,10 @@ class StreamRows:
         )
 
     def _windows(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
-        """Yield each file with its windows: the first one, one past the last, and their borders inside of it."""
+        """Yield each file with its windows.
+
+        The first one, one past the last, and their borders inside of it.
+        """
         begins = [0, *self._ends]
         for shard, begin, (first, last) in zip(
             self.shards,
@@ -195,7 +200,10 @@ class StreamRows:
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
-        """The first window of each part that is read as a whole, and how many there are; shape (parts + 1,), int64."""
+        """The first window of each part that is read as a whole, and how many there are.
+
+        Shape (parts + 1,), int64.
+        """
         begins = np.ones(len(self.borders), dtype=bool)
         for shard, first, last, borders in self._windows():
             parts = shard.parts(borders[:-1])
@@ -213,14 +221,19 @@ class StreamRows:
         return digest("stream", str(self.window), *(shard.content for shard in self.shards))
 
     def parts(self) -> dict[str, str]:
-        """Map each file to the digest of its bytes: what a checkpoint keeps, so that a changed one is named."""
+        """Map each file to the digest of its bytes.
+
+        What a checkpoint keeps, so that a changed one is named.
+        """
         return {str(shard.file): shard.content for shard in self.shards}
 
 
 def open_stream(
     key: str, files: Sequence[Path | HubFile], window: int, notes: list[str]
 ) -> StreamRows:
-    """Open files as a stream; what was found once of a file is known as long as it is the same file.
+    """Open files as a stream.
+
+    What was found once of a file is known as long as it is the same file.
 
     Args:
         key: The configuration key, for messages.
@@ -255,7 +268,9 @@ def open_stream(
 
 
 class WindowOrder:
-    """The order of one epoch: windows permuted, and the examples of every four that follow one another shuffled.
+    """The order of one epoch.
+
+    Windows permuted, and the examples of every four that follow one another shuffled.
 
     The windows of a part of a file that is read as a whole stay near each other: parts are
     permuted, and the windows of every two that follow one another. A window that is a part of its
@@ -314,7 +329,10 @@ class Windows:
 
     rows: StreamRows
     borders: np.ndarray
-    """Where the examples of each window begin, and where the last ones end; shape (windows + 1,), int64."""
+    """Where the examples of each window begin, and where the last ones end.
+
+    Shape (windows + 1,), int64.
+    """
 
     @property
     def name(self) -> str:

@@ -1,4 +1,6 @@
-"""Token ids in files, as nanoGPT, llm.c and Megatron write them, mapped from disk: any number of shards, one stream.
+"""Token ids in files, as nanoGPT, llm.c and Megatron write them, mapped from disk.
+
+Any number of shards, one stream.
 
     nanoGPT   NAME.bin           ids of 16 bits, nothing else
     llm.c     NAME.bin           256 numbers of 32 bits, the first of them 20240520, then the ids
@@ -38,7 +40,9 @@ _READ = 1 << 22
 
 
 def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Map the files that `data.train` and `data.eval` name; without the latter the end of the stream is held back.
+    """Map the files that `data.train` and `data.eval` name.
+
+    Without the latter the end of the stream is held back.
 
     Raises:
         ConfigError: No such file, one that is cut short or of another format, too few tokens for a
@@ -152,7 +156,10 @@ def _listed(known: dict[int, str]) -> str:
 
 
 def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, int, int]:
-    """Digest, largest and smallest id, in one pass of pieces: what is mapped would count as memory of the process."""
+    """Digest, largest and smallest id, in one pass of pieces.
+
+    What is mapped would count as memory of the process.
+    """
     total, count, largest, least = xxhash.xxh3_128(), 0, -1, 0
     with open_file(path, follow=True) as file:
         file.seek(begin)

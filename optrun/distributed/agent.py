@@ -34,7 +34,10 @@ _LOOK_SECONDS = 0.1
 _MEETING_SECONDS = 60
 """To wait for other machines at a time, before it is looked whether they have finished the run."""
 _DIRECT_SECONDS = 0.5
-"""A launcher may signal agent and ranks at once: the agent passes its own on a little later, so that it counts once."""
+"""A launcher may signal agent and ranks at once.
+
+The agent passes its own on a little later, so that it counts once.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +230,9 @@ class _AskedToStop(BaseException):
 def _forwarded(
     heartbeats: Heartbeats, is_meeting: Callable[[], bool]
 ) -> Iterator[list[signal.Signals]]:
-    """Make of signals to this process requests to its ranks, and list them; there are none outside the main thread.
+    """Make of signals to this process requests to its ranks, and list them.
+
+    There are none outside the main thread.
 
     Raises:
         _AskedToStop: There are no ranks, since the other machines are awaited.

@@ -35,13 +35,18 @@ from optrun.distributed.verdict import RankEnd, error_of
 Ends = list[RankEnd]
 
 _HEARSAY_SECONDS = 16.0
-"""For the agent of another machine to say how its ranks ended, where those of this one only lost them.
+"""For the agent of another machine to say how its ranks ended.
+
+Where those of this one only lost them.
 
 One that died has left the next meeting by then: torch counts it in for 15 s, and would wait for it
 there.
 """
 _ANSWER_SECONDS = 15
-"""For an agent that has come to a meeting to say what the others wait for: one that died there never does."""
+"""For an agent that has come to a meeting to say what the others wait for.
+
+One that died there never does.
+"""
 _PARTING_SECONDS = 10.0
 """For the agents of other machines to hear how the ranks of this one ended."""
 _LOOK_SECONDS = 0.1
@@ -83,7 +88,10 @@ class Agent(LocalElasticAgent):  # type: ignore[misc, unused-ignore]
         self._stopped = stopped
         self._asked_to_stop = asked_to_stop
         self.ended: Ends | None = None
-        """How the ranks that were started last ended, with those of other machines that said so; None: they run."""
+        """How the ranks that were started last ended, with those of other machines that said so.
+
+        None: they run.
+        """
         self.is_meeting = False
         """Whether it waits for the agents of other machines."""
 
@@ -260,5 +268,8 @@ def is_lost_machine(error: Exception) -> bool:
 
 
 def is_late(error: Exception) -> bool:
-    """Tell whether machines did not come where agents that know each other met again; that start was counted."""
+    """Tell whether machines did not come where agents that know each other met again.
+
+    That start was counted.
+    """
     return isinstance(error, RendezvousTimeoutError)

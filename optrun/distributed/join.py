@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from optrun.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 15000, 20000
-"""Where ranks meet that no launcher gave a port: this many from here on, by a number that the job's ranks share."""
+"""Where ranks meet that no launcher gave a port.
+
+This many from here on, by a number that the job's ranks share.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,18 @@ def launched(env: Mapping[str, str]) -> Launched | None:
 
 
 def _in_step(env: Mapping[str, str]) -> bool:
-    """Tell whether srun started this process: sbatch's script has SLURM_PROCID and SLURM_NTASKS, too, and is alone."""
+    """Tell whether srun started this process.
+
+    Sbatch's script has SLURM_PROCID and SLURM_NTASKS, too, and is alone.
+    """
     return "SLURM_STEP_ID" in env or "SLURM_STEPID" in env or "SLURM_JOB_ID" not in env
 
 
 def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the rank on this machine, and how many there are; all on one machine if nothing is said."""
+    """Return the rank on this machine, and how many there are.
+
+    All on one machine if nothing is said.
+    """
     if not env.get(names.local_rank, "").strip():
         if int(env.get("SLURM_NNODES", "1")) > 1:
             raise ConfigError(f"{names.local_rank} is missing: it says which device this rank has.")

@@ -9,7 +9,10 @@ from typing import Self
 from optrun.distributed.heartbeat import Heartbeat, Phase
 
 _FIRST_SECONDS = 300.0
-"""At least, until the first step is done where nothing else is said: libraries are imported, kernels compiled."""
+"""At least, until the first step is done where nothing else is said.
+
+Libraries are imported, kernels compiled.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""How single ranks of this machine end: what they say themselves, and where those are found that say nothing more."""
+"""How single ranks of this machine end.
+
+What they say themselves, and where those are found that say nothing more.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ def is_alive(heartbeat: Heartbeat) -> bool:
 
 
 def _state(pid: int) -> str:
-    """Read the state of a process, a letter as `ps` shows it; empty if there is none or the system does not say."""
+    """Read the state of a process, a letter as `ps` shows it.
+
+    Empty if there is none or the system does not say.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -97,7 +103,10 @@ def _state(pid: int) -> str:
 
 
 def _frame_of(folder: Path, local_rank: int, pid: int) -> str:
-    """Ask a rank for its innermost Python frame, by `faulthandler`; empty where it does not answer."""
+    """Ask a rank for its innermost Python frame, by `faulthandler`.
+
+    Empty where it does not answer.
+    """
     path = stack_file(folder, local_rank)
     if not pid or not path.is_file():
         return ""

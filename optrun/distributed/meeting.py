@@ -1,4 +1,7 @@
-"""Where the ranks of a start find each other: torch's store, before there is any group, and after groups are broken."""
+"""Where the ranks of a start find each other.
+
+Torch's store, before there is any group, and after groups are broken.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _LOOK = 0.02
-"""Seconds between two looks into the store; a signal is heard between them, as it is not in `Store.wait`."""
+"""Seconds between two looks into the store.
+
+A signal is heard between them, as it is not in `Store.wait`.
+"""
 _READ_SECONDS = 10.0
 """For the others to read what all have told."""
 
@@ -157,7 +163,10 @@ class Meeting:
         return [f"{key}/{rank}" for rank in range(self.size)]
 
     def _looks(self, timeout: float | None = None) -> Iterator[None]:
-        """Look again and again until the time is up, less often as it goes; each look is a sign of life."""
+        """Look again and again until the time is up, less often as it goes.
+
+        Each look is a sign of life.
+        """
         begun, waited = time.monotonic(), 0.0
         while waited <= (self.timeout if timeout is None else timeout):
             yield

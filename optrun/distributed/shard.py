@@ -1,4 +1,7 @@
-"""A model on several ranks: whole on each of them (DDP), or cut over them block by block (FSDP2)."""
+"""A model on several ranks.
+
+Whole on each of them (DDP), or cut over them block by block (FSDP2).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpC
 from optrun.distributed.world import World
 
 GradientSync = Callable[[bool], AbstractContextManager[object]]
-"""Stands around each micro-batch, told whether it is the last of its step: gradients are reduced there only."""
+"""Stands around each micro-batch, told whether it is the last of its step.
+
+Gradients are reduced there only.
+"""
 
 
 def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:
@@ -197,7 +203,10 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def model_class(model: nn.Module) -> type[Any]:
-    """Return the class of a model before it was sharded: `fully_shard` puts one of its own in front."""
+    """Return the class of a model before it was sharded.
+
+    `fully_shard` puts one of its own in front.
+    """
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
@@ -215,6 +224,9 @@ def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
 def whole_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Gather shards one after the other; every rank takes part to the end, and has each tensor whole for a while."""
+    """Gather shards one after the other.
+
+    Every rank takes part to the end, and has each tensor whole for a while.
+    """
     for name, tensor in tensors:
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -39,7 +39,10 @@ _LOST = (
         "Read error",
     ),
 )
-"""What torch's backends say where another rank does not answer; gloo's errors are bare RuntimeErrors."""
+"""What torch's backends say where another rank does not answer.
+
+Gloo's errors are bare RuntimeErrors.
+"""
 
 COLLECTIVES = "rank-*-collectives.json"
 """Files beside the logs of ranks: what torch's flight recorder knows of a rank that was silent."""

@@ -119,7 +119,10 @@ class World:
         return judge(self.gather_objects(value))
 
     def merge_names(self, *lists: list[str]) -> list[list[str]]:
-        """Merge lists of names over ranks: what any rank has, each once, in the order of the first that has it."""
+        """Merge lists of names over ranks.
+
+        What any rank has, each once, in the order of the first that has it.
+        """
         every = self.gather_objects(lists)
         return [
             list(dict.fromkeys(name for own in every for name in own[at]))

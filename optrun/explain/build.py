@@ -1,4 +1,6 @@
-"""Work out what a configuration means before a single step: the model as shapes, every group, the schedule, the memory.
+"""Work out what a configuration means before a single step.
+
+The model as shapes, every group, the schedule, the memory.
 
 Nothing is trained and no weight is read; of data in local files a sample is.
 """

@@ -132,7 +132,10 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:
-    """Explain why the data are not looked at; None if none are named; empty if they are looked at."""
+    """Explain why the data are not looked at; None if none are named.
+
+    Empty if they are looked at.
+    """
     data = config.data
     if isinstance(data, HubConfig):
         folder = Path(data.path).expanduser()

@@ -1,4 +1,7 @@
-"""Hold what is known of a configuration before a single step: plain data, for tables, pictures and JSON."""
+"""Hold what is known of a configuration before a single step.
+
+Plain data, for tables, pictures and JSON.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,10 @@ class Facts:
 
     @property
     def curve_labels(self) -> list[str]:
-        """What each curve is called: the name of its schedule, with a number where others have that too."""
+        """What each curve is called.
+
+        The name of its schedule, with a number where others have that too.
+        """
         names = [curve.name for curve in self.curves]
         return [
             name if names.count(name) == 1 else f"{name} {names[: index + 1].count(name)}"
@@ -193,7 +199,10 @@ class GroupFacts:
 
     @property
     def weight_decays(self) -> tuple[float, float]:
-        """Lowest and highest weight decay; they differ where the optimizer exempts names of its own."""
+        """Lowest and highest weight decay.
+
+        They differ where the optimizer exempts names of its own.
+        """
         decays = [tensor.weight_decay for tensor in self.tensors]
         return min(decays), max(decays)
 

@@ -12,7 +12,10 @@ USUAL_BATCH = 16
 _SHARE = 0.6
 """Of the memory, that a run may take."""
 _KEPT = 2.0
-"""Activations that backward needs, over those that weights read and write: norms, dropout, attention."""
+"""Activations that backward needs, over those that weights read and write.
+
+Norms, dropout, attention.
+"""
 
 
 def memory_there() -> int:
@@ -23,7 +26,9 @@ def memory_there() -> int:
 
 
 def bytes_of_batch(facts: Facts, batch: int, length: int) -> int:
-    """Estimate the memory of a step: weights, gradients, states, and float32 activations of every matrix.
+    """Estimate the memory of a step.
+
+    Weights, gradients, states, and float32 activations of every matrix.
 
     Args:
         facts: Of the configuration.

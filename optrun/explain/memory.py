@@ -14,7 +14,10 @@ from optrun.explain.facts import RankMemory
 
 
 def rank_count(config: RunConfig) -> int:
-    """Count the ranks from the configuration alone; `training.nproc_per_node=auto` counts the GPUs of this machine."""
+    """Count the ranks from the configuration alone.
+
+    `training.nproc_per_node=auto` counts the GPUs of this machine.
+    """
     distributed, on_node = config.distributed, config.training.nproc_per_node
     if not isinstance(distributed, RanksConfig):
         return 1

@@ -99,5 +99,8 @@ def bar(share: float, width: int) -> str:
 
 
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Look up the value at the last point that is not after x: a learning rate holds until the next step."""
+    """Look up the value at the last point that is not after x.
+
+    A learning rate holds until the next step.
+    """
     return ys[max(bisect_right(xs, x + 1e-9) - 1, 0)]

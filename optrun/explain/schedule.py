@@ -1,4 +1,7 @@
-"""Sample the schedules of a configuration: over which run length, where their peaks are, which group has which."""
+"""Sample the schedules of a configuration.
+
+Over which run length, where their peaks are, which group has which.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,10 @@ def _spread(first: int, last: int) -> list[int]:
 
 
 def _peak(curve: Curve, points: list[int]) -> int:
-    """Find the step with the highest value: around the best of the points, ever closer, until no step is left out."""
+    """Find the step with the highest value.
+
+    Around the best of the points, ever closer, until no step is left out.
+    """
     while True:
         best = points.index(max(points, key=curve))
         around = points[max(best - 1, 0) : best + 2]

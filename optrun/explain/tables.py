@@ -130,7 +130,10 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _resolved(options: Mapping[str, object]) -> str:
-    """Write the options that a dialect stands for, as they are in force; those that are off are left out."""
+    """Write the options that a dialect stands for, as they are in force.
+
+    Those that are off are left out.
+    """
     shown = {
         key: value
         for key, value in options.items()
@@ -142,7 +145,10 @@ def _resolved(options: Mapping[str, object]) -> str:
 
 
 def _length(facts: Facts) -> str:
-    """Say over which steps, and how many of them are warm-up: as the configuration has it, in steps or as shares."""
+    """Say over which steps, and how many of them are warm-up.
+
+    As the configuration has it, in steps or as shares.
+    """
     climb = facts.warmup_steps
     if facts.steps_from != "assumed":
         return f"over {facts.steps:,} steps" + (f", {climb:,} of them warm-up" if climb else "")
@@ -243,7 +249,10 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
 
 
 def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
-    """Build the richest table that fits the console: bars go first, then reasons that are not the user's own."""
+    """Build the richest table that fits the console.
+
+    Bars go first, then reasons that are not the user's own.
+    """
     choices = [{"own rule"}, {"own rule", "rule"}, {"own rule", "bar"}, {"own rule", "rule", "bar"}]
     if any(tensor.rule.startswith("rules[") for tensor in facts.tensors):
         choices = [{"own rule"}, {"own rule", "bar"}, {"rule", "bar"}]

@@ -1,4 +1,7 @@
-"""What the ranks of a run are told to do: composed once, sent as JSON, typed again without Hydra."""
+"""What the ranks of a run are told to do.
+
+Composed once, sent as JSON, typed again without Hydra.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _SETTLED = (
     *("resume", "run_name", "training.per_device_train_batch_size"),
     *("training.gradient_accumulation_steps", "training.global_batch_size"),
 )
-"""Keys that a run which goes on has otherwise than one that begins; the batch is compared when it is settled."""
+"""Keys that a run which goes on has otherwise than one that begins.
+
+The batch is compared when it is settled.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,9 @@ class Payload:
         return RunDir(self.run_dir)
 
     def again(self, *, saved_since: bool) -> Self:
-        """Make the payload of ranks that are started once more: from the last checkpoint, if there is one.
+        """Make the payload of ranks that are started once more.
+
+        From the last checkpoint, if there is one.
 
         Args:
             saved_since: Whether this start has saved; else a checkpoint that was asked for by name

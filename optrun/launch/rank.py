@@ -1,4 +1,6 @@
-"""One rank of a run: started by optrun's own agent, or one of the processes of torchrun, srun or mpirun.
+"""One rank of a run.
+
+Started by optrun's own agent, or one of the processes of torchrun, srun or mpirun.
 
 `python -m optrun.launch.rank` is what the agent starts.
 """
@@ -65,7 +67,10 @@ if TYPE_CHECKING:
 PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""
 _GROUPS_SECONDS = 60.0
-"""More than the longest limit: the watchdog, which knows more, is to speak before a collective gives up."""
+"""More than the longest limit.
+
+The watchdog, which knows more, is to speak before a collective gives up.
+"""
 _UNCONFIRMED = (
     "the machine of rank 0 is gone, and did not say whether the last save is whole; resume=auto goes on from the "
     "newest one that is."
@@ -101,7 +106,10 @@ class Rank:
 
     @property
     def is_watched(self) -> bool:
-        """Whether optrun's own agent started it, which finds ranks that hang, and tells how they ended."""
+        """Whether optrun's own agent started it.
+
+        Which finds ranks that hang, and tells how they ended.
+        """
         return FOLDER in os.environ
 
     def share(self, folder: Path) -> None:
@@ -254,7 +262,10 @@ def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def _recorded(rank: Rank, run: RunDir, limits: Limits) -> Iterator[None]:
-    """Write which collectives this rank began last, where a rank of this machine is about to be silent for too long."""
+    """Write which collectives this rank began last.
+
+    Where a rank of this machine is about to be silent for too long.
+    """
     if rank.heartbeats is None:
         yield
         return
@@ -391,7 +402,9 @@ def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
 
 
 def leave(code: int) -> int:
-    """End this process without taking Python down: threads of gloo outlive their group, and would abort it.
+    """End this process without taking Python down.
+
+    Threads of gloo outlive their group, and would abort it.
 
     Returns:
         The exit code, where there was no group.
@@ -435,7 +448,10 @@ def main() -> int:
 
 
 def _tell(rank: Rank, end: RankEnd) -> int:
-    """Leave how this rank ended where its agent reads it; returns the exit code that tells it of another start."""
+    """Leave how this rank ended where its agent reads it.
+
+    Returns the exit code that tells it of another start.
+    """
     assert rank.folder is not None
     end_file(rank.folder, rank.launched.local_rank).write_text(
         json.dumps(asdict(end)), encoding="utf-8"

@@ -39,7 +39,10 @@ def device_count(config: RunConfig) -> int | None:
 
 
 def idle_note(config: RunConfig) -> str | None:
-    """Say that there are accelerators which a run in one process leaves idle; None where there are none."""
+    """Say that there are accelerators which a run in one process leaves idle.
+
+    None where there are none.
+    """
     if isinstance(config.distributed, RanksConfig) or config.training.device.partition(":")[
         0
     ] not in ("auto", "cuda"):

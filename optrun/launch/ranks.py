@@ -115,7 +115,9 @@ def train_on_ranks(
 
 
 def _refuse_code_of_program(request: Request) -> None:
-    """Refuse choices that this program has registered itself: its ranks are other processes, which know none of them.
+    """Refuse choices that this program has registered itself.
+
+    Its ranks are other processes, which know none of them.
 
     Raises:
         ConfigError: With the plugin to give instead.
@@ -141,7 +143,10 @@ def _is_over(run: RunDir, payload: Payload) -> bool:
 
 
 def _record(run: RunDir, error: OptrunError) -> None:
-    """Write into the summary why a run failed, where rank 0 could not, or knew only that another rank had left."""
+    """Write into the summary why a run failed.
+
+    Where rank 0 could not, or knew only that another rank had left.
+    """
     with contextlib.suppress(OSError, ValueError, OptrunError):  # what ended the run is what counts
         values = read_summary(run.summary)
         if error.exit_code != EXIT_FAILED or values.get("status") not in ("running", "failed"):

@@ -42,7 +42,10 @@ class Caller:
     console: Console
     """Where progress and result are printed."""
     owns_process: bool = True
-    """Whether a second signal may end the process; not so in a notebook, or inside of another program."""
+    """Whether a second signal may end the process.
+
+    Not so in a notebook, or inside of another program.
+    """
     leader: Leader | None = None
     """Where torchrun or another launcher started this process as rank 0."""
 
@@ -79,7 +82,10 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     ended: list[Outcome | Exception] = []
 
     def job(_: DictConfig) -> None:
-        """Keep an error, and do not raise it: `hydra.core.utils.JobReturn` would print a message of its own."""
+        """Keep an error, and do not raise it.
+
+        `hydra.core.utils.JobReturn` would print a message of its own.
+        """
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
         try:
             ended.append(execute(request, run, caller))
@@ -102,7 +108,9 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
 def execute(
     request: Request, run: RunDir, caller: Caller, resume: ResumePoint | None = None
 ) -> Outcome:
-    """Train in a run directory and show the result: in this process, on ranks that it starts, or as the first of them.
+    """Train in a run directory and show the result.
+
+    In this process, on ranks that it starts, or as the first of them.
 
     Raises:
         OptrunError: As `optrun.runner.train.train`.
@@ -150,7 +158,10 @@ def refuse_used(folder: Path) -> None:
 
 
 def forget_unbegun(run: RunDir) -> None:
-    """Remove the directory of a run that was refused before it began, so that the mended command can have it."""
+    """Remove the directory of a run that was refused before it began.
+
+    So that the mended command can have it.
+    """
     if run.summary.exists() or run.metrics.exists():
         return
     for folder in (run.hydra, run.logs):

@@ -223,7 +223,10 @@ def without_factors(model: nn.Module) -> Iterator[None]:
 
 
 def merge(model: nn.Module) -> None:
-    """Add the factors to the weights they stand beside, in place: afterwards the model is a plain one."""
+    """Add the factors to the weights they stand beside, in place.
+
+    Afterwards the model is a plain one.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -245,7 +248,10 @@ def merge(model: nn.Module) -> None:
 def _modules_to_save(
     config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]
 ) -> list[str]:
-    """List the modules that train whole: those that were asked for, or the task's head and whatever else is new."""
+    """List the modules that train whole.
+
+    Those that were asked for, or the task's head and whatever else is new.
+    """
     modules = {
         name
         for name, module in model.named_modules()
@@ -467,7 +473,10 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
 
 
 def _names(model: nn.Module, places: Places) -> frozenset[str]:
-    """Name what the adapter holds: all that trains now, and the buffers of modules that train whole."""
+    """Name what the adapter holds.
+
+    All that trains now, and the buffers of modules that train whole.
+    """
     trained = {name for name, param in model.named_parameters() if param.requires_grad}
     copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in places.saved)
     return frozenset(

@@ -1,4 +1,7 @@
-"""Where an adapter goes: the linear modules of a model, its head, and names that people give of either."""
+"""Where an adapter goes.
+
+The linear modules of a model, its head, and names that people give of either.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """List the modules that a task puts on a model: those beside the model without head, and its output layer."""
+    """List the modules that a task puts on a model.
+
+    Those beside the model without head, and its output layer.
+    """
     children = {
         name: child
         for name, child in model.named_children()

@@ -1,4 +1,7 @@
-"""Pretrained models that lie in the cache of the hub's client, so that nothing has to be fetched."""
+"""Pretrained models that lie in the cache of the hub's client.
+
+So that nothing has to be fetched.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from huggingface_hub.errors import CacheNotFound
 
 
 def models_at_hand(limit: int = 8) -> list[str]:
-    """List names of cached models with weights, a configuration and a tokenizer; the latest used first."""
+    """List names of cached models with weights, a configuration and a tokenizer.
+
+    The latest used first.
+    """
     try:
         repos = scan_cache_dir().repos
     except (CacheNotFound, ValueError):

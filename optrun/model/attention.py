@@ -139,7 +139,9 @@ def separation(model: PreTrainedModel, key: str) -> str:
 
 @contextmanager
 def plain_attention(model: nn.Module) -> Iterator[None]:
-    """Let a model run on any device and in any precision, as generating does; everything is put back.
+    """Let a model run on any device and in any precision, as generating does.
+
+    Everything is put back.
 
     Args:
         model: A transformers model; parts of it may have configurations of their own.

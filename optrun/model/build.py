@@ -28,7 +28,10 @@ __all__ = ["ModelSpec", "build_model", "special_ids"]
 
 CAUSAL = "AutoModelForCausalLM"
 _LEAST_USED, _USUALLY_USED = 0.5, 0.9
-"""Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %."""
+"""Shares of an embedding that a tokenizer reaches.
+
+T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %.
+"""
 
 
 def build_model(
@@ -220,7 +223,10 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
 
 
 def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Refuse texts longer than the positions of RoBERTa and its kin, which count from padding_idx + 1."""
+    """Refuse texts longer than the positions of RoBERTa and its kin.
+
+    Which count from padding_idx + 1.
+    """
     if spec.max_length is None:
         return
     for name, module in model.named_modules():
@@ -234,7 +240,10 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
 
 
 def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Refuse a model whose prediction depends on later tokens: it learns nothing from predicting the next one."""
+    """Refuse a model whose prediction depends on later tokens.
+
+    It learns nothing from predicting the next one.
+    """
     size = model.get_input_embeddings().num_embeddings
     ids = torch.arange(8, device=model.device).remainder(size).repeat(2, 1)
     ids[1, 4:] = (ids[1, 4:] + size // 2) % size
@@ -264,7 +273,10 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
 
 
 def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Report) -> None:
-    """Refuse weights of which most are new: a head may be new, but such a model was not loaded at all."""
+    """Refuse weights of which most are new.
+
+    A head may be new, but such a model was not loaded at all.
+    """
     mismatched, fresh = list(report.get("mismatched_keys", ())), set(new_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]

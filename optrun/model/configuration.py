@@ -1,4 +1,7 @@
-"""The transformers configuration of a model: its own values, the user's on top, then what the data decides."""
+"""The transformers configuration of a model.
+
+Its own values, the user's on top, then what the data decides.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +250,9 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
 
 
 def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
-    """Refuse an implementation called OWNER/NAME: it is code of the hub, which transformers fetches and runs.
+    """Refuse an implementation called OWNER/NAME.
+
+    It is code of the hub, which transformers fetches and runs.
 
     A model's own config.json may ask for one, as it may ask for code of its own.
     """
@@ -325,7 +330,10 @@ def _set(values: TransformersConfig, name: str, value: object) -> None:
 
 
 def _rebuilt(values: TransformersConfig, defaults: Mapping[str, object]) -> TransformersConfig:
-    """Make the configuration anew from its values, so that what its class derives from them fits."""
+    """Make the configuration anew from its values.
+
+    So that what its class derives from them fits.
+    """
     changed = {
         name: value
         for name, value in values.to_dict().items()

@@ -26,7 +26,9 @@ def step_flops(
     batch: Mapping[str, torch.Tensor],
     autocast: AbstractContextManager[object] | None = None,
 ) -> float:
-    """Count forward and backward of one batch, of which nothing stays: neither gradients nor random states.
+    """Count forward and backward of one batch, of which nothing stays.
+
+    Neither gradients nor random states.
 
     The forward pass is run once, and its matrix products, convolutions and attention are counted.
     The backward pass has a product for the gradient of the activations and one for that of the

@@ -1,4 +1,7 @@
-"""A local model folder looked through before anything is loaded: what is in it, and whether its weights are whole."""
+"""A local model folder looked through before anything is loaded.
+
+What is in it, and whether its weights are whole.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def _no_model(folder: Path, path: str) -> str | None:
 
 
 def _no_weights(folder: Path) -> str | None:
-    """Explain why a folder has no weights to load: only safetensors are opened, since others may run code."""
+    """Explain why a folder has no weights to load.
+
+    Only safetensors are opened, since others may run code.
+    """
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return None
     other = sorted(

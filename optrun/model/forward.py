@@ -1,4 +1,6 @@
-"""Forward passes over whole batches: without what a decoder does for the next token, or for a person who forgot a mask.
+"""Forward passes over whole batches.
+
+Without what a decoder does for the next token, or for a person who forgot a mask.
 
 `transformers.Trainer` switches the cache off, too.
 """

@@ -1,4 +1,6 @@
-"""Pretrained weights that stay in their files, mapped into memory: each rank reads the slices that it keeps.
+"""Pretrained weights that stay in their files, mapped into memory.
+
+Each rank reads the slices that it keeps.
 
 transformers gives a parameter the memory of its file where neither dtype nor layout changes. Such a
 model costs a rank nothing until it is used, and `fully_shard` copies a slice of it. Where the files
@@ -39,7 +41,9 @@ def new_names(report: Report) -> list[str]:
 def load_mapped(
     load: partial[tuple[PreTrainedModel, Report]], config: PretrainedConfig, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, Report] | str:
-    """Load a model without reading its weights; what they lack is made from torch's generator, as else.
+    """Load a model without reading its weights.
+
+    What they lack is made from torch's generator, as else.
 
     Args:
         load: `from_pretrained` with all its keywords but the dtype.
@@ -75,7 +79,10 @@ def _in_dtype(
     new: set[str],
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """Build a model again in another dtype: buffers, what is new, and for the weights tensors of one element."""
+    """Build a model again in another dtype.
+
+    Buffers, what is new, and for the weights tensors of one element.
+    """
     buffers = {
         name: tensor
         for name, tensor in stored.named_buffers()
@@ -94,7 +101,10 @@ def _in_dtype(
 
 
 def _stored_dtype(config: PretrainedConfig) -> torch.dtype | str:
-    """Find the one dtype of the floats in the files of a model; or say why there is none to be found."""
+    """Find the one dtype of the floats in the files of a model.
+
+    Or say why there is none to be found.
+    """
     from transformers.utils import cached_file
 
     folder = Path(config.path).expanduser()
@@ -115,7 +125,10 @@ def _stored_dtype(config: PretrainedConfig) -> torch.dtype | str:
 
 
 def put_in(model: nn.Module) -> None:
-    """Give a model the weights of its files, in their dtype; those of modules that peft has wrapped, too."""
+    """Give a model the weights of its files, in their dtype.
+
+    Those of modules that peft has wrapped, too.
+    """
     weights: Mapping[str, torch.Tensor] = getattr(model, _MARK, (None, {}))[1]
     for name, param in model.named_parameters():
         for part in ("base_layer.", "original_module.", "modules_to_save.default."):
@@ -125,7 +138,10 @@ def put_in(model: nn.Module) -> None:
 
 
 def mapped_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype that a model with mapped weights is to have; None: it has no such weights."""
+    """Return the dtype that a model with mapped weights is to have; None.
+
+    It has no such weights.
+    """
     dtype: torch.dtype | None = getattr(model, _MARK, (None, {}))[0]
     return dtype
 

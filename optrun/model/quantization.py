@@ -118,7 +118,10 @@ def dequantize(model: nn.Module) -> None:
 
 
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
-    """Count the bytes of each parameter with its quantisation constants; on meta devices those it will take."""
+    """Count the bytes of each parameter with its quantisation constants.
+
+    On meta devices those it will take.
+    """
     sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         count = module.in_features * module.out_features
@@ -199,7 +202,10 @@ def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
 
 
 def _compress(weight: Any) -> None:
-    """Quantise the constants, too, as bitsandbytes does; their mean in float64, which is the same in any threads."""
+    """Quantise the constants, too, as bitsandbytes does.
+
+    Their mean in float64, which is the same in any threads.
+    """
     import bitsandbytes.functional as bnb
 
     state = weight.quant_state
@@ -209,7 +215,10 @@ def _compress(weight: Any) -> None:
 
 
 def _bring_constants(module: Any, _inputs: Any) -> None:
-    """Move the second name and the constants of an 8-bit weight, which `nn.Module.to` leaves behind."""
+    """Move the second name and the constants of an 8-bit weight.
+
+    Which `nn.Module.to` leaves behind.
+    """
     weight = module.weight
     held = weight if weight.CB is not None else module.state
     if held.CB is not None and held.CB.device != weight.device:

@@ -94,12 +94,17 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the rows that an embedding needs: more than the tokenizer's entries if some ids are left out."""
+    """Count the rows that an embedding needs.
+
+    More than the tokenizer's entries if some ids are left out.
+    """
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
 def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer of special tokens alone, which transformers makes if its files are missing.
+    """Refuse a tokenizer of special tokens alone.
+
+    Which transformers makes if its files are missing.
 
     Raises:
         ConfigError: With the files it looked for.
@@ -203,7 +208,10 @@ def train_tokenizer(
 
 
 def _bounded(texts: Iterator[str]) -> Iterator[str]:
-    """Yield texts up to the limit, long ones in pieces, so that one document does not train as one word list."""
+    """Yield texts up to the limit, long ones in pieces.
+
+    So that one document does not train as one word list.
+    """
     left = TRAINING_CHARACTERS
     pieces = chain.from_iterable(
         (text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts

@@ -12,7 +12,9 @@ from optrun.model.adapter import injected
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collect what a checkpoint holds: all tensors, or those of an adapter, whose frozen base lies where it came from.
+    """Collect what a checkpoint holds.
+
+    All tensors, or those of an adapter, whose frozen base lies where it came from.
 
     Args:
         model: A module.
@@ -27,7 +29,10 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collect weights and persistent buffers by name; a tied tensor once, under its parameter's name."""
+    """Collect weights and persistent buffers by name.
+
+    A tied tensor once, under its parameter's name.
+    """
     found: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
     # embedding.
@@ -75,7 +80,10 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def place_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Let a model on `meta` have these parameters and buffers, without a copy; shapes and names are not checked."""
+    """Let a model on `meta` have these parameters and buffers, without a copy.
+
+    Shapes and names are not checked.
+    """
     for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)

@@ -1,4 +1,7 @@
-"""Adamax as Paddle computes it: torch's adds eps to |g|, this one to the decayed maximum; torch's has no L1."""
+"""Adamax as Paddle computes it: torch's adds eps to |g|, this one to the decayed maximum.
+
+Torch's has no L1.
+"""
 
 from __future__ import annotations
 

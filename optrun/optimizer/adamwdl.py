@@ -115,7 +115,10 @@ class AdamWDL(BatchOptimizer):
         return {name: self._lr_ratios[param] for name, param in self.named_params().items()}
 
     def get_config(self) -> PlainDict:
-        """Return the keywords as in `NamedOptimizer`; functions as they are, without the default ratio function."""
+        """Return the keywords as in `NamedOptimizer`.
+
+        Functions as they are, without the default ratio function.
+        """
         config = super().get_config()
         if config["set_param_lr_fun"] is layerwise_lr_decay:
             del config["set_param_lr_fun"]

@@ -1,4 +1,7 @@
-"""Optimizers that are judged by other weights than they train: those of their `eval()`, as the schedule-free ones."""
+"""Optimizers that are judged by other weights than they train.
+
+Those of their `eval()`, as the schedule-free ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def averages(optimizer: Optimizer) -> bool:
 
 
 def averaged_params(optimizer: Optimizer) -> set[Tensor]:
-    """Collect the parameters for which `eval()` has other weights; of a `Composite`, those of such members."""
+    """Collect the parameters for which `eval()` has other weights.
+
+    Of a `Composite`, those of such members.
+    """
     return {
         param
         for one in _averaging(optimizer)
@@ -73,7 +79,10 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _switch(optimizer: Optimizer, change: Any) -> None:
-    """Call `eval()` or `train()` for the parameters that have a state: SPlus fails over one without."""
+    """Call `eval()` or `train()` for the parameters that have a state.
+
+    SPlus fails over one without.
+    """
     whole = [group["params"] for group in optimizer.param_groups]
     try:
         for group, params in zip(optimizer.param_groups, whole, strict=True):

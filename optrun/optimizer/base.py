@@ -1,4 +1,7 @@
-"""What every optimizer here can do besides stepping: names, scaled groups, a guarded lr, a config, named state."""
+"""What every optimizer here can do besides stepping.
+
+Names, scaled groups, a guarded lr, a config, named state.
+"""
 
 from __future__ import annotations
 
@@ -143,13 +146,19 @@ class NamedOptimizer(Optimizer):
             self.register_step_post_hook(_after_step)
 
     def _resolve(self) -> None:
-        """Look up in the groups what does not change from step to step; called whenever they change."""
+        """Look up in the groups what does not change from step to step.
+
+        Called whenever they change.
+        """
 
     # -- groups
     # -------------------------------------------------------------------------------------------------------
 
     def _checked(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
-        """Check `options` in place; take functions of the step out and put their value at step 0 in."""
+        """Check `options` in place.
+
+        Take functions of the step out and put their value at step 0 in.
+        """
         functions: dict[str, Callable[[int], float]] = {}
         for key in SCHEDULABLE:
             if callable(options.get(key)):
@@ -198,7 +207,10 @@ class NamedOptimizer(Optimizer):
                 )
 
     def named_params(self) -> dict[str, Tensor]:
-        """Map each name to its parameter, in group order; unnamed ones are named by their position."""
+        """Map each name to its parameter, in group order.
+
+        Unnamed ones are named by their position.
+        """
         return {
             name: param
             for index, group in enumerate(self.param_groups)
@@ -206,7 +218,9 @@ class NamedOptimizer(Optimizer):
         }
 
     def decays(self, param: Tensor) -> bool:
-        """Tell whether weight decay applies to a parameter: False if a rule of the optimizer's own exempts it.
+        """Tell whether weight decay applies to a parameter.
+
+        False if a rule of the optimizer's own exempts it.
 
         Args:
             param: One of its parameters; what its group says of decay stands in the group.
@@ -275,7 +289,9 @@ class NamedOptimizer(Optimizer):
         return float(self.defaults["lr"])
 
     def set_lr(self, value: float) -> None:
-        """Set the base learning rate from the next step on; groups follow by their `lr_scale`, absolute ones stay.
+        """Set the base learning rate from the next step on.
+
+        Groups follow by their `lr_scale`, absolute ones stay.
 
         Raises:
             RuntimeError: While a scheduler or a function of the step drives the learning rate.
@@ -337,7 +353,10 @@ class NamedOptimizer(Optimizer):
     # --------------------------------------------------------------------------------------------------------
 
     def kept_state(self, param: Tensor, group: Group) -> set[str]:
-        """List the keys of a parameter's state after a step of its group; without `step` and master weight."""
+        """List the keys of a parameter's state after a step of its group.
+
+        Without `step` and master weight.
+        """
         del param
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
 
@@ -397,7 +416,10 @@ class NamedOptimizer(Optimizer):
 
 
 def _constructor(cls: type[NamedOptimizer], schema: type[OptimizerConfig]) -> Callable[..., None]:
-    """Make the constructor that a schema says: `params`, then `ORDER` by position or keyword, all else by keyword."""
+    """Make the constructor that a schema says.
+
+    `params`, then `ORDER` by position or keyword, all else by keyword.
+    """
     first = cls.ORDER.split()
     values = defaults(schema)
     values = {"lr": values["default_lr"], **values, **cls.DEFAULTS}

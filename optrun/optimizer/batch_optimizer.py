@@ -1,4 +1,7 @@
-"""Optimizers that step batches: a formula over gathered tensors, by the loop or by what is faster."""
+"""Optimizers that step batches.
+
+A formula over gathered tensors, by the loop or by what is faster.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class BatchOptimizer(NamedOptimizer):
     """What the formula returned in the last step, by the names of its tensors."""
 
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
-        """Return the numbers of one tensor, whose `step` was counted already: its rate, and what decay leaves of it."""
+        """Return the numbers of one tensor, whose `step` was counted already.
+
+        Its rate, and what decay leaves of it.
+        """
         del param
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}
 

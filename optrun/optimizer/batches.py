@@ -1,4 +1,6 @@
-"""Tensors that take one update together: gathered over all groups, so that many groups cost what one does.
+"""Tensors that take one update together.
+
+Gathered over all groups, so that many groups cost what one does.
 
 Groups that differ in `lr` and `weight_decay` alone share a batch, which holds these for each
 tensor; another option is another batch.
@@ -24,7 +26,9 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Batch:
-    """What the loop of a paper, its foreach form and the kernels take: lists of equal length, one entry per tensor.
+    """What the loop of a paper, its foreach form and the kernels take.
+
+    Lists of equal length, one entry per tensor.
 
     All tensors lie on one device and have one dtype, float32 or float64. An update changes
     parameters and state in place.
@@ -34,13 +38,22 @@ class Batch:
     """What these tensors share: every option but `lr` and `weight_decay`."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
-    """Local pieces of sharded tensors; touched rows of a table; float32 copies of 16-bit parameters."""
+    """Local pieces of sharded tensors; touched rows of a table.
+
+    Float32 copies of 16-bit parameters.
+    """
     grads: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
     numbers: list[ParamGroup] = field(default_factory=list)
-    """Of each tensor: its `step`, from 1, its `sharding`, and what the optimizer says of it, such as `lr`."""
+    """Of each tensor.
+
+    Its `step`, from 1, its `sharding`, and what the optimizer says of it, such as `lr`.
+    """
     finish: list[Callable[[], object]] = field(default_factory=list)
-    """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision parameter."""
+    """Write back what was computed on a copy.
+
+    Touched rows, or a float32 copy of a low-precision parameter.
+    """
 
     @property
     def lists(self) -> tuple[list[Tensor], ...]:
@@ -92,7 +105,9 @@ def gather(
     per_tensor: Callable[[Group, Tensor], Numbers],
     sparse: Callable[[Group], str] = lambda _: "refuse",
 ) -> list[Batch]:
-    """Gather everything that has a gradient in batches; make state that is not there yet, and count the step.
+    """Gather everything that has a gradient in batches.
+
+    Make state that is not there yet, and count the step.
 
     Args:
         optimizer: Its groups and state are read; the state is filled.
@@ -172,7 +187,10 @@ def _fill(state: State, param: Tensor, slots: Sequence[str]) -> None:
 
 
 def _keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
-    """Make or drop the float32 copy: the state may have been saved, and loaded, with the other choice."""
+    """Make or drop the float32 copy.
+
+    The state may have been saved, and loaded, with the other choice.
+    """
     dtype = working_dtype(param.dtype)
     if not wanted or param.dtype == dtype:
         state.pop("master_weight", None)
@@ -204,7 +222,10 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequ
 def _append_rows(
     batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]
 ) -> None:
-    """Append copies of the touched rows, to be written back: nothing here is as large as the table."""
+    """Append copies of the touched rows, to be written back.
+
+    Nothing here is as large as the table.
+    """
     rows = grad.indices()[0]
     dtype = working_dtype(param.dtype)
     master = state.get("master_weight")

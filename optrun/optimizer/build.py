@@ -46,7 +46,9 @@ def choice_of(config: OptimizerConfig) -> str:
 
 
 def options_of(config: OptimizerConfig) -> PlainDict:
-    """Return the constructor's keywords in a configuration, words as strings; without `lr`, a top-level key.
+    """Return the constructor's keywords in a configuration, words as strings.
+
+    Without `lr`, a top-level key.
 
     A dialect is no keyword: what it means stands in the others already.
     """
@@ -184,7 +186,9 @@ def divided(
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
-    """Tell whether Muon steps a parameter: 2-D, and a matrix by role or, if the role is not known, by shape.
+    """Tell whether Muon steps a parameter.
+
+    2-D, and a matrix by role or, if the role is not known, by shape.
 
     By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both
     are at least 8: tables of a vocabulary and heads of a few classes are longer.
@@ -205,7 +209,10 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """Split a group into what Muon steps and the others; LoRA's factors are stepped if asked for."""
+    """Split a group into what Muon steps and the others.
+
+    LoRA's factors are stepped if asked for.
+    """
     hidden: list[Any] = []
     rest: list[Any] = []
     for pair in group["params"]:
@@ -225,7 +232,10 @@ def _role(group: Group, name: str) -> str | None:
 def _split_for_muon(
     groups: Sequence[Group], asked: Sequence[bool], scale: float
 ) -> list[ParamGroup]:
-    """Split hidden matrices for Muon from the rest for its companion; LoRA's factors as their group asks."""
+    """Split hidden matrices for Muon from the rest for its companion.
+
+    LoRA's factors as their group asks.
+    """
     split: list[ParamGroup] = []
     factors: list[str] = []
     for group, by_name in zip(groups, asked, strict=True):

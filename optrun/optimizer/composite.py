@@ -1,4 +1,7 @@
-"""Several optimizers that are one to the outside: Muon with its companion, or a rule that names another optimizer."""
+"""Several optimizers that are one to the outside.
+
+Muon with its companion, or a rule that names another optimizer.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class Composite(NamedOptimizer):
         self._build_members()
 
     def _register_hooks(self) -> None:
-        """Register nothing: every member counts its own steps and sets its own functions of them."""
+        """Register nothing.
+
+        Every member counts its own steps and sets its own functions of them.
+        """
 
     @property
     def _lr_driven_by(self) -> str | None:
@@ -94,7 +100,10 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _build_members(self) -> None:
-        """Build each member with all of its groups at once: patterns and a `name_dict` see all names."""
+        """Build each member with all of its groups at once.
+
+        Patterns and a `name_dict` see all names.
+        """
         pairs = [
             given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)
         ]
@@ -111,7 +120,9 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _offer_momentum(self) -> None:
-        """Say in the defaults that momentum can be cycled, where torch's OneCycleLR and CyclicLR look for it.
+        """Say in the defaults that momentum can be cycled.
+
+        Where torch's OneCycleLR and CyclicLR look for it.
 
         They write `betas` of every group, or `momentum` of every group; with members of both kinds
         that is `momentum`, which `step` hands on.

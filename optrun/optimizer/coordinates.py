@@ -1,4 +1,6 @@
-"""The coordinate check: does what a parameter does in a few steps stay as it is while the model grows?
+"""The coordinate check.
+
+Does what a parameter does in a few steps stay as it is while the model grows?
 
 Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1. Beside the change of each module's output,
 the part of it is measured that the update of one parameter makes, so that the parameter is named
@@ -28,7 +30,10 @@ Widths of a few dozen give a tenth by themselves.
 """
 MEASURES = ("initial", "change", "update")
 _MOVES = 1e-12
-"""Below this share of an output an update is rounding: a bias that the softmax cancels has no gradient."""
+"""Below this share of an output an update is rounding.
+
+A bias that the softmax cancels has no gradient.
+"""
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,10 @@ def _shared(larger: Trial, smaller: Trial, grown: Mapping[str, Growth]) -> set[s
 
 
 def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
-    """Add second names of tied tensors; where a norm carries their logits, a head is what an untied one is."""
+    """Add second names of tied tensors.
+
+    Where a norm carries their logits, a head is what an untied one is.
+    """
     names = {id(param): name for name, param in model.named_parameters()}
     out = dict(grown)
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -292,7 +300,10 @@ def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) 
 
 
 def measure(trial: Trial) -> dict[tuple[str, str], float]:
-    """Measure one model: (parameter, measure) -> mean absolute value, in the order of the forward pass."""
+    """Measure one model.
+
+    (parameter, measure) -> mean absolute value, in the order of the forward pass.
+    """
     model = trial.model
     with _recorded(model) as before:
         trial.forward()

@@ -1,4 +1,7 @@
-"""Weight decay outside the update: which part of itself a weight loses in a step, by whose paper."""
+"""Weight decay outside the update.
+
+Which part of itself a weight loses in a step, by whose paper.
+"""
 
 from __future__ import annotations
 

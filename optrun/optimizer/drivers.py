@@ -34,7 +34,10 @@ def scheduler_over(optimizer: Optimizer) -> str | None:
 
 
 def _is_scheduler(cls: type) -> bool:
-    """Recognise a scheduler by the names of its bases: LRScheduler of torch, Scheduler of timm, and their like."""
+    """Recognise a scheduler by the names of its bases.
+
+    LRScheduler of torch, Scheduler of timm, and their like.
+    """
     return any(
         base.__name__ == "Scheduler" or base.__name__.endswith("LRScheduler")
         for base in cls.__mro__

@@ -1,4 +1,7 @@
-"""How many bytes of state each parameter will take: seen by a step of the optimizer's twin, over shapes alone."""
+"""How many bytes of state each parameter will take.
+
+Seen by a step of the optimizer's twin, over shapes alone.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,10 @@ def _nbytes(value: Tensor, _param: Tensor) -> int:
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
-    """Count bytes with every side of the stand-in replaced by the parameter's; None for an unknown side."""
+    """Count bytes with every side of the stand-in replaced by the parameter's.
+
+    None for an unknown side.
+    """
     count = value.itemsize
     for side in value.shape:
         if side != 1 and not 0 <= side - _SIDE < param.dim():

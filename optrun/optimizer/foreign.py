@@ -92,7 +92,10 @@ PROJECTED: Mapping[str, Options] = {
     "fira": {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"},
     "galore": {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"},
 }
-"""Keys of the groups of matrices that are projected, with the values of the papers; without them nothing is."""
+"""Keys of the groups of matrices that are projected, with the values of the papers.
+
+Without them nothing is.
+"""
 
 MARKED: Mapping[str, str] = {"adamc": "normalized"}
 """Key of a group without which the optimizer is another one, and which only the user can place."""
@@ -255,7 +258,10 @@ def _divided(
     lr: float,
     divide: Divide,
 ) -> tuple[list[ParamGroup], dict[str, Any]]:
-    """Separate hidden matrices from the rest, each with the keys that the optimizer knows them by."""
+    """Separate hidden matrices from the rest.
+
+    Each with the keys that the optimizer knows them by.
+    """
     kind = name.lower()
     flag, projection = (
         FLAGS.get(kind),
@@ -308,7 +314,10 @@ def _refuse_no_projection(name: str, group: Group) -> None:
 def _refuse_unread(
     built: Optimizer, *, groups: Sequence[Group], options: Options, own: frozenset[str]
 ) -> None:
-    """Raise for what the constructor swallowed: a switch it does not keep, a key of a group that it keeps on itself."""
+    """Raise for what the constructor swallowed.
+
+    A switch it does not keep, a key of a group that it keeps on itself.
+    """
     for key in options.keys() & SWITCHES:
         if key not in {*built.defaults, *own, *ALWAYS_READ} and not hasattr(built, key):
             raise ConfigError(f"it has no option {key}, which would be ignored")

@@ -66,7 +66,9 @@ def unnamed(group_index: int, position: int) -> str:
 
 
 def names_of(group: Group, group_index: int) -> list[str]:
-    """List the names of a group's parameters, in order; made up from the position if torch was given none.
+    """List the names of a group's parameters, in order.
+
+    Made up from the position if torch was given none.
 
     Example:
         >>> names_of({"params": [1, 2], "param_names": ["a", "b"]}, 0), names_of({"params": [1]}, 3)

@@ -1,4 +1,7 @@
-"""Takes over the state of another run's optimizer where it is of the same kind; says what became of it."""
+"""Takes over the state of another run's optimizer where it is of the same kind.
+
+Says what became of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from optrun.optimizer.state import load_named_state
 def inherit_state(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
 ) -> tuple[bool, str]:
-    """Load the state by parameter name, where class and settings fit; otherwise leave the optimizer as it was built.
+    """Load the state by parameter name, where class and settings fit.
+
+    Otherwise leave the optimizer as it was built.
 
     Args:
         optimizer: Built with named parameters.

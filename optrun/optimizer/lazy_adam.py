@@ -85,7 +85,10 @@ class LazyAdam(BatchOptimizer):
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group as in `NamedOptimizer`; a group given as such does not take over the default name rule."""
+        """Add a group as in `NamedOptimizer`.
+
+        A group given as such does not take over the default name rule.
+        """
         grouped = self._built or self._grouped
         if (
             grouped
@@ -138,7 +141,9 @@ class LazyAdam(BatchOptimizer):
 
 
 def centred(grad: Tensor) -> Tensor:
-    """Return a gradient less its mean over all axes but the first; shape (n, ...) of two or more dimensions.
+    """Return a gradient less its mean over all axes but the first.
+
+    Shape (n, ...) of two or more dimensions.
 
     Example:
         >>> import torch

@@ -36,7 +36,9 @@ def _multi_tensor_lion(batch: Batch) -> None:
 
 
 class Lion(BatchOptimizer):
-    """Evolved sign momentum: every entry of a tensor moves by lr, whatever the size of its gradient.
+    """Evolved sign momentum.
+
+    Every entry of a tensor moves by lr, whatever the size of its gradient.
 
     One step of one parameter tensor:
 

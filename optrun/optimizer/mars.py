@@ -21,7 +21,10 @@ from optrun.optimizer.kernels.choice import Formula, Update
 from optrun.optimizer.numerics import Sharding, norms
 
 WAVE = 2**20
-"""Elements of which the loop makes corrected gradients, which are new tensors, before Adam's step takes them."""
+"""Elements of which the loop makes corrected gradients.
+
+Which are new tensors, before Adam's step takes them.
+"""
 
 
 def _single_tensor_mars(batch: Batch) -> None:
@@ -70,7 +73,9 @@ def _waves(batch: Batch, corrected: bool, *, together: bool) -> Iterator[Batch]:
 
 
 class Mars(BatchOptimizer):
-    """Scaled stochastic recursive momentum: matrices take AdamW's step on a corrected gradient, vectors on their own.
+    """Scaled stochastic recursive momentum.
+
+    Matrices take AdamW's step on a corrected gradient, vectors on their own.
 
     One step of one tensor of two or more dimensions, t counting the gradients it has had from 1:
 

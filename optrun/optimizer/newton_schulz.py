@@ -1,4 +1,7 @@
-"""Newton-Schulz iterations for Muon: torch's own, and the same arithmetic for CPUs that have none for bfloat16."""
+"""Newton-Schulz iterations for Muon.
+
+Torch's own, and the same arithmetic for CPUs that have none for bfloat16.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ class Sharding:
     """Over which processes the pieces of a tensor lie."""
 
     groups: tuple[dist.ProcessGroup, ...]
-    """One group per mesh dimension over which the tensor is split; empty where every process holds all of it."""
+    """One group per mesh dimension over which the tensor is split.
+
+    Empty where every process holds all of it.
+    """
 
     @property
     def ranks(self) -> int:
@@ -49,12 +52,17 @@ def sharding_of(tensor: Tensor) -> Sharding:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's piece: the same storage, so that an update in place reaches the whole."""
+    """Return this process's piece.
+
+    The same storage, so that an update in place reaches the whole.
+    """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def has_own_numbers(tensor: Tensor) -> bool:
-    """Tell whether a real tensor's numbers are the bytes that its strides lead to: nothing lazy, no subclass.
+    """Tell whether a real tensor's numbers are the bytes that its strides lead to.
+
+    Nothing lazy, no subclass.
 
     Example:
         >>> has_own_numbers(torch.ones(2)), has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)

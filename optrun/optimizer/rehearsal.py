@@ -1,4 +1,6 @@
-"""Optimizers that know nothing of optrun: what they are asked, and tried for, before a model is trained with them.
+"""Optimizers that know nothing of optrun.
+
+What they are asked, and tried for, before a model is trained with them.
 
 On small stand-ins one has to step, obey and come back; where the model is sharded, to step shards
 as one process steps the whole.
@@ -44,7 +46,10 @@ _SIDE = 12
 """Longest side of a stand-in."""
 
 _NEAR = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""How far steps over shards may be from those of one process, over the largest number; other dtypes: 1e-2."""
+"""How far steps over shards may be from those of one process, over the largest number.
+
+Other dtypes: 1e-2.
+"""
 
 
 class _Trial:
@@ -99,7 +104,9 @@ def one_step(optimizer: Optimizer, loss: float) -> None:
 
 
 def rehearse(build: Build, groups: Sequence[Group]) -> None:
-    """Try an optimizer with the options and kinds of groups of a run; global random states stay as they are.
+    """Try an optimizer with the options and kinds of groups of a run.
+
+    Global random states stay as they are.
 
     Args:
         build: Makes the optimizer over groups of (name, parameter) pairs.
@@ -129,7 +136,9 @@ def rehearse(build: Build, groups: Sequence[Group]) -> None:
 
 
 def rehearse_shards(build: Build, groups: Sequence[Group]) -> None:
-    """Try an optimizer on shards of small stand-ins, which lie on the ranks as the parameters of a run do.
+    """Try an optimizer on shards of small stand-ins.
+
+    Which lie on the ranks as the parameters of a run do.
 
     Every rank has to call it; it does nothing where no parameter is sharded.
 
@@ -189,7 +198,10 @@ def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
 
 
 def _kinds(groups: Sequence[Group]) -> list[Group]:
-    """Choose one group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
+    """Choose one group of each kind.
+
+    Its keys, whether it decays, how many dimensions its parameters have.
+    """
     found: dict[object, Mapping[str, object]] = {}
     for group in groups:
         pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
@@ -257,7 +269,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _same_weights(
     build: Build, kinds: Sequence[Group], scale: float = 1.0, decay: float = 1.0
 ) -> bool:
-    """Tell whether another lr, or another decay, leads to the same weights; in float64, to round nothing away.
+    """Tell whether another lr, or another decay, leads to the same weights.
+
+    In float64, to round nothing away.
 
     One that does not step float64 is judged in its own dtype.
     """
@@ -326,7 +340,10 @@ def build_plain(
 
 
 def builder(cls: Any, options: Options, *, lr: float, **marks: Any) -> Build:
-    """Return what makes an optimizer of others over groups, ready to train; `marks` are attributes it is given."""
+    """Return what makes an optimizer of others over groups, ready to train.
+
+    `marks` are attributes it is given.
+    """
 
     def build(groups: Sequence[Group]) -> Optimizer:
         built: Any = cls([dict(group) for group in groups], lr=lr, **options)
@@ -348,7 +365,9 @@ def tried(
     hint: str,
     refuse: Callable[[Optimizer], None] = lambda _: None,
 ) -> Optimizer:
-    """Build an optimizer that steps, obeys and comes back from a checkpoint; on shards, where the parameters are some.
+    """Build an optimizer that steps, obeys and comes back from a checkpoint.
+
+    On shards, where the parameters are some.
 
     Args:
         build: Makes it over groups.

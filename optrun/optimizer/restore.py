@@ -1,4 +1,6 @@
-"""Give parameters their saved state by name, dtypes kept and sharded as they are; read it from a torch state dict.
+"""Give parameters their saved state by name, dtypes kept and sharded as they are.
+
+Read it from a torch state dict.
 
 `torch.optim.Optimizer.load_state_dict` maps by position and turns float32 moments of a bfloat16
 parameter into bfloat16; this reads the same layout and does neither. Files have a layout of their
@@ -34,7 +36,10 @@ _HELPERS: Mapping[str, str] = {
     "SGDGraft": "graft",
     "SQRTNGraft": "graft",
 }
-"""Classes of objects that stand in its states, to their module: plain values and tensors, saved as such."""
+"""Classes of objects that stand in its states, to their module.
+
+Plain values and tensors, saved as such.
+"""
 
 _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
 
@@ -112,7 +117,9 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
 def refuse_other_state(
     optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping
 ) -> None:
-    """Raise where a parameter's saved state is not what its optimizer keeps; other libraries' classes are not known.
+    """Raise where a parameter's saved state is not what its optimizer keeps.
+
+    Other libraries' classes are not known.
 
     Args:
         optimizer: Where a `Composite`, its member is asked.
@@ -146,7 +153,9 @@ def refuse_other_state(
 def restored_state(
     optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
-    """State by parameter as the optimizer should hold it; the one way in, from a state dict and from files.
+    """State by parameter as the optimizer should hold it.
+
+    The one way in, from a state dict and from files.
 
     Args:
         optimizer: Says what it keeps; nothing of it is changed.
@@ -192,7 +201,9 @@ def placed(value: object, param: Tensor, group: Group, key: str) -> Any:
 
 
 def sharded_like(value: Tensor, param: Tensor) -> Tensor:
-    """Cut a tensor of a parameter's shape as the parameter is sharded; every other tensor comes back as it is.
+    """Cut a tensor of a parameter's shape as the parameter is sharded.
+
+    Every other tensor comes back as it is.
 
     Args:
         value: Whole, the same on every rank, of which each keeps its piece without communication;
@@ -268,7 +279,10 @@ def restored(
 
 
 def _restored_group(own: Group, saved: Group) -> dict[str, Any]:
-    """Merge the saved options over the optimizer's own, which has keys that torch's optimizers know nothing of."""
+    """Merge the saved options over the optimizer's own.
+
+    Which has keys that torch's optimizers know nothing of.
+    """
     kept = dict(own)
     if "step" in saved:
         kept.pop("lr_scale", None)  # a group of ours without a scale has an absolute lr

@@ -117,7 +117,10 @@ class ScheduleFreeAdamW(BatchOptimizer):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Put x into the parameters, the weights to evaluate and publish; nothing where they stand there already."""
+        """Put x into the parameters, the weights to evaluate and publish.
+
+        Nothing where they stand there already.
+        """
         self._exchange(train_mode=False)
 
     @torch.no_grad()

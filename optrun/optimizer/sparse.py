@@ -8,7 +8,9 @@ from optrun.base.errors import ConfigError
 
 
 def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str = "cpu") -> None:
-    """Refuse a model with sparse gradients where its ranks cannot reduce them; to be called before it is sharded.
+    """Refuse a model with sparse gradients where its ranks cannot reduce them.
+
+    To be called before it is sharded.
 
     On the CPU `DistributedDataParallel` reduces them by gloo: each rank gets the rows that any rank
     touched. FSDP2 cuts gradients as dense tensors, and NCCL has no sparse reduction.

@@ -342,7 +342,10 @@ def _packed(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _order(value: Tensor) -> list[list[int]]:
-    """Describe how the dimensions lie in memory if not as in a file: over another order products round otherwise."""
+    """Describe how the dimensions lie in memory if not as in a file.
+
+    Over another order products round otherwise.
+    """
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda place: -strides[place])
     return [order] if not value.is_contiguous() and value.permute(order).is_contiguous() else []

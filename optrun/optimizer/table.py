@@ -1,4 +1,7 @@
-"""Every optimizer that can be named: in `optimizer=...`, in a rule's `optimizer`, in a saved configuration."""
+"""Every optimizer that can be named.
+
+In `optimizer=...`, in a rule's `optimizer`, in a saved configuration.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""torch's own optimizers under our roof: their update, with names, groups with a scale, a guarded lr and a config."""
+"""torch's own optimizers under our roof.
+
+Their update, with names, groups with a scale, a guarded lr and a config.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ MUON_BUCKET = 2**25
 
 
 def fusable(params: list[object]) -> bool:
-    """Tell whether torch's fused kernels take all of these parameters: real, dense, on a device that has them."""
+    """Tell whether torch's fused kernels take all of these parameters.
+
+    Real, dense, on a device that has them.
+    """
     tensors: list[object] = []
     for entry in params:
         inner = entry["params"] if isinstance(entry, dict) else [entry]
@@ -55,7 +61,10 @@ def fusable(params: list[object]) -> bool:
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Tell whether a parameter fills its memory, each place once; of shards their own process knows."""
+    """Tell whether a parameter fills its memory, each place once.
+
+    Of shards their own process knows.
+    """
     if isinstance(param, DTensor) or param.is_contiguous():
         return not param.is_neg()
     return not param.is_neg() and torch.empty_like(param, device="meta").stride() == param.stride()
@@ -94,7 +103,10 @@ class _OneLayout(Optimizer):
 
 
 def _all_flat(tensors: list[Any]) -> bool:
-    """Tell whether all tensors are contiguous and plain: one look from C at each, since every step asks."""
+    """Tell whether all tensors are contiguous and plain.
+
+    One look from C at each, since every step asks.
+    """
     return (
         set(map(type, tensors)) <= {Tensor, Parameter}
         and all(map(Tensor.is_contiguous, tensors))
@@ -178,7 +190,10 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
 
 
 def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Set the decay for a step: torch multiplies it with lr, so it is given what makes that the mode's own."""
+    """Set the decay for a step.
+
+    Torch multiplies it with lr, so it is given what makes that the mode's own.
+    """
     for group in optimizer.param_groups:
         decay = group.pop(
             "given_weight_decay", group["weight_decay"]
@@ -243,7 +258,10 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
     TAKES_SHARDS: ClassVar[bool] = False
 
     def kept_state(self, param: torch.Tensor, group: Group) -> set[str]:
-        """List state keys as `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
+        """List state keys as `NamedOptimizer`.
+
+        Second moments of rows and columns, or of a vector's entries.
+        """
         del group
         return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
 
@@ -299,7 +317,10 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             own.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
 
     def _momentum(self, param: Tensor, group: Group) -> Tensor:
-        """Compute this process's piece of the update before it is orthogonalised, which torch does in bfloat16."""
+        """Compute this process's piece of the update before it is orthogonalised.
+
+        Which torch does in bfloat16.
+        """
         grad, state = param.grad, self.state[param]
         assert grad is not None
         if torch.is_complex(param) or grad.is_sparse:

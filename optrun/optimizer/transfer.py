@@ -25,7 +25,10 @@ from optrun.param_groups.growth import Growth
 
 
 def _adam(size: Growth, options: Options) -> float:
-    """Scale a step whose entries have the size of lr: 1/fan_in; an entry of a matrix at a branch's end is smaller."""
+    """Scale a step whose entries have the size of lr: 1/fan_in.
+
+    An entry of a matrix at a branch's end is smaller.
+    """
     del options
     return size.carried / size.fan_in
 
@@ -37,7 +40,9 @@ def _sgd(size: Growth, options: Options) -> float:
 
 
 def _lamb(size: Growth, options: Options) -> float:
-    """Scale a step that is a share of the weight's norm: 1/sqrt(fan_in) for a hidden matrix, 1 for the others.
+    """Scale a step that is a share of the weight's norm.
+
+    1/sqrt(fan_in) for a hidden matrix, 1 for the others.
 
     A matrix of width m has norm width_init sqrt(fan_in fan_out), and may move by sqrt(fan_out /
     fan_in).
@@ -70,7 +75,10 @@ RULES: dict[str, Callable[[Growth, Options], float]] = {
     "lamb": _lamb,
     "muon": _muon,
 }
-"""What a schema's `transfer` names; `adam` goes for signs (Lion) and all else whose entries have the size of lr."""
+"""What a schema's `transfer` names.
+
+`adam` goes for signs (Lion) and all else whose entries have the size of lr.
+"""
 
 _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 """Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""
@@ -85,7 +93,9 @@ def transferred(
     lr: float,
     notes: list[str] | None = None,
 ) -> list[ParamGroup]:
-    """Scale groups from the base to the model: lr, weight decay and eps times the factors of their parameters.
+    """Scale groups from the base to the model.
+
+    Lr, weight decay and eps times the factors of their parameters.
 
     Scales that groups have already, by layer or by rule, are those of the base, and are multiplied.
 
@@ -218,7 +228,10 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
 
 
 def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
-    """Keep the share of a weight that decays in a step: the inverse of the scale, to the power of lr in it."""
+    """Keep the share of a weight that decays in a step.
+
+    The inverse of the scale, to the power of lr in it.
+    """
     mode = options.get("weight_decay_mode", "decoupled")
     if (
         rule == "lamb" and mode == "adapted"

@@ -1,4 +1,6 @@
-"""Which weights end a residual branch: their output is added to the stream, with nothing but factors in between.
+"""Which weights end a residual branch.
+
+Their output is added to the stream, with nothing but factors in between.
 
 Found in one forward pass over shapes, operation by operation, so no architecture is listed.
 """
@@ -117,7 +119,10 @@ class _Branches(Watch):
             self._stream[id(out)] = self._stream[id(before)]
 
     def _sum(self, others: Sequence[Tensor], out: Tensor) -> None:
-        """Tell a bias from two branches side by side, and both from a branch and the stream, which was there before."""
+        """Tell a bias from two branches side by side, and both from a branch and the stream.
+
+        Which was there before.
+        """
         made = [self._made_by.get(id(tensor)) for tensor in others]
         known = [entry for entry in made if entry is not None]
         streams = [self._stream[id(tensor)] for tensor in others if id(tensor) in self._stream]

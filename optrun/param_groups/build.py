@@ -1,4 +1,7 @@
-"""(name, parameter) pairs -> group dicts: each trainable parameter in exactly one, with all that is known about it."""
+"""(name, parameter) pairs -> group dicts.
+
+Each trainable parameter in exactly one, with all that is known about it.
+"""
 
 from __future__ import annotations
 
@@ -269,7 +272,10 @@ def _places_and_scales(
 
 
 def _structured(name: str, place: Place, deepest: int) -> str:
-    """Name a parameter as PaddleNLP would have; towers of less depth count their top block alike."""
+    """Name a parameter as PaddleNLP would have.
+
+    Towers of less depth count their top block alike.
+    """
     if place.layer_id > place.n_layers:
         return "head"
     if place.layer_id == 0:

@@ -52,7 +52,9 @@ class Growth:
 
     @property
     def carried(self) -> float:
-        """Factor of a forward pass that these weights carry: of the logits, or of a branch that they end.
+        """Factor of a forward pass that these weights carry.
+
+        Of the logits, or of a branch that they end.
 
         The latter after Dey et al. 2025, arXiv:2505.01618, alpha = 1.
         """

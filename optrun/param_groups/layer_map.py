@@ -128,7 +128,9 @@ def as_begun(place: Place, layer_id: int, label: str) -> Place:
 
 
 class Layers:
-    """The layers of a model: blocks are read from the module tree, their sides from the order of use.
+    """The layers of a model.
+
+    Blocks are read from the module tree, their sides from the order of use.
 
     Args:
         params: Every parameter by name.
@@ -153,7 +155,10 @@ class Layers:
         self.outputs, self.inputs = _ends(model)
 
     def heads(self) -> set[str]:
-        """Name the matrices above the blocks; without blocks, those of the output layer that the model names itself."""
+        """Name the matrices above the blocks.
+
+        Without blocks, those of the output layer that the model names itself.
+        """
         matrices = [name for name in self.params if self.roles[name] == MATRIX]
         if not self.towers:
             return {name for name in matrices if id(self.params[name]) in self.outputs}
@@ -331,7 +336,10 @@ def _tower_names(paths: list[str]) -> list[str]:
 
 
 def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
-    """Collect the identities of the output layer's and the input embeddings' parameters, if the model names them."""
+    """Collect the identities of the output layer's and the input embeddings' parameters.
+
+    If the model names them.
+    """
     ends: list[set[int]] = []
     for method in ("get_output_embeddings", "get_input_embeddings"):
         ask = getattr(model, method, None)
@@ -358,5 +366,8 @@ def _head_place(towers: list[_Tower]) -> Place:
 
 
 def block_paths(model: nn.Module) -> list[str]:
-    """List dotted names of the modules that are a model's blocks, in its order; none without a stack of them."""
+    """List dotted names of the modules that are a model's blocks, in its order.
+
+    None without a stack of them.
+    """
     return [path for stack in stacks_of(model) for path in stack.blocks]

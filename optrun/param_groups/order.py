@@ -1,4 +1,7 @@
-"""The order in which a model uses its parameters: one forward pass over shapes alone, on a copy, without arithmetic."""
+"""The order in which a model uses its parameters.
+
+One forward pass over shapes alone, on a copy, without arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,18 @@ from torch.utils._pytree import tree_leaves
 from optrun.base.plain import PlainDict
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
-"""Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones are missing."""
+"""Parameter name -> numbers of the first and of the last operation that use it, from 1.
+
+Unused ones are missing.
+"""
 
 W = TypeVar("W", bound="Watch")
 
 _MOST = 50_000
-"""Operations of a forward pass, some seconds: on shapes a loop that waits for a value may never end."""
+"""Operations of a forward pass, some seconds.
+
+On shapes a loop that waits for a value may never end.
+"""
 
 
 def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
@@ -60,7 +69,10 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
 def run_on_shapes(
     model: nn.Module, batch: Mapping[str, object], make: Callable[[nn.Module], W]
 ) -> W:
-    """Run a copy of a model on shapes under a watch over its operations, and return the watch; see `uses_of`."""
+    """Run a copy of a model on shapes under a watch over its operations, and return the watch.
+
+    See `uses_of`.
+    """
     held = [
         value
         for module in model.modules()
@@ -88,7 +100,9 @@ def run_on_shapes(
 
 
 def example_batches(model: Any) -> list[dict[str, Tensor]]:
-    """Build examples of zeros on the meta device for a model of transformers: all that it takes, then its tokens alone.
+    """Build examples of zeros on the meta device for a model of transformers.
+
+    All that it takes, then its tokens alone.
 
     Returns:
         Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty
@@ -170,7 +184,10 @@ def _in_short(error: Exception) -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations on each parameter; where a model asks for a value, which shapes have not, it is 1."""
+    """Notes the operations on each parameter.
+
+    Where a model asks for a value, which shapes have not, it is 1.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""The model beside its base: what is refused, which keys of the architecture are set, how weights begin."""
+"""The model beside its base.
+
+What is refused, which keys of the architecture are set, how weights begin.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,10 @@ def _shown(base: PlainMapping) -> str:
 
 
 def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) -> dict[str, float]:
-    """Scale the logits of a head that is the embedding: by the architecture's own key, or in the norm before it."""
+    """Scale the logits of a head that is the embedding.
+
+    By the architecture's own key, or in the norm before it.
+    """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings() if head is not None else None
     if (

@@ -1,4 +1,6 @@
-"""What a parameter is: matrix, bias, norm, vector, embedding, LoRA factor; by its module's type first, its name last.
+"""What a parameter is: matrix, bias, norm, vector, embedding, LoRA factor.
+
+By its module's type first, its name last.
 
 A matrix above the blocks of a model is a `head`; where a parameter lies is for `layer_map` to say.
 """
@@ -58,7 +60,10 @@ def roles_of(model: nn.Module) -> dict[str, str]:
 
 
 def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Find roles by names and shapes alone: a table of two dimensions may then pass for a matrix."""
+    """Find roles by names and shapes alone.
+
+    A table of two dimensions may then pass for a matrix.
+    """
     return _roles(named_parameters, {})
 
 
@@ -128,7 +133,9 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Tell whether a module is a normalisation layer: torch's, or one whose class, or a base of it, says so.
+    """Tell whether a module is a normalisation layer.
+
+    Torch's, or one whose class, or a base of it, says so.
 
     Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and
     call the attribute whatever they like (`ln_1`, `q_a`): so the type is asked and not the

@@ -61,7 +61,9 @@ def claims(
 
 
 def overrides(rule: Group) -> PlainDict:
-    """Return a rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
+    """Return a rule's overrides as the keys of a parameter group.
+
+    The scale and freezing are the caller's.
 
     `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they
     stand for.

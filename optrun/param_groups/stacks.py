@@ -1,4 +1,6 @@
-"""Stacks of blocks in a module tree: which lists of modules are the layers that depth is counted over.
+"""Stacks of blocks in a module tree.
+
+Which lists of modules are the layers that depth is counted over.
 
 A stack is an outermost list whose elements are blocks: modules made of modules, with several
 matrices and a norm. A list of stages that each hold a list of blocks counts the blocks through.
@@ -132,7 +134,9 @@ def _stack(node: Node) -> Stack:
 
 
 def _stages(node: Node) -> list[Node | None] | None:
-    """Find in each stage its list of blocks (None: the element is a block itself); None if these are no stages.
+    """Find in each stage its list of blocks (None: the element is a block itself).
+
+    None if these are no stages.
 
     Elements that are all built alike are blocks, whatever lists they hold.
     """
@@ -151,7 +155,10 @@ def _stages(node: Node) -> list[Node | None] | None:
 
 
 def _inner_list(stage: Node) -> Node | None:
-    """Find the list that makes up most of a stage, of elements made of modules; the stage itself if it is one."""
+    """Find the list that makes up most of a stage, of elements made of modules.
+
+    The stage itself if it is one.
+    """
     for node in (stage, *stage.children.values()):
         if node.numbered and node.numel > STAGE_SHARE * stage.numel:
             blocks = list(node.children.values())
@@ -179,7 +186,10 @@ def _merge_siblings(found: list[tuple[Stack, Node]]) -> list[Stack]:
 
 
 def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
-    """Take in lists of its length beside a stack that are no stacks: the norms or patch embeddings of each layer."""
+    """Take in lists of its length beside a stack that are no stacks.
+
+    The norms or patch embeddings of each layer.
+    """
     above, _, holder = stack.path.rpartition(".")
     parent = root.at(above)
     element_count = len(parent.children[holder].children)
@@ -204,7 +214,10 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
 
 
 def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
-    """Tell whether the typical element is a block: strictly, three matrices and a norm (it may be frozen); else two."""
+    """Tell whether the typical element is a block.
+
+    Strictly, three matrices and a norm (it may be frozen); else two.
+    """
     per_block: dict[int, list[Node]] = {}
     for path, block in stack.blocks.items():
         if path not in stack.edges:

@@ -58,7 +58,9 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
 
 
 class _LastNorm(Watch):
-    """Notes the norms before the head; one may be replaced by ones and twos, to see how they arrive.
+    """Notes the norms before the head.
+
+    One may be replaced by ones and twos, to see how they arrive.
 
     Attributes:
         norms: Paths in the order of their calls, if their output is as wide as what the head takes.
@@ -104,7 +106,10 @@ class _LastNorm(Watch):
 
 @torch.no_grad()
 def _is_linear(norm: nn.Module) -> bool:
-    """Tell whether twice the parameters give twice the output; not so where a norm adds 1 to its weight."""
+    """Tell whether twice the parameters give twice the output.
+
+    Not so where a norm adds 1 to its weight.
+    """
     twin = copy.deepcopy(norm).to_empty(device="cpu").double()
     params = list(twin.parameters())
     if not params:

@@ -83,7 +83,10 @@ class Node:
         return node
 
     def signature(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return names and shapes below it, relative to it: equal for layers that are built alike."""
+        """Return names and shapes below it, relative to it.
+
+        Equal for layers that are built alike.
+        """
         cut = len(self.path) + 1 if self.path else 0
         return tuple(
             (f"{node.path}.{leaf}"[cut:] if node.path else leaf, shape)

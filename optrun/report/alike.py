@@ -1,4 +1,7 @@
-"""Tell what is the same in runs: a file by two paths, a key that an earlier version lacked, the rows of evaluation."""
+"""Tell what is the same in runs.
+
+A file by two paths, a key that an earlier version lacked, the rows of evaluation.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def unify(runs: Sequence[Run]) -> None:
 
 
 def fill_defaults(runs: Sequence[Run]) -> None:
-    """Give a key to the runs of before it was there, where another run has it at its default: that is no difference.
+    """Give a key to the runs of before it was there, where another run has it at its default.
+
+    That is no difference.
 
     A key of a group is given to runs with the same choice in it; others do not have it.
 
@@ -65,7 +70,10 @@ def fill_defaults(runs: Sequence[Run]) -> None:
 
 
 def _is_default(run: Run, key: str) -> bool:
-    """Tell whether a run has a key as it comes; a choice of a plugin that is not loaded says nothing."""
+    """Tell whether a run has a key as it comes.
+
+    A choice of a plugin that is not loaded says nothing.
+    """
     from optrun.config.saved import is_default
 
     with contextlib.suppress(ConfigError, KeyError, OSError):
@@ -103,7 +111,10 @@ def respell(runs: Sequence[Run]) -> None:
 
 
 def _examples(run: Run, key: str) -> object | None:
-    """Name the content of a data file by the examples that a seed made of it; None where it is not known."""
+    """Name the content of a data file by the examples that a seed made of it.
+
+    None where it is not known.
+    """
     fingerprint = run.at("data", "fingerprint")
     return (
         (run.seed, str(fingerprint)) if fingerprint and f"{key}.".startswith(_OF_EXAMPLES) else None
@@ -125,7 +136,10 @@ def _files(value: str, folder: Path | None) -> object | None:
 
 
 def _started_in(run: Path) -> Path | None:
-    """Find the folder that a run was started from, as Hydra noted it; None where it is not known."""
+    """Find the folder that a run was started from, as Hydra noted it.
+
+    None where it is not known.
+    """
     try:
         found = _CWD.search(
             read_text(RunDir(run).hydra / "hydra.yaml")
@@ -195,7 +209,10 @@ def incomparable(runs: Sequence[Run]) -> str:
 
 
 def workload_of(run: Run) -> tuple[object, ...]:
-    """Collect what says that two runs may stand in one ranking: the task, and which rows are evaluation rows."""
+    """Collect what says that two runs may stand in one ranking.
+
+    The task, and which rows are evaluation rows.
+    """
     return (_task(run) if run.config.get("task.name") else "", *_rows(run))
 
 
@@ -236,7 +253,10 @@ def _rows(run: Run) -> tuple[object, ...]:
 
 
 def data_of(run: Run) -> str:
-    """Name the data: files by the evaluation file, hub data by its path, other sources by their choice."""
+    """Name the data.
+
+    Files by the evaluation file, hub data by its path, other sources by their choice.
+    """
     keys = ("data.eval", "data.path", "data.train", "data.name")
     return plain(
         next((str(value) for key in keys if (value := run.setting(key)) is not None), "data")

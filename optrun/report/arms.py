@@ -1,4 +1,6 @@
-"""Group runs by configuration: which settings differ, which runs differ in the seed alone, what is compared.
+"""Group runs by configuration.
+
+Which settings differ, which runs differ in the seed alone, what is compared.
 
 What an arm came to is here, too: its scores, and when it reached a level of the metric.
 """
@@ -37,7 +39,10 @@ class Arm:
     """The settings in which the arms of this report differ."""
     runs: list[Run] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
-    """Seed -> outcome: the final value of the metric of a finished run, the stand-in of one that diverged."""
+    """Seed -> outcome.
+
+    The final value of the metric of a finished run, the stand-in of one that diverged.
+    """
     lost: set[int] = field(default_factory=set)
     """Seeds whose run diverged."""
     loss: float = math.inf
@@ -116,7 +121,10 @@ class Basin:
 
 @dataclass(frozen=True)
 class Contender:
-    """What a verdict is about: one optimizer (or whatever is compared) with all arms tried for it."""
+    """What a verdict is about.
+
+    One optimizer (or whatever is compared) with all arms tried for it.
+    """
 
     name: str
     """The settings that set it apart; unique in the report."""
@@ -158,7 +166,9 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def compared(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
-    """Pick the keys that separate contenders; the others were tuned, and each contender is shown at its best.
+    """Pick the keys that separate contenders.
+
+    The others were tuned, and each contender is shown at its best.
 
     Learning rate and the optimizer's own numbers are tuned, and what is said to be; where nothing
     else differs, they are what is compared.
@@ -280,7 +290,10 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
 
 
 def _basin(arms: Sequence[Arm], chosen: Arm, mode: str) -> Basin:
-    """Find the basin of a contender over all its arms; at each lr the arm with the best mean counts."""
+    """Find the basin of a contender over all its arms.
+
+    At each lr the arm with the best mean counts.
+    """
     known = sorted(
         (arm for arm in arms if arm.lr),
         key=lambda arm: (arm.lr or 0.0, bool(arm.diverged), arm.cost(mode)),
@@ -354,7 +367,10 @@ def describe(settings: Mapping[str, Setting]) -> str:
 
 
 def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[float, float] | None:
-    """Find step and seconds of the first evaluation at least as good as the target; step 0: the untrained model."""
+    """Find step and seconds of the first evaluation at least as good as the target; step 0.
+
+    The untrained model.
+    """
     steps, values = run.series(metric)
     good = steps[np.isfinite(values) & (values <= target if mode == "min" else values >= target)]
     return (float(good[0]), float(run.between("time", good[:1])[0])) if len(good) else None
@@ -362,7 +378,10 @@ def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[floa
 
 @dataclass(frozen=True)
 class TimeToTarget:
-    """When the runs of one arm first reached a level: medians over all that were begun, a seed once."""
+    """When the runs of one arm first reached a level.
+
+    Medians over all that were begun, a seed once.
+    """
 
     reached: int
     runs: int
@@ -392,7 +411,10 @@ def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTar
 
 
 def _stands(run: Run) -> tuple[float, float]:
-    """Find step and seconds where a run stands that has not reached a target; infinite where it never will."""
+    """Find step and seconds where a run stands that has not reached a target.
+
+    Infinite where it never will.
+    """
     if run.finished or run.diverged:
         return math.inf, math.inf
     return float(run.global_step), float(run.between("time", np.array([float(run.global_step)]))[0])

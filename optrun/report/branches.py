@@ -81,7 +81,10 @@ def planned_step(trunk: Setting) -> Setting:
 
 
 def shared_luck(runs: Iterable[Run]) -> str:
-    """Say which ranked branches share a trunk, where no seeds of it are left to test by; empty where none do."""
+    """Say which ranked branches share a trunk, where no seeds of it are left to test by.
+
+    Empty where none do.
+    """
     forks = [fork for run in runs if (fork := fork_of(run)) is not None]
     trunks = {fork.trunk: fork.name for fork in forks}
     if len(forks) < 2 or len(trunks) > 1:

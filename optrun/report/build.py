@@ -197,7 +197,10 @@ def report(
 
 
 def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
-    """Count how often the growing set of seeds was asked; a set that nothing is tested on is none."""
+    """Count how often the growing set of seeds was asked.
+
+    A set that nothing is tested on is none.
+    """
     if comparison.judgement is None or not is_tested(comparison.judgement):
         return 1
     seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.ranked)
@@ -221,7 +224,10 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
 
 
 def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
-    """Print the report in a terminal: the line, the tables that stand open on the page, warnings, files."""
+    """Print the report in a terminal.
+
+    The line, the tables that stand open on the page, warnings, files.
+    """
     begun = [run for run in made.comparison.runs if run.status != NOT_STARTED]
     console.print()
     console.print(Text(made.verdict.text, style="bold"))
@@ -247,7 +253,10 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
 
 
 def _open_sections(made: Report) -> list[Section]:
-    """List what stands open in the terminal and in both pages: the table of contenders, then what belongs to it."""
+    """List what stands open in the terminal and in both pages.
+
+    The table of contenders, then what belongs to it.
+    """
     comparison, confirmed = made.comparison, made.confirmed
     table = (
         tables.scores_table(comparison)

@@ -71,7 +71,10 @@ class Run:
         return bool(self.values)
 
     def setting(self, key: str) -> Setting:
-        """Return what the run is compared by: the value of a key, a path as all runs spell it; None: none."""
+        """Return what the run is compared by: the value of a key, a path as all runs spell it.
+
+        None: none.
+        """
         return self.respelt.get(key, self.config.get(key))
 
     def settings(self, keys: Iterable[str]) -> tuple[object, ...]:
@@ -79,7 +82,10 @@ class Run:
         return tuple(comparable(self.setting(key)) for key in keys)
 
     def at(self, *path: str) -> object:
-        """Look up a value of the summary, such as `at("data", "fingerprint")`; None where there is none."""
+        """Look up a value of the summary, such as `at("data", "fingerprint")`.
+
+        None where there is none.
+        """
         return lookup(self.summary, *path)
 
     @property
@@ -139,7 +145,10 @@ class Run:
         )
 
     def untrained(self, metric: str, mode: str) -> float | None:
-        """Find what stands for the untrained model: the value before the first step, else the worst that was logged."""
+        """Find what stands for the untrained model.
+
+        The value before the first step, else the worst that was logged.
+        """
         before = self.before_training(metric)
         finite = filter(math.isfinite, self.log.series(metric)[1])
         return (max if mode == "min" else min)(finite, default=None) if before is None else before
@@ -187,7 +196,10 @@ class Run:
         return ""
 
     def score(self, metric: str) -> float | None:
-        """Return the metric's last value if the run finished and it is finite; its arm scores a diverged run."""
+        """Return the metric's last value if the run finished and it is finite.
+
+        Its arm scores a diverged run.
+        """
         if not self.finished or self.diverged:
             return None
         value = self.last(metric)
@@ -200,7 +212,10 @@ class Run:
 
     @property
     def device(self) -> str:
-        """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them; empty where nothing was set."""
+        """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them.
+
+        Empty where nothing was set.
+        """
         return str(self.at("device", "cuda_visible_devices") or "")
 
     @property
@@ -290,7 +305,10 @@ def comparable(value: object) -> object:
 
 
 def number(value: object) -> float | None:
-    """Convert a number to float; None for anything else, booleans and integers beyond every float among it."""
+    """Convert a number to float.
+
+    None for anything else, booleans and integers beyond every float among it.
+    """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
@@ -345,7 +363,9 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
 
 
 def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
-    """Read every run at or beneath some directories, each once, in order; unstarted jobs of their sweeps last.
+    """Read every run at or beneath some directories, each once, in order.
+
+    Unstarted jobs of their sweeps last.
 
     Args:
         directories: Runs, sweeps, or folders of them.

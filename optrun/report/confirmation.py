@@ -1,4 +1,7 @@
-"""Plan a confirmation: the configuration chosen for each contender, on seeds that took no part in the choice."""
+"""Plan a confirmation.
+
+The configuration chosen for each contender, on seeds that took no part in the choice.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class Confirmation:
     contenders: dict[str, list[str]]
     """Name -> overrides of the chosen configuration, without the seed."""
     reference: str | None
-    """A baseline that was named before any of these runs; None: each is asked whether it could be the best."""
+    """A baseline that was named before any of these runs; None.
+
+    Each is asked whether it could be the best.
+    """
     by: list[str]
     """Configuration keys that tell contenders apart."""
     metric: str
@@ -48,9 +54,15 @@ class Confirmation:
     config_name: str | None = None
     config_dir: list[str] | None = None
     sweep: str | None = None
-    """Whose choice it is: the way there from the folder of this record; None in one from before it was noted."""
+    """Whose choice it is: the way there from the folder of this record.
+
+    None in one from before it was noted.
+    """
     difference: float | None = None
-    """The smallest that matters, which the seeds were planned for; None: they were named, or the spread is unknown."""
+    """The smallest that matters, which the seeds were planned for; None.
+
+    They were named, or the spread is unknown.
+    """
     spread: float | None = None
     """Standard deviation between seeds that the sweep showed."""
 
@@ -292,7 +304,10 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
 def _sized(
     made: Confirmation, findings: Findings, asked: Asked, first: int
 ) -> tuple[Confirmation, str]:
-    """Count the seeds that find the smallest difference that matters: never the observed one, which was selected."""
+    """Count the seeds that find the smallest difference that matters.
+
+    Never the observed one, which was selected.
+    """
     judged, rows, power = findings.judgement, findings.ranked, asked.power or POWER
     difference = asked.difference or (judged.matters if judged is not None else math.nan)
     finished = (
@@ -360,7 +375,10 @@ def label(seeds: Sequence[int]) -> str:
 
 
 def confirmations(directories: Sequence[Path]) -> Mapping[Path, Confirmation]:
-    """Find the confirmations beneath some directories that have a run, at any depth; a directory itself is none."""
+    """Find the confirmations beneath some directories that have a run, at any depth.
+
+    A directory itself is none.
+    """
     found: dict[Path, Confirmation] = {}
     for directory in directories:
         for folder in dict.fromkeys(run.parent for run in find_runs(directory)):

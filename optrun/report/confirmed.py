@@ -1,4 +1,7 @@
-"""Judge the confirmations of a choice by their own runs, together, as planned; compose the command that tells more."""
+"""Judge the confirmations of a choice by their own runs, together, as planned.
+
+Compose the command that tells more.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ def judge_together(
     choice: Comparison,
     **typed: Unpack[Question],
 ) -> Confirmed | None:
-    """Judge the confirmations directly beneath some directories by all their runs; None where there is none.
+    """Judge the confirmations directly beneath some directories by all their runs.
+
+    None where there is none.
 
     One that has not come to its end is not looked at. Those of another choice than the last one are
     named alone.
@@ -133,7 +138,10 @@ def planned_options(
 
 
 def waits(made: Confirmation, runs: Sequence[Run]) -> str:
-    """Say why a confirmation is not judged: it waits for runs, or none has a result; empty where it is."""
+    """Say why a confirmation is not judged: it waits for runs, or none has a result.
+
+    Empty where it is.
+    """
     left = len(made.points()) - sum(run.finished or run.status == "failed" for run in runs)
     if left > 0:
         return f"Fresh seeds {label(made.seeds)} are judged with the last run: {left} are left."
@@ -186,7 +194,10 @@ def next_command(
 
 
 def is_open(judged: Judgement) -> bool:
-    """Tell whether more seeds could tell more: of some contender no more is known than that it may differ enough."""
+    """Tell whether more seeds could tell more.
+
+    Of some contender no more is known than that it may differ enough.
+    """
     asked = [
         each
         for name, each in judged.comparisons.items()

@@ -1,4 +1,7 @@
-"""Draw a coordinate check: what goes with the size of a model, on log axes, a panel for each measure."""
+"""Draw a coordinate check.
+
+What goes with the size of a model, on log axes, a panel for each measure.
+"""
 
 from __future__ import annotations
 

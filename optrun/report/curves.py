@@ -50,7 +50,9 @@ def draw_curves(run_dir: Path | str) -> Path:
 
 
 def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
-    """Draw losses over the whole width; below them the main evaluation metric and learning rates, where logged.
+    """Draw losses over the whole width.
+
+    Below them the main evaluation metric and learning rates, where logged.
 
     Args:
         run: What its files say.
@@ -136,7 +138,9 @@ def _rates(run: Run) -> list[str]:
 
 
 def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
-    """Draw metrics of a common scale: what was logged at every step is thin, with a thick line through it.
+    """Draw metrics of a common scale.
+
+    What was logged at every step is thin, with a thick line through it.
 
     An axis is logarithmic where a linear one would press almost everything against its bottom.
     Every value that is NaN or infinite is a cross on the upper edge, the best of the first

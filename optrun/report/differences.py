@@ -63,7 +63,9 @@ def differences(
 def draw_differences(
     found: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme
 ) -> Chart:
-    """Draw one line per contender, best on top: the mean a dot, the interval a bar, the seeds small dots.
+    """Draw one line per contender, best on top.
+
+    The mean a dot, the interval a bar, the seeds small dots.
 
     Args:
         found: What is drawn; what is ruled out is hollow.
@@ -90,7 +92,10 @@ def draw_differences(
 
 
 def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
-    """Write above a line, where it takes no room: the name on the left (0), the verdict on the right (1)."""
+    """Write above a line, where it takes no room.
+
+    The name on the left (0), the verdict on the right (1).
+    """
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
     side, colour, size = ("right", theme.muted, 7.5) if x else ("left", theme.ink, 8.5)
     look: dict[str, Any] = {"ha": side, "va": "center", "color": colour, "fontsize": size}

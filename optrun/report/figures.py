@@ -45,7 +45,10 @@ def all_pictures(comparison: Comparison) -> list[Picture]:
 
 
 def _ordered(findings: Findings, comparison: Comparison) -> Findings:
-    """Put the rows of a workload in the order of all, so that a contender has one colour in all pictures."""
+    """Put the rows of a workload in the order of all.
+
+    So that a contender has one colour in all pictures.
+    """
     names = [] if comparison.judgement is None else comparison.judgement.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
     return replace(
@@ -115,7 +118,10 @@ def pictures(findings: Findings) -> list[Picture]:
 
 
 def verdict_picture(comparison: Comparison) -> list[Picture]:
-    """Describe the picture of the verdict; nothing where less than two contenders have a difference."""
+    """Describe the picture of the verdict.
+
+    Nothing where less than two contenders have a difference.
+    """
     judged, scores, found = comparison.judgement, comparison.scores, comparison.findings
     if judged is None:
         return []

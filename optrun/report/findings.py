@@ -1,4 +1,7 @@
-"""Find what a report says of one workload, as data: runs joined to arms, arms to contenders, and judged."""
+"""Find what a report says of one workload, as data.
+
+Runs joined to arms, arms to contenders, and judged.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ class Findings:
     compared_keys: list[str]
     """Those of them that separate contenders."""
     tuned_keys: list[str]
-    """Those over which each contender's best was chosen, and the learning rate; not what follows from the contender."""
+    """Those over which each contender's best was chosen, and the learning rate.
+
+    Not what follows from the contender.
+    """
     arms: list[Arm]
     rows: list[Contender]
     """Best first."""
@@ -81,11 +87,17 @@ class Findings:
 
     @property
     def end(self) -> float:
-        """The mean of the best contender: a score of 1 over workloads, where the floor is 0; NaN without one."""
+        """The mean of the best contender: a score of 1 over workloads, where the floor is 0.
+
+        NaN without one.
+        """
         return next((row.arm.mean for row in self.ranked), math.nan)
 
     def scaled(self) -> dict[str, dict[int, float]]:
-        """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
+        """Put outcomes on the scale of what was learnt.
+
+        (floor - x) / (floor - end), contender -> seed -> score.
+        """
         learnt, rows = self.floor - self.end, self.ranked
         return {
             row.name: {seed: (self.floor - x) / learnt for seed, x in row.arm.scores.items()}
@@ -109,7 +121,10 @@ class Question(TypedDict, total=False):
     objectives: Sequence[Objective]
     """What is weighed against each other."""
     matters: float | None
-    """The smallest difference that counts; None: that of the configuration, else what another seed changes."""
+    """The smallest difference that counts; None.
+
+    That of the configuration, else what another seed changes.
+    """
     looks: int
     """How often the growing set of seeds was asked, this time among them."""
 
@@ -212,7 +227,10 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 
 def matters_of(runs: Sequence[Run]) -> float | None:
-    """Read the smallest difference that counts from the runs' configuration, where all that say one agree."""
+    """Read the smallest difference that counts from the runs' configuration.
+
+    Where all that say one agree.
+    """
     said = {
         float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))
     }

@@ -36,7 +36,10 @@ def forecast(configs: Sequence[Mapping[str, object]], tuned: Collection[str] = (
 
 
 def say(contenders: int, seeds: int) -> str:
-    """Say which differences are found in 4 of 5 cases; empty where nothing is compared over seeds."""
+    """Say which differences are found in 4 of 5 cases.
+
+    Empty where nothing is compared over seeds.
+    """
     if contenders < 2 or seeds < 2:
         return ""
     found = f"a difference of {foreseen(contenders, seeds):.1f} sd is found in 4 of 5 cases"

@@ -1,4 +1,7 @@
-"""Find, tabulate and draw the configurations that no other beats in all objectives: the Pareto front."""
+"""Find, tabulate and draw the configurations that no other beats in all objectives.
+
+The Pareto front.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def expected(objectives: Sequence[Objective], runs: Sequence[Run]) -> Sequence[O
 
 
 def on_front(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell which points no other dominates: none is at least as low in all columns and lower in one.
+    """Tell which points no other dominates.
+
+    None is at least as low in all columns and lower in one.
 
     Args:
         costs: Shape (points, objectives), finite; less is better.
@@ -152,7 +157,10 @@ def draw_pareto(rows: Sequence[Contender], findings: Findings, theme: Theme) -> 
 
 
 def shown(name: str, number: float) -> str:
-    """Format a value of an objective: metrics with decimals, times, sizes and counts with a unit."""
+    """Format a value of an objective.
+
+    Metrics with decimals, times, sizes and counts with a unit.
+    """
     if name.startswith(("eval/", "train/")):
         return value(number)
     if name.endswith("seconds"):

@@ -1,4 +1,7 @@
-"""Say what a picture of a report is, and what all of them share: who is drawn, how, and how far it reaches."""
+"""Say what a picture of a report is, and what all of them share.
+
+Who is drawn, how, and how far it reaches.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,15 @@ SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all.
 """
 WIDTH = 4.3
-"""Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side on a desk."""
+"""Inches: as wide as a phone, where the page shows it at about its own size.
+
+Two stand side by side on a desk.
+"""
 FAR = 4.0
-"""A value that is so many times as far from the best as all nearer ones would squeeze them: it stands at the border."""
+"""A value that is so many times as far from the best as all nearer ones would squeeze them.
+
+It stands at the border.
+"""
 _NAME_LENGTH = 34
 
 
@@ -45,7 +54,10 @@ class Picture:
 
 
 def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
-    """Pick the contenders that are drawn; their place in this list is their colour, marker and switch everywhere."""
+    """Pick the contenders that are drawn.
+
+    Their place in this list is their colour, marker and switch everywhere.
+    """
     return [row for row in rows if row.arm.runs][:SHOWN]
 
 
@@ -55,7 +67,10 @@ def short_name(text: str) -> str:
 
 
 def style_of(theme: Theme, series: int, **more: object) -> dict[str, Any]:
-    """Give a contender its colour and marker; those beyond the first `SHOWN` have no colour of their own."""
+    """Give a contender its colour and marker.
+
+    Those beyond the first `SHOWN` have no colour of their own.
+    """
     colour = theme.series[series] if series < SHOWN else theme.muted
     return {
         "color": colour,
@@ -74,7 +89,9 @@ def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Ax
 
 
 def reach(distances: Iterable[float], least: float = 0.0) -> float:
-    """Find how far from the best a picture reaches, so that a few bad values do not squeeze the others.
+    """Find how far from the best a picture reaches.
+
+    So that a few bad values do not squeeze the others.
 
     Args:
         distances: Of what could be shown, from the best; those that are not finite do not count.
@@ -168,7 +185,9 @@ def draw_dots(
     theme: Theme,
     width: float = 0.0,
 ) -> None:
-    """Draw the outcomes of a contender: a ring around the chosen one, on the worse edge what lies outside.
+    """Draw the outcomes of a contender.
+
+    A ring around the chosen one, on the worse edge what lies outside.
 
     Args:
         figure: With `ax`, whose limits are set.

@@ -1,4 +1,7 @@
-"""Find which settings a search varied and, if optuna is installed, which of them mattered; draw all in one picture."""
+"""Find which settings a search varied and, if optuna is installed, which of them mattered.
+
+Draw all in one picture.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ def outcomes(contender: Contender, key: str = "") -> list[Arm]:
 
 
 def places(values: Sequence[Setting]) -> dict[Setting, float]:
-    """Place the values of a setting between 0 and 1: numbers to scale, linear or logarithmic, words evenly.
+    """Place the values of a setting between 0 and 1.
+
+    Numbers to scale, linear or logarithmic, words evenly.
 
     Example:
         >>> places([1, 10, 100, 10]), places(["b", "a", None])
@@ -76,7 +81,9 @@ def places(values: Sequence[Setting]) -> dict[Setting, float]:
 
 
 def importances(findings: Findings) -> dict[str, float]:
-    """Weigh the searched settings: how much do the good quarter of configurations differ from all in each?
+    """Weigh the searched settings.
+
+    How much do the good quarter of configurations differ from all in each?
 
     Each contender is weighed by itself, since its good values are its own, and counts as often as
     it has configurations. One that diverged is as bad as the worst.

@@ -1,4 +1,7 @@
-"""Draw a metric of contenders during training, and at its end against the learning rate: a line for each."""
+"""Draw a metric of contenders during training, and at its end against the learning rate.
+
+A line for each.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ _CROWDED = 10
 """A contender with more learning rates than this was searched at random, not on a grid."""
 _POINTS = 600
 _BANDS = 3
-"""With more contenders than this the bands are a fog: the best two have one, the page shows the seeds of the others."""
+"""With more contenders than this the bands are a fog.
+
+The best two have one, the page shows the seeds of the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,9 @@ def progress(rows: Sequence[Contender]) -> Axis:
 
 
 def seed_curves(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedCurve]:
-    """Put the runs of each contender's best configuration on common points; a training loss is smoothed before.
+    """Put the runs of each contender's best configuration on common points.
+
+    A training loss is smoothed before.
 
     Args:
         rows: The contenders that are drawn.
@@ -153,7 +161,10 @@ def _limit(ax: Axes, curves: Sequence[SeedCurve], mode: str) -> None:
 
 
 def _common(runs: Sequence[Run], metric: str, axis: Axis) -> tuple[Array, Array]:
-    """Interpolate several runs where all of them run, on the points of all; shapes (n,) and (seeds, n)."""
+    """Interpolate several runs where all of them run, on the points of all.
+
+    Shapes (n,) and (seeds, n).
+    """
     curves = [line for run in runs if len((line := run.line(metric, axis))[0])]
     if not curves:
         return np.empty(0), np.empty((0, 0))

@@ -1,4 +1,6 @@
-"""Compare contenders over seeds: which of them could be the best, by how much the others differ, how many seeds tell.
+"""Compare contenders over seeds.
+
+Which of them could be the best, by how much the others differ, how many seeds tell.
 
 Everything here works on numbers alone and knows nothing of runs. A seed is easy or hard for every
 contender, so all tests are paired by seed. Their error rates and power are simulated by
@@ -61,17 +63,26 @@ class Comparison:
     seeds: int
     """Shared with the reference."""
     difference: float
-    """Mean of (contender - reference) over these, in units of the metric; 0 for the reference, NaN without seeds."""
+    """Mean of (contender - reference) over these, in units of the metric.
+
+    0 for the reference, NaN without seeds.
+    """
     low: float
     high: float
     """Two-sided interval of the difference at `Judgement.confidence`; NaN without a test."""
     p: float
-    """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline; NaN without a test."""
+    """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline.
+
+    NaN without a test.
+    """
     verdict: Verdict
     by: str = ""
     """The contender whose test rules it out."""
     seen: float = math.nan
-    """The difference that would have been found in 4 of 5 cases, at the spread observed; NaN without a test."""
+    """The difference that would have been found in 4 of 5 cases, at the spread observed.
+
+    NaN without a test.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +103,17 @@ class Judgement:
     alpha: float
     """`ALPHA` by the number of looks."""
     confidence: float
-    """Of the intervals: 1 - 2 alpha / (k - 1), at which one excludes 0 if and only if the pair's test rejects, or
+    """Of the intervals.
+
+    1 - 2 alpha / (k - 1), at which one excludes 0 if and only if the pair's test rejects, or.
     1 - alpha with a baseline."""
 
     @property
     def possible(self) -> list[str]:
-        """List the contenders that could be the best, or are not worse than the baseline; best mean first."""
+        """List the contenders that could be the best, or are not worse than the baseline.
+
+        Best mean first.
+        """
         out = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
         return [name for name in self.ranking if self.comparisons[name].verdict not in out]
 
@@ -113,7 +129,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class PairedTests:
-    """Hold the tests of every two contenders; shapes (..., k, k), where [..., i, j] is about i less j."""
+    """Hold the tests of every two contenders.
+
+    Shapes (..., k, k), where [..., i, j] is about i less j.
+    """
 
     seeds: NDArray[np.int64]
     """Shared by both."""
@@ -191,7 +210,9 @@ def compare(
     sd: float | None = None,
     looks: int = 1,
 ) -> Judgement:
-    """Judge contenders: with the best as `rule_out` does, or by two-sided tests against a baseline, Holm over k - 1.
+    """Judge contenders.
+
+    With the best as `rule_out` does, or by two-sided tests against a baseline, Holm over k - 1.
 
     Args:
         scores: Name of contender -> seed -> score. Each pair is compared over the seeds that both
@@ -298,7 +319,10 @@ def _others(contenders: int) -> int:
 
 
 def _adjusted_against(reference: int, tests: PairedTests, others: int) -> Array:
-    """Compute two-sided p values against one contender, by Holm over k - 1; a test that is not made counts as p = 1."""
+    """Compute two-sided p values against one contender, by Holm over k - 1.
+
+    A test that is not made counts as p = 1.
+    """
     p: Array = 2 * np.minimum(tests.p[:, reference], tests.p[reference])
     made = ~np.isnan(p)
     p[made] = holm(np.append(p[made], np.ones(max(0, others - made.sum()))))[: made.sum()]
@@ -331,7 +355,9 @@ def holm(p: ArrayLike) -> Array:
 
 
 def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
-    """Compute the standard deviation within samples, pooled over them: sqrt(sum of squares / sum of (n - 1)).
+    """Compute the standard deviation within samples, pooled over them.
+
+    Sqrt(sum of squares / sum of (n - 1)).
 
     Args:
         samples: One for each contender, of any sizes.
@@ -485,7 +511,9 @@ def censored_median(times: Array, happened: NDArray[np.bool_]) -> float:
 
 
 def expected_best(means: Sequence[float], number: int, mode: str) -> float:
-    """Compute the best of so many configurations, drawn at random of those that were tried; NaN where too few were.
+    """Compute the best of so many configurations, drawn at random of those that were tried.
+
+    NaN where too few were.
 
     Source: Dodge et al. 2019, Show Your Work, eq. 4: sum_i v_i (F(v_i)^k - F(v_(i-1))^k).
 

@@ -1,4 +1,7 @@
-"""Folders: what that of a sweep says of its jobs, tuned keys, objectives and looks, and a new one by date and time.
+"""Folders.
+
+What that of a sweep says of its jobs, tuned keys, objectives and looks, and a new one by date and
+time.
 
 A folder that is no sweep, or whose `sweep.json` cannot be read, says nothing.
 """
@@ -20,7 +23,10 @@ from optrun.base.reading import read_json
 
 T = TypeVar("T")
 LOOKS = "report-looks.json"
-"""How often a growing set of seeds was asked: whoever adds seeds until a verdict shows finds one that is not there."""
+"""How often a growing set of seeds was asked.
+
+Whoever adds seeds until a verdict shows finds one that is not there.
+"""
 
 
 def dated_folder(beneath: Path) -> Path:

@@ -71,7 +71,9 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
 
 
 def _fitted(table: Table, width: int) -> list[int]:
-    """Fit as many columns as there is room for: no word breaks, numbers stay on one line; long names may fold.
+    """Fit as many columns as there is room for: no word breaks, numbers stay on one line.
+
+    Long names may fold.
 
     rich by itself narrows every column at once, down to pieces of words.
     """
@@ -132,7 +134,10 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
 
 
 def value(number: float | None) -> str:
-    """Format a metric with four decimals, or four significant digits where that says more; None is `NONE`."""
+    """Format a metric with four decimals, or four significant digits where that says more.
+
+    None is `NONE`.
+    """
     if number is None:
         return NONE
     if not math.isfinite(number):

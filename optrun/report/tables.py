@@ -48,7 +48,10 @@ def tabulate(
 
 
 def ranking_table(findings: Findings) -> Table:
-    """Tabulate each contender at its best: what it is, what it came to, and what it cost to find."""
+    """Tabulate each contender at its best.
+
+    What it is, what it came to, and what it cost to find.
+    """
     judged, target, tuned = findings.judgement, findings.target, findings.tuned_keys
     same = min((len(_tried(row)) for row in findings.ranked), default=0)
     unequal = any(len(_tried(row)) > same for row in findings.ranked)
@@ -98,7 +101,10 @@ def scores_table(comparison: Comparison) -> Table:
 
 
 def workloads_table(comparison: Comparison) -> Table:
-    """Tabulate the workloads: what a score of 0 and of 1 is there, who is best, and why one does not count."""
+    """Tabulate the workloads.
+
+    What a score of 0 and of 1 is there, who is best, and why one does not count.
+    """
     columns: list[Column[Findings]] = [
         ("workload", False, lambda each: each.name),
         ("metric", False, lambda each: each.metric),
@@ -111,7 +117,10 @@ def workloads_table(comparison: Comparison) -> Table:
 
 
 def arms_table(findings: Findings) -> Table:
-    """Tabulate every configuration, best first: its settings, a column each, what it came to, speed and memory."""
+    """Tabulate every configuration, best first.
+
+    Its settings, a column each, what it came to, speed and memory.
+    """
     chosen = {id(row.arm) for row in findings.ranked}
     columns: list[Column[Arm]] = [
         *(
@@ -249,7 +258,10 @@ def _best(run: Run, metric: str, mode: str) -> str:
 
 
 def _to_target(findings: Findings, row: Contender) -> str:
-    """Format median steps and time to the target: infinite where half of the runs never reach it."""
+    """Format median steps and time to the target.
+
+    Infinite where half of the runs never reach it.
+    """
     found = time_to_target(row.arm, findings.metric, findings.mode, findings.target)
     if math.isnan(found.steps):
         return NONE

@@ -1,4 +1,6 @@
-"""How every picture of optrun looks: colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
+"""How every picture of optrun looks.
+
+Colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
 
 A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds
 stand-ins that `to_svg` turns into CSS variables, so that one inline SVG follows the reader's light
@@ -36,7 +38,10 @@ from optrun.base.formatting import count, rate
 Array = NDArray[np.float64]
 
 SERIES, KEY, SEEDS = "s", "k", "h"
-"""What a group of an inline picture may be: a contender's artists, its entry in the legend, what is seen on hover."""
+"""What a group of an inline picture may be.
+
+A contender's artists, its entry in the legend, what is seen on hover.
+"""
 
 _MARKS = 40
 
@@ -215,7 +220,10 @@ def style_axes(
     xlabel: str = "",
     ylabel: str = "",
 ) -> None:
-    """Style axes quietly: a light grid behind the data, no box, title and subtitle on the left above it."""
+    """Style axes quietly.
+
+    A light grid behind the data, no box, title and subtitle on the left above it.
+    """
     ax.set_facecolor("none")
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(theme.grid)
@@ -336,7 +344,10 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
 
 @contextlib.contextmanager
 def any_letters(figure: Figure) -> Iterator[None]:
-    """Take texts literally: a dollar sign is no formula, a letter that the font lacks is a box without a warning."""
+    """Take texts literally.
+
+    A dollar sign is no formula, a letter that the font lacks is a box without a warning.
+    """
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     with warnings.catch_warnings():

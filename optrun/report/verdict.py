@@ -31,11 +31,17 @@ class SweepVerdict:
     """
     metric: str
     possible: tuple[str, ...]
-    """Contenders that could be the best, best mean first; with a baseline, those that are not worse than it."""
+    """Contenders that could be the best, best mean first.
+
+    With a baseline, those that are not worse than it.
+    """
     ruled_out: tuple[str, ...]
     """Contenders that could not; with a baseline, those that are worse."""
     chosen: Mapping[str, str]
-    """Contender -> its chosen configuration, as `lamb at lr 2e-3`; over several workloads that of each."""
+    """Contender -> its chosen configuration, as `lamb at lr 2e-3`.
+
+    Over several workloads that of each.
+    """
     text: str
     """The line."""
     next: str = ""
@@ -217,7 +223,10 @@ def beyond(row: Contender, findings: Findings) -> float | None:
 
 
 def _learnt(row: Contender) -> str:
-    """Say where most runs of the winner learnt nothing that holds on evaluation; it comes before who won."""
+    """Say where most runs of the winner learnt nothing that holds on evaluation.
+
+    It comes before who won.
+    """
     found = [generalisation_of(run.summary) for run in row.arm.runs if run.finished]
     bad = [each for each in found if each is not None and each.verdict in NOTHING_LEARNT]
     if 2 * len(bad) <= len(found):

@@ -1,4 +1,7 @@
-"""Find what a reader must know before quoting a comparison; the texts stand in `templates/warnings.txt`."""
+"""Find what a reader must know before quoting a comparison.
+
+The texts stand in `templates/warnings.txt`.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ class Warning:
 
 
 OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
-"""What says how well configurations were chosen: nothing that the runs of a confirmation could have done better."""
+"""What says how well configurations were chosen.
+
+Nothing that the runs of a confirmation could have done better.
+"""
 
 
 def find_warnings(findings: Findings) -> list[Warning]:
@@ -157,7 +163,10 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
-    """Warn where ranked runs differ in what should be alike: task, data, code, hardware, luck, speed."""
+    """Warn where ranked runs differ in what should be alike.
+
+    Task, data, code, hardware, luck, speed.
+    """
     runs = [
         run
         for row in findings.rows

@@ -1,4 +1,7 @@
-"""Follow a sweep: the page of its report, made anew while jobs run, for a browser on this machine."""
+"""Follow a sweep.
+
+The page of its report, made anew while jobs run, for a browser on this machine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _WAITING = "<!doctype html><meta http-equiv=refresh content=5><title>optrun repo
 
 
 class _Page(BaseHTTPRequestHandler):
-    """Answers one address with one file; whoever asks by another name than this machine's gets nothing."""
+    """Answers one address with one file.
+
+    Whoever asks by another name than this machine's gets nothing.
+    """
 
     def __init__(self, file: Callable[[], Path | None], *args: object) -> None:
         self._file = file

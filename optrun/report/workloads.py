@@ -1,4 +1,6 @@
-"""Split runs into workloads, and judge contenders over all of them: a report is a list of workloads, mostly of one.
+"""Split runs into workloads, and judge contenders over all of them.
+
+A report is a list of workloads, mostly of one.
 
 A workload is what is learnt and judged by: the task and the rows that evaluation reads. Numbers of
 two workloads cannot be compared; scores on the scale of what was learnt in each can be.
@@ -165,7 +167,10 @@ def _why_left_out(found: Findings) -> str:
 
 
 def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
-    """Average each seed's scores over workloads; a contender without an outcome on one of them has none."""
+    """Average each seed's scores over workloads.
+
+    A contender without an outcome on one of them has none.
+    """
     tables = [each.scaled() for each in workloads]
     found = {}
     for name in dict.fromkeys(name for table in tables for name in table):

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
-    """Describe an adapter for checkpoints, which hold no base; None for a model that trains whole."""
+    """Describe an adapter for checkpoints, which hold no base.
+
+    None for a model that trains whole.
+    """
     adapter = injected(model)
     if adapter is None:
         return None
@@ -70,7 +73,9 @@ def base_digest(model: PreTrainedModel, first: int | None = None) -> str:
 def refuse_other_adapter(
     saved: CheckpointMetadata, here: PlainMapping | None, config: RunConfig
 ) -> None:
-    """Refuse a checkpoint of other weights than those that train: an adapter beside another base, or none at all.
+    """Refuse a checkpoint of other weights than those that train.
+
+    An adapter beside another base, or none at all.
 
     Args:
         saved: Of the checkpoint.
@@ -120,7 +125,9 @@ def rebuilt(
     *,
     dequantized: bool = False,
 ) -> PreTrainedModel:
-    """Build the model of an adapter's checkpoint: its base from where it lies, the factors of the checkpoint beside it.
+    """Build the model of an adapter's checkpoint.
+
+    Its base from where it lies, the factors of the checkpoint beside it.
 
     Args:
         run: The run it belongs to.

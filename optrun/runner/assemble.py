@@ -73,7 +73,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Start:
-    """Where training begins: at step 0, where a checkpoint stands, or where a branch leaves its trunk."""
+    """Where training begins.
+
+    At step 0, where a checkpoint stands, or where a branch leaves its trunk.
+    """
 
     state: TrainState = field(default_factory=TrainState)
     changes: dict[str, tuple[object, object]] = field(default_factory=dict)
@@ -82,7 +85,10 @@ class Start:
     branch: Branch | None = None
     """How the run left its trunk, where it begins as a branch."""
     stop: StopRequest | None = None
-    """Of the checkpoint, where nothing that matters was changed since; None: train to the last step."""
+    """Of the checkpoint, where nothing that matters was changed since; None.
+
+    Train to the last step.
+    """
 
 
 @dataclass
@@ -335,7 +341,9 @@ def known_metric(task: Task, key: str, metric: str) -> None:
 
 
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
-    """Pick the metric that says which checkpoint is best: that of the first evaluation set, unless one is named.
+    """Pick the metric that says which checkpoint is best.
+
+    That of the first evaluation set, unless one is named.
 
     Raises:
         ConfigError: The task reports no such metric.
@@ -369,7 +377,10 @@ def _train_step(
     started: Sequence[Mapping[str, object]],
     notes: list[str | None],
 ) -> TrainStep:
-    """Make what steps; `started`: groups of the checkpoint to go on from; `notes` takes those on its placement."""
+    """Make what steps; `started`: groups of the checkpoint to go on from.
+
+    `notes` takes those on its placement.
+    """
     model, task = prepared.model, prepared.task
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
@@ -472,7 +483,10 @@ def build_loaders(
 def _whole_groups(
     optimizer: Mapping[str, list[Mapping[str, object]]],
 ) -> list[Mapping[str, object]]:
-    """Take the groups of a checkpoint; none if their layers are damaged, which loading the optimizer names."""
+    """Take the groups of a checkpoint.
+
+    None if their layers are damaged, which loading the optimizer names.
+    """
     groups = optimizer.get("groups", [])
     kinds = {"layer": str, "layer_id": int | None, "lr_scale": int | float, "role": str}
     whole = isinstance(groups, list) and all(

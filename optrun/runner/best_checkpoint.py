@@ -10,7 +10,10 @@ from optrun.base.plain import PlainMapping, lookup
 
 
 def best_told(summary: PlainMapping) -> str:
-    """Say by which metric a checkpoint is the best, and what decided where several are equal; empty: none is."""
+    """Say by which metric a checkpoint is the best, and what decided where several are equal.
+
+    Empty: none is.
+    """
     main = summary.get("main_metric") or {}
     held = lookup(summary, "metrics", "best", str(main.get("name")))
     if not held:

@@ -1,4 +1,7 @@
-"""Starts a branch: the trunk's weights, generators and place in the data; its optimizer state where that fits."""
+"""Starts a branch: the trunk's weights, generators and place in the data.
+
+Its optimizer state where that fits.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ class Branch:
     schedule_from: int
     """The step that the schedule counts from."""
     trunk_config: str
-    """Digest of the trunk's configuration but for the seed: trunks that differ in no more are of one kind."""
+    """Digest of the trunk's configuration but for the seed.
+
+    Trunks that differ in no more are of one kind.
+    """
     optimizer_state: str = ""
     """What became of the trunk's, in words."""
     schedule: str = ""
@@ -172,7 +178,9 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
 def restore_branch(
     branch: Branch, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
 ) -> list[str]:
-    """Load the trunk's weights, and of its optimizer and schedule what goes on; `branch` says what that is.
+    """Load the trunk's weights, and of its optimizer and schedule what goes on.
+
+    `branch` says what that is.
 
     Args:
         branch: Its words are filled in.

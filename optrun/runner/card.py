@@ -1,4 +1,7 @@
-"""Write the model card of a trained model: `README.md` beside the weights, in the form the Hugging Face hub reads."""
+"""Write the model card of a trained model.
+
+`README.md` beside the weights, in the form the Hugging Face hub reads.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ class TaskCard:
     embeds: bool = False
     """Whether sentence-transformers loads it."""
     base: str = ""
-    """Of an adapter: a hub name or a folder where the weights lie that it stands beside; empty: it is no adapter."""
+    """Of an adapter: a hub name or a folder where the weights lie that it stands beside; empty.
+
+    It is no adapter.
+    """
     arguments: Mapping[str, object] = field(default_factory=dict)
     """What the base is loaded with."""
 
@@ -302,7 +308,10 @@ def _heading(config: Mapping[str, object]) -> str:
 
 
 def _origin(config: Mapping[str, object]) -> str:
-    """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
+    """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder.
+
+    Empty from scratch.
+    """
     path = lookup(config, "model", "path")
     if lookup(config, "model", "name") != "pretrained" or not isinstance(path, str):
         return ""
@@ -310,14 +319,19 @@ def _origin(config: Mapping[str, object]) -> str:
 
 
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
-    """Find the hub name that a choice was given; nothing for a local folder, whose name means nothing to others."""
+    """Find the hub name that a choice was given.
+
+    Nothing for a local folder, whose name means nothing to others.
+    """
     path = lookup(config, section, "path")
     is_chosen = lookup(config, section, "name") == choice and isinstance(path, str)
     return str(path) if is_chosen and _HUB_NAME.fullmatch(path) else ""
 
 
 def relative_names(command: str) -> str:
-    """Shorten absolute paths of a command to their last piece: folders of one machine mean nothing elsewhere.
+    """Shorten absolute paths of a command to their last piece.
+
+    Folders of one machine mean nothing elsewhere.
 
     Example:
         >>> relative_names("optrun data.train=/home/me/train.csv 'data.eval={dev: ~/data/dev.tsv}' lr=1e-3")

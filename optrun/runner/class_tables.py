@@ -31,7 +31,9 @@ _MOST_SHOWN = 12
 def tables_of(
     summary: Mapping[str, object], *, most: int = _MOST_ROWS
 ) -> Iterator[tuple[str, Table]]:
-    """Yield each evaluation set's figures by class, if they are of the weights that the summary is of.
+    """Yield each evaluation set's figures by class.
+
+    If they are of the weights that the summary is of.
 
     Args:
         summary: As in `summary.json`; what is missing, or no figures, is left out.
@@ -81,7 +83,10 @@ def _tabulated(
 
 
 def confusion_table(found: ClassTable) -> Table | None:
-    """Tabulate true classes in rows, predicted ones in columns; None: there is no matrix, or it is too wide."""
+    """Tabulate true classes in rows, predicted ones in columns; None.
+
+    There is no matrix, or it is too wide.
+    """
     if found.confusion is None or len(found.labels) > _MOST_SHOWN:
         return None
     table = Table(["true \\ predicted", *found.labels], [False, *([True] * len(found.labels))])

@@ -209,7 +209,10 @@ def _writers(
     metrics_log: MetricsLogger,
     answers: Callable[[PreTrainedModel], Iterable[Answer]] | None,
 ) -> list[Callback]:
-    """List what writes or shows each line; a line is on the disk before anybody else hears of it."""
+    """List what writes or shows each line.
+
+    A line is on the disk before anybody else hears of it.
+    """
     config, note = session.config, session.display.note
     tracker = build_tracker(
         config.tracking,

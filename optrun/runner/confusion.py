@@ -21,7 +21,9 @@ _DARK = 0.55
 def draw_confusion(
     labels: Sequence[str], counts: Sequence[Sequence[int]], theme: Theme, *, subtitle: str
 ) -> Chart:
-    """Draw a cell for each pair of classes: its colour the share of the true class, its text share and count.
+    """Draw a cell for each pair of classes.
+
+    Its colour the share of the true class, its text share and count.
 
     Args:
         labels: Names of the classes.

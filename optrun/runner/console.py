@@ -39,7 +39,10 @@ _MOST_CLASSES = 12
 
 
 class _Lines(logging.Formatter):
-    """Formats lines without control characters and secrets: the file may be read on a terminal, by others."""
+    """Formats lines without control characters and secrets.
+
+    The file may be read on a terminal, by others.
+    """
 
     def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__("%(asctime)s  %(message)s")
@@ -100,7 +103,10 @@ def run_log(run: RunDir, values: Mapping[str, object] | None = None) -> Iterator
 
 
 def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) -> None:
-    """Print one line: what is being run, on how many ranks if on several, and where it is written."""
+    """Print one line.
+
+    What is being run, on how many ranks if on several, and where it is written.
+    """
     distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
         f"task={config.task.name} data={config.data.name} model={config.model.name} optimizer={config.optimizer.name} "

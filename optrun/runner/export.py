@@ -48,7 +48,9 @@ def write_model(
     config: PlainMapping,
     sample: tuple[str, str] | None = None,
 ) -> None:
-    """Write `save_pretrained` form: configuration, safetensors, tokenizer, model card; of an adapter, peft's.
+    """Write `save_pretrained` form: configuration, safetensors, tokenizer, model card.
+
+    Of an adapter, peft's.
 
     An adapter beside weights that were made from a seed is merged into them: nobody could load it
     otherwise.

@@ -18,7 +18,9 @@ def aside_of(folder: Path) -> Path:
 
 @contextmanager
 def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """Yield an empty folder; afterwards it takes its place, and nothing is left of it after an error.
+    """Yield an empty folder.
+
+    Afterwards it takes its place, and nothing is left of it after an error.
 
     Args:
         folder: New or empty.

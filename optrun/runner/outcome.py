@@ -1,4 +1,7 @@
-"""What training leaves to who asked for it; without the training itself, which an agent of ranks does not load."""
+"""What training leaves to who asked for it.
+
+Without the training itself, which an agent of ranks does not load.
+"""
 
 from dataclasses import dataclass
 

@@ -272,7 +272,9 @@ def _predict(
 def predict_window(
     predictor: Predictor, window: range, batch_size: int, seed: int, device: torch.device
 ) -> list[Values]:
-    """Predict some rows in batches of like length; which rows share a batch is a function of these rows alone.
+    """Predict some rows in batches of like length.
+
+    Which rows share a batch is a function of these rows alone.
 
     Args:
         predictor: Of the task.

@@ -120,7 +120,9 @@ def prepare(
     meta: bool = False,
     sharded: bool = False,
 ) -> Prepared:
-    """Prepare tokenizer, data, task and model, in this order; the model's name, keys and head are checked first.
+    """Prepare tokenizer, data, task and model, in this order.
+
+    The model's name, keys and head are checked first.
 
     Args:
         config: Typed and checked.

@@ -1,4 +1,6 @@
-"""What preferences are measured against: the log-probabilities of the model that training starts from.
+"""What preferences are measured against.
+
+The log-probabilities of the model that training starts from.
 
 They are computed once for the same pairs, weights and precision, before the first step, and kept in
 the cache. Beside an adapter the start model is its frozen base; nowhere are there two models in

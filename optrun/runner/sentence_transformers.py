@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None:
-    """Write how vectors are made of the model's states: `modules.json`, and the configuration of each module.
+    """Write how vectors are made of the model's states.
+
+    `modules.json`, and the configuration of each module.
 
     Args:
         folder: Has the model and its tokenizer.

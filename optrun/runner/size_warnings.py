@@ -1,4 +1,7 @@
-"""Sizes that are allowed, and rarely meant: of a micro-batch and of checkpoints, told before the first step."""
+"""Sizes that are allowed, and rarely meant.
+
+Of a micro-batch and of checkpoints, told before the first step.
+"""
 
 from __future__ import annotations
 

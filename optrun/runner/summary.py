@@ -110,7 +110,10 @@ class Summary:
         return shlex.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def take_up(self) -> None:
-        """Read the summary that is there: when the run was started, by which command, how often it was resumed."""
+        """Read the summary that is there.
+
+        When the run was started, by which command, how often it was resumed.
+        """
         try:
             before = read_summary(self.run.summary)
         except (OSError, ValueError):
@@ -239,7 +242,9 @@ class Summary:
         self.write()
 
     def finished(self, stop: StopRequest | None) -> SummaryValues:
-        """Return all values as a good end leaves them: what the model card is made of, and then the file.
+        """Return all values as a good end leaves them.
+
+        What the model card is made of, and then the file.
 
         Args:
             stop: What ended training early; None: all steps are done.
@@ -262,7 +267,9 @@ class Summary:
 
 
 class SummaryCallback(Callback):
-    """Writes the summary with a line of metrics, once a second at most: encoded and renamed it costs a millisecond.
+    """Writes the summary with a line of metrics, once a second at most.
+
+    Encoded and renamed it costs a millisecond.
 
     Args:
         summary: Of the run.

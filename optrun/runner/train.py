@@ -70,7 +70,9 @@ def train(
     owns_process: bool = True,
     world: World = ALONE,
 ) -> Outcome:
-    """Train, evaluate, checkpoint, and write the run directory; any rank but the first writes its shards alone.
+    """Train, evaluate, checkpoint, and write the run directory.
+
+    Any rank but the first writes its shards alone.
 
     Args:
         request: Configuration and command line.
@@ -134,7 +136,10 @@ def train(
 
 
 def draw_curves(path: Path) -> None:
-    """Draw `curves.png`; matplotlib is imported when there is something to draw, and not before the first step."""
+    """Draw `curves.png`.
+
+    Matplotlib is imported when there is something to draw, and not before the first step.
+    """
     from optrun.report import curves
 
     curves.draw_curves(path)
@@ -142,7 +147,10 @@ def draw_curves(path: Path) -> None:
 
 @contextmanager
 def _status(summary: Summary, display: Display) -> Iterator[None]:
-    """Write into the summary how the run ends; that of a finished run stays while nothing was done to it."""
+    """Write into the summary how the run ends.
+
+    That of a finished run stays while nothing was done to it.
+    """
 
     def end(status: str, error: BaseException) -> None:
         if summary.finished_before and not summary.begun:
@@ -240,7 +248,10 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
 def _answers(
     prepared: Prepared, note: Callable[[str], None]
 ) -> Callable[[PreTrainedModel], Iterator[Answer]] | None:
-    """Make what asks the model at each evaluation; None if the task wants no samples, or no rank has it whole."""
+    """Make what asks the model at each evaluation.
+
+    None if the task wants no samples, or no rank has it whole.
+    """
     if not getattr(prepared.task.config, "samples", 0):
         return None
     if is_sharded(prepared.model):
@@ -334,7 +345,10 @@ def _begin(
 def _sample(
     prepared: Prepared, model: PreTrainedModel, note: Callable[[str], None], *, seed: int
 ) -> tuple[str, str] | None:
-    """Continue the task's prompt; None where there is no prompt, or the model cannot continue it."""
+    """Continue the task's prompt.
+
+    None where there is no prompt, or the model cannot continue it.
+    """
     try:
         with plain_attention(model):
             return prepared.task.sample(model, prepared.tokenizer, seed=seed)

@@ -201,7 +201,10 @@ class Scheduler(LRScheduler):
                 schedule.plateau.observe(float(metric))
 
     def _update_lr(self, epoch: int | None = None) -> None:
-        """Set the lr for the next step, or for `epoch`: torch's SequentialLR starts a schedule with 0."""
+        """Set the lr for the next step, or for `epoch`.
+
+        Torch's SequentialLR starts a schedule with 0.
+        """
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
@@ -216,7 +219,10 @@ class Scheduler(LRScheduler):
                 _set(group, "weight_decay", group["initial_weight_decay"] * scale)
 
     def _look_before_steps(self) -> None:
-        """Let no step be made by a group that has not joined; the optimizer keeps no discarded schedule alive."""
+        """Let no step be made by a group that has not joined.
+
+        The optimizer keeps no discarded schedule alive.
+        """
         own = weakref.ref(self)
 
         def before_step(*_: object) -> None:
@@ -231,7 +237,10 @@ class Scheduler(LRScheduler):
             self._apply()
 
     def _take_in_groups(self) -> None:
-        """Find what groups follow that were added since; a plateau begins where its likes have come to."""
+        """Find what groups follow that were added since.
+
+        A plateau begins where its likes have come to.
+        """
         groups, known = self.optimizer.param_groups, len(self._schedules)
         if len(groups) < known:
             raise ValueError(
@@ -260,7 +269,10 @@ class Scheduler(LRScheduler):
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that steps: accelerate's `prepare` puts one around it, which has no hooks."""
+    """Return the optimizer that steps.
+
+    Accelerate's `prepare` puts one around it, which has no hooks.
+    """
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
 

@@ -92,7 +92,10 @@ class ContenderStudy:
             if override.key_or_group == "seed" and override.is_discrete_sweep()
         ]
         self.seeds = [str(seed) for override in listed for seed in override.sweep_string_iterator()]
-        """What every trial is run on, its value their mean; empty: on the one seed of the configuration."""
+        """What every trial is run on, its value their mean; empty.
+
+        On the one seed of the configuration.
+        """
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"{listed[0].input_line}: each seed once.")
         self.jobs_of_trial = max(1, len(self.seeds))
@@ -134,7 +137,10 @@ class ContenderStudy:
         self._study: optuna.Study
 
     def placements(self) -> Iterator[Job]:
-        """Yield jobs that may never be: the example, and one for each searched way of taking devices."""
+        """Yield jobs that may never be.
+
+        The example, and one for each searched way of taking devices.
+        """
         yield self.example
         for key in _OF_PLACEMENT & self.space.keys():
             other = {name: any_value(kind) for name, kind in self.space.items()}
@@ -192,7 +198,10 @@ class ContenderStudy:
         }
 
     def mode(self) -> str:
-        """Tell which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
+        """Tell which direction of the objective is better.
+
+        `checkpoint.mode`, or what belongs to the metric.
+        """
         saving = self.example.values["checkpoint"]
         if saving["mode"] is not None:
             return str(saving["mode"])
@@ -222,7 +231,10 @@ class ContenderStudy:
     # ---------------------------------------------------------------------------------------------------------
 
     def trials(self) -> list[Trial]:
-        """List the trials that a sampler proposed, with all their parameters; no late results of those given up."""
+        """List the trials that a sampler proposed, with all their parameters.
+
+        No late results of those given up.
+        """
         return [
             Trial(self, frozen, self._jobs(frozen.params))
             for frozen in self._study.get_trials(deepcopy=False)
@@ -230,7 +242,10 @@ class ContenderStudy:
         ]
 
     def give_up_halves(self) -> None:
-        """Fail trials that lack parameters: what is left of a process that was killed while it asked."""
+        """Fail trials that lack parameters.
+
+        What is left of a process that was killed while it asked.
+        """
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING and not study_of.whole(trial, self.space):
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
@@ -326,7 +341,10 @@ class ContenderStudy:
         )
 
     def _outcome(self, job: Job, state: JobState) -> list[float] | None:
-        """Find what a job counts as: a diverged one as the worst so far, or as its untrained model if that is worse."""
+        """Find what a job counts as.
+
+        A diverged one as the worst so far, or as its untrained model if that is worse.
+        """
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(
                 f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "

@@ -23,7 +23,10 @@ class Device:
     """A CUDA device of this machine."""
 
     visible: str
-    """Its name in `CUDA_VISIBLE_DEVICES`: an index of CUDA's, or what stood there when the sweep was started."""
+    """Its name in `CUDA_VISIBLE_DEVICES`.
+
+    An index of CUDA's, or what stood there when the sweep was started.
+    """
     uuid: str
     """What it is called everywhere, however the visible devices are counted."""
 
@@ -132,7 +135,9 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
 
 
 def refuse_unseen(visible: Sequence[str]) -> None:
-    """Refuse to train in a process whose devices torch does not see; `training.device=auto` would take the CPU.
+    """Refuse to train in a process whose devices torch does not see.
+
+    `training.device=auto` would take the CPU.
 
     Args:
         visible: What `CUDA_VISIBLE_DEVICES` of this process names.

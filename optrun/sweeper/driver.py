@@ -1,4 +1,7 @@
-"""The process that keeps a sweep together: it launches what is missing, watches, and starts again what was cut."""
+"""The process that keeps a sweep together.
+
+It launches what is missing, watches, and starts again what was cut.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ class Driver:
     # --------------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs of this sweep; those that failed before are tried again where that was asked for."""
+        """Add jobs of this sweep.
+
+        Those that failed before are tried again where that was asked for.
+        """
         for job in jobs:
             if job.name in self.board.rows:
                 continue
@@ -134,14 +140,19 @@ class Driver:
         return goal.stop_at is None or str(goal.stop_at) not in record.rungs
 
     def is_short_of(self, goal: Goal) -> bool:
-        """Tell whether a job is still to get where it is wanted, in this start or, if its time is up, the next."""
+        """Tell whether a job is still to get where it is wanted, in this start or.
+
+        If its time is up, the next.
+        """
         return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
     # What is done
     # ---------------------------------------------------------------------------------------------------
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
-        """Bring jobs to where a plan wants them; it is asked again whenever a launch has ended, until nothing is left.
+        """Bring jobs to where a plan wants them.
+
+        It is asked again whenever a launch has ended, until nothing is left.
 
         Args:
             plan: Of jobs known to the sweep by `add`.
@@ -180,7 +191,10 @@ class Driver:
         self.refresh(job for job, _ in goals)
 
     def _ask_to_stop(self) -> None:
-        """Let jobs at work save and end: by a file that they look for, or by a signal if the disk takes none."""
+        """Let jobs at work save and end.
+
+        By a file that they look for, or by a signal if the disk takes none.
+        """
         try:
             self.sweep.stop(self.token).touch()
         except OSError:
@@ -190,7 +204,10 @@ class Driver:
             self._signalled = True
 
     def _is_given_up(self) -> bool:
-        """Kill the jobs that have not stopped long after the limit of time; whether even that did not end them."""
+        """Kill the jobs that have not stopped long after the limit of time.
+
+        Whether even that did not end them.
+        """
         patience = self.stop.patience
         if patience is None or patience > 0:
             return False
@@ -221,7 +238,10 @@ class Driver:
                     row.stalled, row.stalled_now = silent, True
 
     def _unsaved(self) -> list[str]:
-        """Find jobs that a process of this sweep trains now; one that saved itself may still draw its curves."""
+        """Find jobs that a process of this sweep trains now.
+
+        One that saved itself may still draw its curves.
+        """
         return [
             name
             for name in self._at_work
@@ -229,7 +249,10 @@ class Driver:
         ]
 
     def _tell_of_stop(self) -> None:
-        """Answer the first request to stop at once: what follows takes as long as a step and a save."""
+        """Answer the first request to stop at once.
+
+        What follows takes as long as a step and a save.
+        """
         if self._told_of_stop:
             return
         self._told_of_stop = True
@@ -269,7 +292,10 @@ class Driver:
         return False
 
     def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
-        """Yield jobs of one launch each; those that other processes hold may be left behind, so they come again."""
+        """Yield jobs of one launch each.
+
+        Those that other processes hold may be left behind, so they come again.
+        """
         free = (
             goal
             for goal in goals
@@ -378,7 +404,10 @@ class Driver:
             row.stalled_now = False
 
     def _suspect(self, row: JobRow, *, alone: bool, why: str) -> None:
-        """Try a job whose worker died, or was killed, once more, alone; if that ends so, too, it is its result."""
+        """Try a job whose worker died, or was killed, once more, alone.
+
+        If that ends so, too, it is its result.
+        """
         from optrun.sweeper.worker import record_failure
 
         if row.state.ended:
@@ -406,7 +435,10 @@ class Driver:
         self.view.note(f"{told}; tried once more, alone")
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
-        """Stop what has not ended of some jobs at a rung; one that later survives there goes on from its checkpoint."""
+        """Stop what has not ended of some jobs at a rung.
+
+        One that later survives there goes on from its checkpoint.
+        """
         for row in map(self.board.row, jobs):
             if row.state.ended or row.resting:
                 continue
@@ -431,7 +463,10 @@ class Driver:
     # ---------------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
-        """Return 0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75: stopped, saved."""
+        """Return 0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75.
+
+        Stopped, saved.
+        """
         states = [row.state for row in self.board.rows.values() if not row.resting]
         if self.stop.refused:
             return EXIT_STORAGE

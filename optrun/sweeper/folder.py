@@ -30,11 +30,17 @@ class Record:
     open: str | None = None
     """The sweep process whose worker is at it; None: it was left in order."""
     rungs: dict[str, float | None] = field(default_factory=dict)
-    """Step to the best value until then, NaN where it was no number; None: it was not evaluated until then."""
+    """Step to the best value until then, NaN where it was no number; None.
+
+    It was not evaluated until then.
+    """
     stopped_at: int | None = None
     """The rung at which it was found too weak to go on."""
     devices: list[str] = field(default_factory=list)
-    """The CUDA devices it was last given, as `CUDA_VISIBLE_DEVICES` names them; empty: it was not pinned."""
+    """The CUDA devices it was last given, as `CUDA_VISIBLE_DEVICES` names them; empty.
+
+    It was not pinned.
+    """
 
 
 @dataclass
@@ -183,7 +189,10 @@ class SweepDir:
             return MetricsLog()
 
     def summary(self, name: str) -> PlainDict:
-        """Read the summary of a job; empty where there is none, or it was torn away with its process."""
+        """Read the summary of a job.
+
+        Empty where there is none, or it was torn away with its process.
+        """
         try:
             return read_summary(self.run(name).summary)
         except (OSError, ValueError):

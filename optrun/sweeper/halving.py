@@ -28,7 +28,9 @@ Group = tuple[Job, ...]
 
 
 def survivors(values: Mapping[str, float], mode: str, factor: int) -> list[str]:
-    """Pick the best of those compared at a rung, at least one where any has a value; equals in the order given.
+    """Pick the best of those compared at a rung, at least one where any has a value.
+
+    Equals in the order given.
 
     Args:
         values: Name to value at the rung; NaN survives nothing.
@@ -145,7 +147,9 @@ def refuse_unreachable(options: OptunaConfig, max_steps: int | None) -> None:
 
 
 def rungs_of(options: SweeperConfig, bracket: int = 0) -> Iterator[int]:
-    """Yield the steps at which jobs are judged: those that are named, or without end those that follow from the first.
+    """Yield the steps at which jobs are judged.
+
+    Those that are named, or without end those that follow from the first.
 
     Example:
         >>> from types import SimpleNamespace

@@ -31,7 +31,10 @@ class Job:
     """One run of a sweep."""
 
     name: str
-    """Its folder: a pure function of the resolved configuration, as the optrun that began it knew that."""
+    """Its folder.
+
+    A pure function of the resolved configuration, as the optrun that began it knew that.
+    """
     digest: str
     overrides: tuple[str, ...]
     """What makes it, as `key=value`."""
@@ -210,7 +213,9 @@ class Composer:
 
 
 def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
-    """Build the jobs of many points; points that mean the same run are one job, made as the first of them says.
+    """Build the jobs of many points.
+
+    Points that mean the same run are one job, made as the first of them says.
 
     Args:
         compose: Resolves.

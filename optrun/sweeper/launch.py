@@ -90,7 +90,10 @@ class Server:
         self._process.stdin.flush()
 
     def code(self) -> int | None:
-        """Read the exit code of the launch, negative where a signal ended the process; None while it runs."""
+        """Read the exit code of the launch, negative where a signal ended the process.
+
+        None while it runs.
+        """
         ended = self._process.poll()  # asked first: what is written before the end is seen after it
         return int(read_json(self._answer)["code"]) if self._answer.is_file() else ended
 

@@ -41,6 +41,9 @@ def values_of(sweep: SweepDir, job: Job, objectives: Sequence[Objective]) -> lis
 
 
 def untrained(sweep: SweepDir, job: Job, name: str) -> float | None:
-    """Read a metric as it was before the first step; None if that was not evaluated, or is not finite."""
+    """Read a metric as it was before the first step.
+
+    None if that was not evaluated, or is not finite.
+    """
     steps, values = sweep.metrics(job.name).series(name)
     return values[0] if steps[:1] == [0] and math.isfinite(values[0]) else None

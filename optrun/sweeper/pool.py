@@ -1,4 +1,6 @@
-"""Who uses which device of this machine: a kernel lock for each, so that sweeps in several terminals share them.
+"""Who uses which device of this machine.
+
+A kernel lock for each, so that sweeps in several terminals share them.
 
 The locks belong to the user and the machine, not to a sweep: two sweeps must not meet on a device
 either. A lock is held by the sweep's process and by the worker on the device, through one open
@@ -34,7 +36,9 @@ _STEP_BACK_SECONDS = 1.0
 
 
 def lock_dir() -> Path:
-    """Name the folder of the locks: `optrun/devices` in `$XDG_STATE_HOME`, else in `~/.local/state`.
+    """Name the folder of the locks.
+
+    `optrun/devices` in `$XDG_STATE_HOME`, else in `~/.local/state`.
 
     The cache would be cleared by its owner, /tmp by the system, and TMPDIR is another in each job
     of a cluster. Where
@@ -206,7 +210,9 @@ class DevicePool:
 
 
 def adopt(descriptors: Sequence[int]) -> None:
-    """Keep inherited locks for this process alone: processes that it forks, such as loader workers, drop theirs.
+    """Keep inherited locks for this process alone.
+
+    Processes that it forks, such as loader workers, drop theirs.
 
     Args:
         descriptors: Of a lease, under the numbers they had in the process that took it.

@@ -1,4 +1,7 @@
-"""The process that asks torch which CUDA devices there are, so that the sweep's own never starts CUDA."""
+"""The process that asks torch which CUDA devices there are.
+
+So that the sweep's own never starts CUDA.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,10 @@ class Search:
 
     @property
     def contenders(self) -> int:
-        """How many optimizers are searched: with a space of their own each, or as a choice of a common one."""
+        """How many optimizers are searched.
+
+        With a space of their own each, or as a choice of a common one.
+        """
         return sum(
             len(getattr(study.space.get("optimizer"), "choices", (None,))) for study in self.studies
         )

@@ -26,7 +26,9 @@ Resolve = Callable[[Mapping[str, object]], Mapping[str, Any]]
 
 
 def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistribution]:
-    """Read what is searched, by key as on the command line; where the run takes whole numbers, they are whole.
+    """Read what is searched, by key as on the command line.
+
+    Where the run takes whole numbers, they are whole.
 
     Args:
         swept: Overrides with several values.

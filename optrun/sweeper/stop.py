@@ -1,4 +1,7 @@
-"""Signals, and a limit of time, that end a sweep; and the end of a process with all that it has started."""
+"""Signals, and a limit of time, that end a sweep.
+
+And the end of a process with all that it has started.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ class Stop:
 
     @property
     def patience(self) -> float | None:
-        """Seconds until jobs that do not stop by themselves are killed, negative from then on; None: they are not."""
+        """Seconds until jobs that do not stop by themselves are killed, negative from then on.
+
+        None: they are not.
+        """
         return None if self._end is None else self._end + GRACE_SECONDS - self.clock()
 
     @property

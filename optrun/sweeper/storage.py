@@ -1,4 +1,7 @@
-"""Where a study is kept: a database by its URL, or a journal, which a network file system carries, too."""
+"""Where a study is kept.
+
+A database by its URL, or a journal, which a network file system carries, too.
+"""
 
 from __future__ import annotations
 

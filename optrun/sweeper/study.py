@@ -1,4 +1,7 @@
-"""What a study of Optuna's is bound to: its space, the configuration that its trials share, and what judges them."""
+"""What a study of Optuna's is bound to.
+
+Its space, the configuration that its trials share, and what judges them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def refuse_mixed(storage: str | BaseStorage, where: str, apart: bool) -> None:
 
 
 def whole(trial: FrozenTrial, space: Mapping[str, BaseDistribution]) -> bool:
-    """Tell whether a trial has all its parameters; a process killed while asking leaves one that has not."""
+    """Tell whether a trial has all its parameters.
+
+    A process killed while asking leaves one that has not.
+    """
     return set(trial.params) == set(space)
 
 
@@ -78,7 +84,9 @@ def refuse_other(
     shared: Mapping[str, object],
     is_default: Callable[[str], bool],
 ) -> None:
-    """Refuse another space or configuration than the study began with, which is kept with it at the first start.
+    """Refuse another space or configuration than the study began with.
+
+    Which is kept with it at the first start.
 
     Args:
         study: Changed where it does not say yet what its trials share.
@@ -152,7 +160,9 @@ def described(found: BaseDistribution) -> str:
 
 
 def tell_again(study: optuna.Study, trial: FrozenTrial, values: Sequence[float]) -> None:
-    """Add the late result of a trial that ended without one, once; Optuna takes none for a trial that has ended.
+    """Add the late result of a trial that ended without one, once.
+
+    Optuna takes none for a trial that has ended.
 
     Args:
         study: Nobody else changes it meanwhile.

@@ -61,12 +61,18 @@ _LOOK_SECONDS = 0.2
 
 @dataclass
 class SweepTask:
-    """What a launcher calls for every job; travels to other processes, so it holds plain values only."""
+    """What a launcher calls for every job.
+
+    Travels to other processes, so it holds plain values only.
+    """
 
     launch: Launch
     train_run: TrainRun
     refused: bool = False
-    """Whether the disk has cut a job in this process: the next ones would train to their end to fail there."""
+    """Whether the disk has cut a job in this process.
+
+    The next ones would train to their end to fail there.
+    """
 
     def __call__(self, cfg: DictConfig) -> str:
         """Work on one job.
@@ -195,7 +201,10 @@ class SweepTask:
 
 
 def _saved_before(run: RunDir, values: PlainDict) -> bool:
-    """Tell whether a begun job saved checkpoints; its configuration is the sweep's, whatever its file says."""
+    """Tell whether a begun job saved checkpoints.
+
+    Its configuration is the sweep's, whatever its file says.
+    """
     try:
         return bool(saved.read_config(run.config)["checkpoint"]["enabled"])
     except (ConfigError, KeyError, TypeError):

@@ -38,7 +38,10 @@ class Workers:
         self._broken: list[Device] = []
 
     def devices_of(self, values: Mapping[str, object]) -> int:
-        """Count the devices that a job takes, from its resolved configuration; `auto` is all of the sweep's."""
+        """Count the devices that a job takes, from its resolved configuration.
+
+        `auto` is all of the sweep's.
+        """
         return job_devices(values, self._count) if self.one_job_each else 0
 
     def take(self, devices: int, *, wait: bool) -> launching.Server | None:

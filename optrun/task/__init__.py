@@ -1,4 +1,7 @@
-"""What is learnt: how rows become examples and batches, how loss is weighted, which numbers judge the model."""
+"""What is learnt.
+
+How rows become examples and batches, how loss is weighted, which numbers judge the model.
+"""
 
 from optrun.task.base import ModelNeeds, Task, TextKind
 from optrun.task.build import build_task

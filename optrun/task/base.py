@@ -1,4 +1,7 @@
-"""What every task has: examples, batches, the loss and its weight, and the numbers that judge the model."""
+"""What every task has.
+
+Examples, batches, the loss and its weight, and the numbers that judge the model.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,10 @@ class Task(ABC):
 
     @property
     def eval(self) -> ExampleSource:
-        """The first evaluation set, which the main metric is of; without an example where none are wanted."""
+        """The first evaluation set, which the main metric is of.
+
+        Without an example where none are wanted.
+        """
         return next(iter(self.eval_sets.values()))
 
     def join(self, others: Sequence[Task]) -> None:
@@ -176,7 +182,9 @@ class Task(ABC):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """List the columns that an example is made of, without its target: rows that agree in them are equal.
+        """List the columns that an example is made of, without its target.
+
+        Rows that agree in them are equal.
 
         Raises:
             ConfigError: A missing column.
@@ -222,7 +230,9 @@ class Task(ABC):
         """
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Pad examples to one batch: the tokenizer's inputs, and `labels` of one a token, shape (batch, longest).
+        """Pad examples to one batch.
+
+        The tokenizer's inputs, and `labels` of one a token, shape (batch, longest).
 
         Must be a pure function of its examples.
         """
@@ -253,7 +263,10 @@ class Task(ABC):
         return int((self.targets(batch) != IGNORED).sum())
 
     def weight(self, batch: Batch) -> float:
-        """Return what the mean of `loss` is over: the number of targets, or the sum of their class weights."""
+        """Return what the mean of `loss` is over.
+
+        The number of targets, or the sum of their class weights.
+        """
         if self.class_weights is None:
             return self.count(batch)
         targets = self.targets(batch)
@@ -319,7 +332,10 @@ class Task(ABC):
     # ---------------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted and true classes of a batch for the registered metrics; shape (targets,) each."""
+        """Return predicted and true classes of a batch for the registered metrics.
+
+        Shape (targets,) each.
+        """
         targets = self.targets(batch)
         known = targets != IGNORED
         return predicted(outputs, shift=self.shift)[known].cpu().numpy(), targets[
@@ -327,11 +343,17 @@ class Task(ABC):
         ].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make empty metrics that count batch by batch, whatever `task.metrics` says; the mean loss by default."""
+        """Make empty metrics that count batch by batch, whatever `task.metrics` says.
+
+        The mean loss by default.
+        """
         return MeanLoss(self.count)
 
     def evaluation(self) -> MetricAccumulator:
-        """Make empty metrics: those counted batch by batch, then the registered ones over the whole set."""
+        """Make empty metrics.
+
+        Those counted batch by batch, then the registered ones over the whole set.
+        """
         running = self.running_metrics()
         return EvaluationMetrics(
             running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss
@@ -351,15 +373,24 @@ class Task(ABC):
     def sample(
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int
     ) -> tuple[str, str] | None:  # noqa: ARG002
-        """Sample a prompt and its continuation, to show what was learnt; None: the task has no such thing."""
+        """Sample a prompt and its continuation, to show what was learnt; None.
+
+        The task has no such thing.
+        """
         return None
 
     def answers(self, model: PreTrainedModel, tokenizer: Any) -> Iterator[Answer]:  # noqa: ARG002
-        """Yield what a model makes of some evaluation rows, without chance; random states stay as they were."""
+        """Yield what a model makes of some evaluation rows, without chance.
+
+        Random states stay as they were.
+        """
         return iter(())
 
     def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002
-        """Show a training example as a person reads it, its targets marked; None: there is nothing to read."""
+        """Show a training example as a person reads it, its targets marked; None.
+
+        There is nothing to read.
+        """
         return None
 
 
@@ -379,7 +410,10 @@ def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
 
 
 def pad_inputs(examples: list[Example], padding: int) -> Batch:
-    """Pad `input_ids`, `attention_mask` and, if the tokenizer makes them, `token_type_ids` to (batch, longest)."""
+    """Pad `input_ids`, `attention_mask` and.
+
+    If the tokenizer makes them, `token_type_ids` to (batch, longest).
+    """
     rows = [example["input_ids"] for example in examples]
     batch = {
         "input_ids": pad(rows, padding),

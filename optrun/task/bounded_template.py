@@ -211,7 +211,10 @@ def _are_short(values: tuple[object, ...]) -> bool:
 
 
 def _refuse_large(values: Iterable[object]) -> None:
-    """Refuse what a filter or a method could make too much of: of two arguments, as much as both together."""
+    """Refuse what a filter or a method could make too much of.
+
+    Of two arguments, as much as both together.
+    """
     first, *others = values
     if any(isinstance(value, int) and abs(value) > _NUMBER for value in others):
         raise _too_large()

@@ -30,7 +30,9 @@ def task_class(config: TaskConfig) -> type[Task]:
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """Return the class that predicts rows for a task: its `predictor`, an `optrun.plugin.Predictor`.
+    """Return the class that predicts rows for a task.
+
+    Its `predictor`, an `optrun.plugin.Predictor`.
 
     Raises:
         ConfigError: It names none, or one that cannot be imported.

@@ -78,7 +78,9 @@ class CausalLm(LanguageModel):
         return limited(rows, limit, seed=seed)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids` and `labels` of shape (batch, longest); `attention_mask` only if something is padded.
+        """Collate `input_ids` and `labels` of shape (batch, longest).
+
+        `attention_mask` only if something is padded.
 
         With `document_masking` also `position_ids` that begin anew with each document, by which
         models of transformers keep documents apart, and no label at its first token, which nothing

@@ -142,7 +142,10 @@ def unwritten(
 
 
 def written_by(template: ChatTemplate, row: Chat, *, marks: bool = False) -> str:
-    """Name what writes a row that a template does not: each of those that come with optrun is tried."""
+    """Name what writes a row that a template does not.
+
+    Each of those that come with optrun is tried.
+    """
     names = writers(template.tokenizer, row.turns, row.tools)
     if not names:
         return (

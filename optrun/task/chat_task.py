@@ -1,4 +1,7 @@
-"""What tasks on conversations share: the template, the roles it knows, and rows of which nothing is learnt."""
+"""What tasks on conversations share.
+
+The template, the roles it knows, and rows of which nothing is learnt.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,10 @@ class ChatTask(Task):
             )
 
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a role of which the template writes nothing; each is tried in the first row that has it."""
+        """Refuse a role of which the template writes nothing.
+
+        Each is tried in the first row that has it.
+        """
         for role in dict.fromkeys(turn["role"] for turn in row.turns):
             if role in self.known_roles:
                 continue
@@ -214,7 +220,10 @@ class ChatTask(Task):
 
 
 def _without_targets(examples: Examples) -> np.ndarray:
-    """List the rows without a target, but for the first token, which nothing is before to predict it from."""
+    """List the rows without a target, but for the first token.
+
+    Which nothing is before to predict it from.
+    """
     marks, offsets = examples.flat(TARGETS), examples.offsets
     key = key_of("no-targets-1", examples.origin)
     return kept("no-targets", key, lambda: {"rows": nothing_marked(marks, offsets)})["rows"]

@@ -1,4 +1,7 @@
-"""How a conversation becomes one text: by the tokenizer's own template, a named one, or a jinja file of the user's."""
+"""How a conversation becomes one text.
+
+By the tokenizer's own template, a named one, or a jinja file of the user's.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,9 @@ class ChatTemplate:
     def apart(
         self, turns: Sequence[Message], tools: Tools = None, first: int = 0
     ) -> list[Sequence[Message]]:
-        """Cut a conversation behind each of its answers, if what follows changes how they are written.
+        """Cut a conversation behind each of its answers.
+
+        If what follows changes how they are written.
 
         Args:
             turns: Of the conversation.
@@ -171,7 +176,10 @@ class ChatTemplate:
         return []
 
     def behind_answers(self) -> str | None:
-        """Return what it writes behind the text of an answer; None: it writes no answer to a question alone."""
+        """Return what it writes behind the text of an answer; None.
+
+        It writes no answer to a question alone.
+        """
         try:
             text = self.text(
                 [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": _PROBE}]
@@ -242,7 +250,10 @@ def shared(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
-    """Write the arguments of tool calls as JSON, which some templates join to text as they stand."""
+    """Write the arguments of tool calls as JSON.
+
+    Which some templates join to text as they stand.
+    """
 
     def call(one: Any) -> Any:
         function = one.get("function", {})
@@ -322,7 +333,10 @@ def _read(wanted: str) -> str:
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None) -> list[int]:
-    """List the tokens that end an answer: the tokenizer's, and the one that the template writes behind it."""
+    """List the tokens that end an answer.
+
+    The tokenizer's, and the one that the template writes behind it.
+    """
     ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if template is None:
         return ends

@@ -1,4 +1,7 @@
-"""Figures of each class over an evaluation set: precision, recall, f1 and support, and which was taken for which."""
+"""Figures of each class over an evaluation set.
+
+Precision, recall, f1 and support, and which was taken for which.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which columns hold texts that are compared: one, another that belongs to it or has a score, and some that do not."""
+"""Which columns hold texts that are compared.
+
+One, another that belongs to it or has a score, and some that do not.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,9 @@ def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> No
 
 
 def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
-    """List the columns of texts that do not belong to the first one: as named, else `negative`, `negative_1`, ...
+    """List the columns of texts that do not belong to the first one.
+
+    As named, else `negative`, `negative_1`, ...
 
     Raises:
         ConfigError: The split has no column of a name.
@@ -108,7 +113,9 @@ def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
 def pair_columns(
     columns: ColumnsConfig | None, split: Split, taken: Sequence[str | None] = ()
 ) -> tuple[str, str]:
-    """Find the columns of the first and the second text: as named, by usual names, else the only two of texts.
+    """Find the columns of the first and the second text.
+
+    As named, by usual names, else the only two of texts.
 
     Raises:
         ConfigError: No such columns, or several that may be meant.

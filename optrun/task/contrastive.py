@@ -1,4 +1,6 @@
-"""Losses of vectors of texts that belong together, or do not: those of sentence-transformers, by their names.
+"""Losses of vectors of texts that belong together, or do not.
+
+Those of sentence-transformers, by their names.
 
 `vectors` has shape (batch, texts, width): a text, one that belongs to it, then those that do not.
 Similarities are cosines. Losses are means over the batch, shape ().
@@ -46,7 +48,9 @@ def multiple_negatives_ranking(
 
 
 def false_negatives(texts: Tensor) -> Tensor:
-    """Mark what is no negative of a row: its own texts wherever they stand, and what belongs to the same first text.
+    """Mark what is no negative of a row.
+
+    Its own texts wherever they stand, and what belongs to the same first text.
 
     Returns:
         Shape (batch, batch (texts - 1)), bool: the second texts of all rows, then their third ones
@@ -88,7 +92,10 @@ def triplet(vectors: Tensor, *, distance: str, margin: float) -> Tensor:
 
 
 def distances(first: Tensor, second: Tensor, kind: str) -> Tensor:
-    """Compute the distance of each row: `cosine` (1 - cosine), `euclidean` or `manhattan`; shape (batch,)."""
+    """Compute the distance of each row: `cosine` (1 - cosine), `euclidean` or `manhattan`.
+
+    Shape (batch,).
+    """
     if kind == "cosine":
         return 1 - functional.cosine_similarity(first, second, dim=-1)
     found: Tensor = torch.linalg.vector_norm(

@@ -1,4 +1,7 @@
-"""Texts to vectors: `AutoModel`, a pooling of its states, and the losses of sentence-transformers."""
+"""Texts to vectors.
+
+`AutoModel`, a pooling of its states, and the losses of sentence-transformers.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,10 @@ class Embedding(Task):
             )
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate texts one below the other, shape (batch texts, longest); their numbers and scores by row."""
+        """Collate texts one below the other, shape (batch texts, longest).
+
+        Their numbers and scores by row.
+        """
         batch = {
             name: values.flatten(0, 1)
             for name, values in pad_choices(examples, self.padding).items()

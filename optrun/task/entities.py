@@ -1,4 +1,6 @@
-"""Whole entities in labels such as `B-PER`: where in an entity a word stands, and of which type it is; `O` is none.
+"""Whole entities in labels such as `B-PER`.
+
+Where in an entity a word stands, and of which type it is; `O` is none.
 
 One rule reads IOB1, IOB2, IOE1, IOE2, IOBES and BILOU: that of the CoNLL-2000 evaluation script
 (Tjong Kim Sang and Buchholz 2000), which is seqeval's default. What the scheme does not allow is
@@ -44,7 +46,9 @@ def scheme_of(labels: Sequence[str]) -> str | None:
 
 
 def continuations(labels: Sequence[str]) -> list[int]:
-    """Map each class to the one that later pieces of a word carry: itself, but `I-...` for `B-...` if there is one.
+    """Map each class to the one that later pieces of a word carry.
+
+    Itself, but `I-...` for `B-...` if there is one.
 
     Example:
         >>> continuations(["B-LOC", "I-LOC", "O"])

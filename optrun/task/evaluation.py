@@ -1,4 +1,7 @@
-"""Metrics over an evaluation set: counted batch by batch, or by registered functions once all of it was seen."""
+"""Metrics over an evaluation set.
+
+Counted batch by batch, or by registered functions once all of it was seen.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class MetricAccumulator(ABC):
 
     names: list[str]
     reads_loss = False
-    """Whether `update` reads `outputs.loss`: the task's loss stands there where the model returns none."""
+    """Whether `update` reads `outputs.loss`.
+
+    The task's loss stands there where the model returns none.
+    """
 
     @property
     def mergeable(self) -> bool:
@@ -101,7 +107,9 @@ def _scalar(loss: object) -> object:
 
 
 class SummedMetrics(MetricAccumulator):
-    """Metrics made of sums over batches, which ranks add: the loss by target, the targets, and what `counted` adds.
+    """Metrics made of sums over batches, which ranks add.
+
+    The loss by target, the targets, and what `counted` adds.
 
     Args:
         count: How many targets the mean loss of a batch is over.
@@ -294,7 +302,9 @@ class EvaluationMetrics(MetricAccumulator):
 
 
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
-    """Collect the registered metrics of a task: those it always reports, then those of `task.metrics`.
+    """Collect the registered metrics of a task.
+
+    Those it always reports, then those of `task.metrics`.
 
     Raises:
         ConfigError: No such metric, or one that is not for this task.

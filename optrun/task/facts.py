@@ -1,4 +1,7 @@
-"""What is known of the data before the first step: sizes, what is cut or unknown, labels, texts that stand twice."""
+"""What is known of the data before the first step.
+
+Sizes, what is cut or unknown, labels, texts that stand twice.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +186,10 @@ def _split_facts(
 
 
 def _in_both(examples: object, trained: object) -> int | None:
-    """Count texts that stand among those trained on, too, remembered by both; None if that is not known."""
+    """Count texts that stand among those trained on, too, remembered by both.
+
+    None if that is not known.
+    """
     hashes, others = (getattr(each, "hashes", None) for each in (examples, trained))
     if hashes is None or others is None:
         return None
@@ -199,7 +205,10 @@ def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
 
 
 def _flat(examples: object, name: str) -> np.ndarray | None:
-    """Return the flat array of a name, also if only some examples are selected; None if there is none."""
+    """Return the flat array of a name, also if only some examples are selected.
+
+    None if there is none.
+    """
     while isinstance(examples, Selected):
         examples = examples.examples
     if isinstance(examples, Joined):
@@ -222,7 +231,10 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
 def _known_unknown(
     examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase
 ) -> float | None:
-    """Compute `_unknown` once for the same examples: to look through all takes as long as they are large."""
+    """Compute `_unknown` once for the same examples.
+
+    To look through all takes as long as they are large.
+    """
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
         return None  # as with GPT-2, which knows every byte

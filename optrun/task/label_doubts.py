@@ -1,4 +1,7 @@
-"""Labels that are probably not what a person meant: spellings of one, or texts in place of labels."""
+"""Labels that are probably not what a person meant.
+
+Spellings of one, or texts in place of labels.
+"""
 
 from __future__ import annotations
 

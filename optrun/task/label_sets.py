@@ -118,7 +118,9 @@ def _indicator(split: Split, name: str) -> np.ndarray:
 
 
 class LabelSetMetrics(SummedMetrics):
-    """Loss; f1 over all labels of all examples, and its mean over labels; the share of examples with all labels right.
+    """Loss; f1 over all labels of all examples, and its mean over labels.
+
+    The share of examples with all labels right.
 
     A label is predicted where its probability is above one half. A label that neither occurs nor is
     predicted has an f1 of 0, as in scikit-learn.
@@ -135,7 +137,10 @@ class LabelSetMetrics(SummedMetrics):
         self.labels = labels
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
-        """Count the examples with all labels right; right, predicted and true ones of each label."""
+        """Count the examples with all labels right.
+
+        Right, predicted and true ones of each label.
+        """
         made, there = (
             (outputs.logits > 0).long().cpu().numpy(),
             batch["labels"].long().cpu().numpy(),

@@ -97,7 +97,10 @@ def _places(
 def _kept(
     split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Keep what is found of a column for the same rows; of a stream as labels.npy and names.json."""
+    """Keep what is found of a column for the same rows.
+
+    Of a stream as labels.npy and names.json.
+    """
     declared, rows = declared_names(split.rows.features[name]), split.rows
     if not isinstance(rows, StreamRows):
         return kept(
@@ -202,7 +205,9 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
 
 
 def streamed_list_names(split: Split, name: str, expected: str) -> tuple[list[str], int]:
-    """List every label of a stream's column of lists of labels, once; and count the rows with an empty list.
+    """List every label of a stream's column of lists of labels, once.
+
+    And count the rows with an empty list.
 
     Raises:
         ConfigError: A row without a list, or with something else than labels in it.

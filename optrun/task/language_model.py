@@ -31,7 +31,9 @@ class LanguageModel(Task):
 
     columns = ("text_column", "eval_text_column")
     separator: int | None = None
-    """Id after each document, which begins as the tokenizer begins a text; None: the special tokens of the tokenizer
+    """Id after each document, which begins as the tokenizer begins a text; None.
+
+    The special tokens of the tokenizer.
     stand around each."""
 
     def read(
@@ -78,7 +80,10 @@ class LanguageModel(Task):
         return limited(examples, limit, seed=seed)
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make loss, perplexity and accuracy over target tokens: chosen ones, or all that have one before them."""
+        """Make loss, perplexity and accuracy over target tokens.
+
+        Chosen ones, or all that have one before them.
+        """
         return TokenMetrics(shift=self.shift)
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase, notes: list[str]) -> tuple[Encoder, str]:
@@ -136,7 +141,9 @@ class LanguageModel(Task):
 
 
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """List the ids that a tokenizer puts before and after a text, such as Llama's `<s>`; GPT-2's puts none.
+    """List the ids that a tokenizer puts before and after a text, such as Llama's `<s>`.
+
+    GPT-2's puts none.
 
     A model that has never seen a text without them predicts badly where they are missing.
     """
@@ -155,7 +162,9 @@ def _whole_rows(
     *,
     special: bool,
 ) -> list[Any]:
-    """Encode texts of which none is cut: long ones in pieces if the pieces are the whole, others together.
+    """Encode texts of which none is cut.
+
+    Long ones in pieces if the pieces are the whole, others together.
 
     Args:
         texts: Of any length.

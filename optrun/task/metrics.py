@@ -1,4 +1,6 @@
-"""The numbers that judge a model: a few formulas, right against scikit-learn and scipy in the tests.
+"""The numbers that judge a model.
+
+A few formulas, right against scikit-learn and scipy in the tests.
 
 All take NumPy arrays of shape (n,) with n of 1 or more, and return Python floats.
 """
@@ -26,7 +28,10 @@ def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.n
 
 
 def f1_scores(counts: np.ndarray) -> np.ndarray:
-    """Compute F1 of each class, 2 TP / (2 TP + FP + FN); 0 for a class that neither occurs nor is predicted."""
+    """Compute F1 of each class, 2 TP / (2 TP + FP + FN).
+
+    0 for a class that neither occurs nor is predicted.
+    """
     hits = np.diag(counts).astype(np.float64)
     total = counts.sum(axis=0) + counts.sum(axis=1)
     scores: np.ndarray = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
@@ -70,7 +75,10 @@ def mean_absolute_error(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Compute the linear correlation; NaN if a side is constant, empty or not finite, as in scipy."""
+    """Compute the linear correlation.
+
+    NaN if a side is constant, empty or not finite, as in scipy.
+    """
     x, y = _centred(predictions), _centred(labels)
     return math.nan if x is None or y is None else min(max(float(x @ y), -1.0), 1.0)
 
@@ -102,5 +110,8 @@ def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def perplexity(loss: float) -> float:
-    """Compute the exponential of the mean negative log-likelihood in nats; infinite if it overflows."""
+    """Compute the exponential of the mean negative log-likelihood in nats.
+
+    Infinite if it overflows.
+    """
     return math.exp(loss) if loss < 700 else math.inf

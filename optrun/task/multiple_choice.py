@@ -101,7 +101,10 @@ class MultipleChoice(Task):
             )
 
     def join(self, others: Sequence[Task]) -> None:
-        """Join sources: rows of two may differ in the number of choices even if those of each do not."""
+        """Join sources.
+
+        Rows of two may differ in the number of choices even if those of each do not.
+        """
         numbers = [one.fewest_and_most for one in others if isinstance(one, MultipleChoice)]
         self.unequal = len(set().union(*numbers)) > 1
 
@@ -163,7 +166,10 @@ class MultipleChoice(Task):
         return ModelNeeds({}, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate ids, masks (and token types) of shape (batch, choices, longest); `labels` of shape (batch,)."""
+        """Collate ids, masks (and token types) of shape (batch, choices, longest).
+
+        `labels` of shape (batch,).
+        """
         labels = torch.tensor([int(example["labels"]) for example in examples])
         return {**pad_choices(examples, self.padding), "labels": labels}
 
@@ -176,7 +182,10 @@ class MultipleChoice(Task):
     # --------------------------------------------------------------------------------------
 
     def logits(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Return the scores of the choices, shape (batch, choices); minus infinity marks a missing one."""
+        """Return the scores of the choices, shape (batch, choices).
+
+        Minus infinity marks a missing one.
+        """
         found: torch.Tensor = outputs.logits
         return found.masked_fill(_filled(batch), -torch.inf) if self.unequal else found
 
@@ -202,7 +211,10 @@ class MultipleChoice(Task):
         return _ChoicesLoss(self) if self.unequal else super().running_metrics()
 
     def _losses(self, outputs: ModelOutput, batch: Batch, smoothing: float) -> torch.Tensor:
-        """Compute each row's cross-entropy, shape (batch,); `smoothing` of the target spreads over its choices."""
+        """Compute each row's cross-entropy, shape (batch,).
+
+        `smoothing` of the target spreads over its choices.
+        """
         logs = self.logits(outputs, batch)
         logs = (logs if logs.dtype is torch.float64 else logs.float()).log_softmax(-1)
         found = -logs.gather(1, batch["labels"][:, None]).squeeze(1)
@@ -214,7 +226,10 @@ class MultipleChoice(Task):
 
 
 class _ChoicesLoss(MeanLoss):
-    """The mean loss of rows, each over its own choices; the model's own counts places that have none."""
+    """The mean loss of rows, each over its own choices.
+
+    The model's own counts places that have none.
+    """
 
     def __init__(self, task: MultipleChoice) -> None:
         super().__init__(task.count)
@@ -278,7 +293,10 @@ class Choices:
 
 
 def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[Row]:
-    """Yield context and choice for each choice of each row; a question stands before each choice."""
+    """Yield context and choice for each choice of each row.
+
+    A question stands before each choice.
+    """
     questions = iter(()) if pair is None else texts(split, pair)
     for context, listed in zip(texts(split, text), _lists(split, choices), strict=True):
         before = "" if pair is None else f"{next(questions)} "
@@ -287,7 +305,9 @@ def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[R
 
 
 def pad_choices(examples: list[Example], padding: int) -> Batch:
-    """Pad ids, masks and, if the tokenizer makes them, token types; shape (batch, choices, longest).
+    """Pad ids, masks and, if the tokenizer makes them, token types.
+
+    Shape (batch, choices, longest).
 
     A place without a choice is two padding tokens, of which the model reads the second: nothing to
     read would be 0/0, and the first one is what any choice has.

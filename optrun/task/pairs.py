@@ -128,7 +128,10 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
-    """Compute what losses and rewards are made of: log-ratios, or without a reference means over tokens."""
+    """Compute what losses and rewards are made of.
+
+    Log-ratios, or without a reference means over tokens.
+    """
     tokens = (batch["labels"] != IGNORED).sum(1)
     scores = (
         outputs.logps - batch[REFERENCE].T.flatten() if has_reference else outputs.logps / tokens

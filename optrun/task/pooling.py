@@ -75,7 +75,9 @@ class Pooling:
 def folder_pooling(
     path: str, revision: str | None, mode: str | None, normalize: bool | None
 ) -> tuple[Pooling, str]:
-    """Decide how embeddings are made: as asked for, else as modules.json of the model says, else normalised means.
+    """Decide how embeddings are made.
+
+    As asked for, else as modules.json of the model says, else normalised means.
 
     Args:
         path: Hub name or folder of the model; empty: it is made from scratch.

@@ -1,4 +1,7 @@
-"""Preferences: of two answers to a prompt the first is to become the more probable one, by DPO or one of its kin."""
+"""Preferences.
+
+Of two answers to a prompt the first is to become the more probable one, by DPO or one of its kin.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +185,10 @@ class Preference(ChatTask):
         return int(batch["attention_mask"].sum()), self.count(batch)
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Switch the model's dropout off; that of an adapter's factors is asked for by a key of its own."""
+        """Switch the model's dropout off.
+
+        That of an adapter's factors is asked for by a key of its own.
+        """
         if self.config.disable_dropout:
             for name, module in model.named_modules():
                 if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Seq2SeqLm(Task):
-    """`data.text_column` to `data.target_column`; the model makes its decoder inputs from the labels.
+    """`data.text_column` to `data.target_column`.
+
+    The model makes its decoder inputs from the labels.
 
     Raises:
         ConfigError: A missing column, a row without a target, a tokenizer without a padding token.

@@ -129,7 +129,9 @@ class SequenceClassification(Task):
         )
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` (batch,).
+        """Collate `input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest).
+
+        `labels` (batch,).
 
         Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers'
         own loss takes them.
@@ -149,7 +151,10 @@ class SequenceClassification(Task):
         return self.count(batch) if self.several else super().weight(batch)
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Compute the loss; for any number of labels the binary cross-entropy, a mean over examples and labels."""
+        """Compute the loss.
+
+        For any number of labels the binary cross-entropy, a mean over examples and labels.
+        """
         if not self.several or self.class_weights is None:
             return super().loss(outputs, batch)
         weights = self.class_weights.to(outputs.logits.device)
@@ -164,7 +169,10 @@ class SequenceClassification(Task):
     def loss_by_example(
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute losses by example: squares of differences for numbers, means over labels for any number of them."""
+        """Compute losses by example.
+
+        Squares of differences for numbers, means over labels for any number of them.
+        """
         if self.several:
             each = functional.binary_cross_entropy_with_logits(
                 outputs.logits.float(), batch["labels"], reduction="none"

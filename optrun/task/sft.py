@@ -1,4 +1,7 @@
-"""Supervised fine-tuning: next-token prediction on chats, or prompts and completions, with loss on what is learnt."""
+"""Supervised fine-tuning.
+
+Next-token prediction on chats, or prompts and completions, with loss on what is learnt.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,10 @@ class Sft(ChatTask):
 
     @property
     def _by_prefix(self) -> ChatTemplate | None:
-        """The template if answers are told apart by the text before them; None: it has marks, or they need not be."""
+        """The template if answers are told apart by the text before them; None.
+
+        It has marks, or they need not be.
+        """
         return (
             self.template
             if self.config.assistant_only_loss and self.template and not self.template.marked
@@ -114,7 +120,9 @@ class Sft(ChatTask):
         )
 
     def _apart(self, split: Split) -> Iterator[Chat | Plain]:
-        """Yield what is one example each: a row, or each of its answers where later turns change how it is written.
+        """Yield what is one example each.
+
+        A row, or each of its answers where later turns change how it is written.
 
         Raises:
             ConfigError: With the first row that cannot be written.
@@ -203,7 +211,10 @@ class Sft(ChatTask):
     def _streamed(
         self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase
     ) -> StreamedRows:
-        """Stream rows that are looked at and written when they are read; what is wrong with one is told then."""
+        """Stream rows that are looked at and written when they are read.
+
+        What is wrong with one is told then.
+        """
         places, template = self.places[split.key], self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
 
@@ -243,7 +254,9 @@ class Sft(ChatTask):
         return examples
 
     def _note_left_out(self, split: Split, examples: StreamedRows) -> None:
-        """Say how many of the first rows are left out: of all of them it is known when they are read.
+        """Say how many of the first rows are left out.
+
+        Of all of them it is known when they are read.
 
         Raises:
             ConfigError: All rows there are.
@@ -261,7 +274,9 @@ class Sft(ChatTask):
     # ------------------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids` and `labels` (batch, longest), with `attention_mask`; packed, with `position_ids`.
+        """Collate `input_ids` and `labels` (batch, longest), with `attention_mask`.
+
+        Packed, with `position_ids`.
 
         Positions begin anew with each document, by which models of transformers keep documents
         apart; a document's first token has no label, and what is padded is documents of one token.
@@ -283,7 +298,10 @@ class Sft(ChatTask):
         return in_one_row(batch, map(len, rows)) if self.one_row else batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens without padding, and rows; of blocks the documents in them, each of two tokens at least."""
+        """Count tokens without padding, and rows.
+
+        Of blocks the documents in them, each of two tokens at least.
+        """
         if "position_ids" not in batch:
             return super().sizes(batch)
         places = batch["position_ids"]
@@ -346,7 +364,10 @@ class Sft(ChatTask):
         return None if first is None else (first.prompt, first.generated)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Show the first training row with its targets between « and »; of a mixture that of its first source."""
+        """Show the first training row with its targets between « and ».
+
+        Of a mixture that of its first source.
+        """
         examples: Any = self.train
         if isinstance(examples, MixedExamples):
             examples = next(iter(examples.sources.values()))

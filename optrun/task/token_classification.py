@@ -282,7 +282,10 @@ def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
 
 
 def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
-    """Refuse the first row that has not as many words as labels; rows that were looked at are not read again."""
+    """Refuse the first row that has not as many words as labels.
+
+    Rows that were looked at are not read again.
+    """
 
     def look() -> bool:
         for row, (texts, size) in enumerate(

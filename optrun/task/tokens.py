@@ -44,7 +44,10 @@ def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, *more: str) -> str:
-    """Digest what decides the ids of rows: the tokenizer, their kind, the length after which they are cut, and more."""
+    """Digest what decides the ids of rows.
+
+    The tokenizer, their kind, the length after which they are cut, and more.
+    """
     return digest(
         tokenizer_key(tokenizer), kind, str(longest), str(tokenizer.model_input_names), *more
     )
@@ -78,7 +81,10 @@ def tokenized(
 def encoded(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: object
 ) -> dict[str, list[list[int]]]:
-    """Encode rows as `tokenized`, to `input_ids` and, if the tokenizer makes them, `token_type_ids`."""
+    """Encode rows as `tokenized`, to `input_ids` and.
+
+    If the tokenizer makes them, `token_type_ids`.
+    """
     return inputs_in(tokenized(tokenizer, rows, longest, **options))
 
 

@@ -39,7 +39,9 @@ class TrainingContext:
     note: Callable[[str], None]
     """Tells the user one line."""
     command: Callable[..., str]
-    """Makes the command line that goes on with the run, from overrides, and the plugins of the run; `mended=True`: also
+    """Makes the command line that goes on with the run, from overrides, and the plugins of the run.
+
+    `mended=True`: also.
     where their code has changed meanwhile."""
     stop: StopRequest | None = None
     """The request that counts; at first that of a checkpoint, of an earlier start of the run."""
@@ -53,7 +55,10 @@ class TrainingContext:
     def __post_init__(self) -> None:
         """Name the folders, and see whether a step is under way."""
         self.run_dir = self.run.path
-        """To read from: what stands there is sealed, and a file of somebody else's counts as damage."""
+        """To read from.
+
+        What stands there is sealed, and a file of somebody else's counts as damage.
+        """
         self.extra_dir = self.run.extra
         """To write into; made before the first hook."""
         self.step_finished = not self.setup.state.unfinished
@@ -120,7 +125,10 @@ class Callback:
     """Configuration key that it is known by."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Handle every start of the run, resumed ones too; the state of the checkpoint has been loaded."""
+        """Handle every start of the run, resumed ones too.
+
+        The state of the checkpoint has been loaded.
+        """
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
         """Handle an optimizer step that was done, or left out for numbers that were not finite."""
@@ -129,13 +137,19 @@ class Callback:
         """Handle an evaluation; names such as `eval/loss`."""
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:
-        """Handle a line of `metrics.jsonl`: `step`, `epoch`, `time`, and flat names such as `train/loss`."""
+        """Handle a line of `metrics.jsonl`.
+
+        `step`, `epoch`, `time`, and flat names such as `train/loss`.
+        """
 
     def on_save(self, training: TrainingContext, checkpoint: Path) -> None:
         """Handle a checkpoint that is whole on the disk; training may be some steps ahead."""
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Handle a return to a checkpoint (`training.on_nonfinite=rollback`); states have been loaded."""
+        """Handle a return to a checkpoint (`training.on_nonfinite=rollback`).
+
+        States have been loaded.
+        """
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:
         """Handle the end of this start of the run: `finished`, `interrupted` or `failed`."""

@@ -1,4 +1,7 @@
-"""Checkpoints of a run in progress: copied at once, written beside training, retried where the disk refused."""
+"""Checkpoints of a run in progress.
+
+Copied at once, written beside training, retried where the disk refused.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +47,19 @@ class CheckpointManager:
     setup: TrainingSetup
     """What is saved, and which checkpoint is best."""
     snapshot: Callable[[RandomStates, bool], Snapshot]
-    """Copies everything, with these random states; what it returns is not used again before the next call. If told
+    """Copies everything, with these random states.
+
+    What it returns is not used again before the next call. If told.
     True, nothing changes until it is written, and no copy is needed."""
     sync: Callable[[], None]
     """Flushes the metrics; called beside training before a checkpoint commits."""
     note: Callable[[str], None]
     """Tells the user one line."""
     saving: ProcessGroup | None = None
-    """Ranks that write a sharded checkpoint together; each does the same as the others at the same step."""
+    """Ranks that write a sharded checkpoint together.
+
+    Each does the same as the others at the same step.
+    """
     clock: Callable[[], float] = time.monotonic
     """Seconds."""
     on_save: Callable[[Path], None] = lambda checkpoint: None  # noqa: ARG005
@@ -135,7 +143,9 @@ class CheckpointManager:
         return [step for step in steps if step == 0 or self.scheduled(step)]
 
     def save_now(self, random: RandomStates | None = None) -> None:
-        """Save the present state and return when it is on the disk; where it is there already, nothing is done.
+        """Save the present state and return when it is on the disk.
+
+        Where it is there already, nothing is done.
 
         Args:
             random: Random states to save in place of the present ones.
@@ -198,7 +208,10 @@ class CheckpointManager:
         return result
 
     def close(self) -> None:
-        """Wait for the last save when the run ends for another reason; what went wrong with it is told."""
+        """Wait for the last save when the run ends for another reason.
+
+        What went wrong with it is told.
+        """
         result = self._ended()
         if result is not None and result.error is not None:
             self.note(str(result.error))
@@ -247,7 +260,10 @@ class CheckpointManager:
 
 
 class Bystander(CheckpointManager):
-    """On a rank that saves nothing, because another one saves the same: it keeps to the other's order of events."""
+    """On a rank that saves nothing, because another one saves the same.
+
+    It keeps to the other's order of events.
+    """
 
     writing = False
 

@@ -1,4 +1,7 @@
-"""A step whose loss compares all its examples: in-batch negatives over every micro-batch and every rank."""
+"""A step whose loss compares all its examples.
+
+In-batch negatives over every micro-batch and every rank.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,10 @@ class ContrastStep(TrainStep):
         return loss.detach().float(), dict(enumerate(pieces))
 
     def _carry_back(self, run: Numbered, position: int, gradient: torch.Tensor | None) -> None:
-        """Run a micro-batch backward from the gradient by its vectors; None: it stands for none and counts nothing."""
+        """Run a micro-batch backward from the gradient by its vectors; None.
+
+        It stands for none and counts nothing.
+        """
         with self.autocast():
             outputs, moved = self._forward(run, position)
             if gradient is None:

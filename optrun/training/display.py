@@ -37,7 +37,10 @@ _WIDTH = 100
 
 
 class Display(Callback):
-    """Shows progress, from the begin of training to its end, and one-line notes; this one shows nothing."""
+    """Shows progress, from the begin of training to its end, and one-line notes.
+
+    This one shows nothing.
+    """
 
     def start(self, step: int, total: int) -> None:
         """Show that training begins after `step` of `total` steps."""

@@ -69,6 +69,9 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state: PlainMapping) -> None:
-        """Go on counting; what was counted of another metric, or in another direction, is forgotten."""
+        """Go on counting.
+
+        What was counted of another metric, or in another direction, is forgotten.
+        """
         if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
             self.best, self.counter = state["best"], state["counter"]

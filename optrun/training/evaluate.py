@@ -123,7 +123,10 @@ class Evaluator:
     """As for `evaluate_sets`."""
 
     def due(self) -> bool:
-        """Tell whether an evaluation is due after this step: every `training.eval_steps`, or at an epoch's end."""
+        """Tell whether an evaluation is due after this step.
+
+        Every `training.eval_steps`, or at an epoch's end.
+        """
         setup, state = self.setup, self.setup.state
         if not len(setup.task.eval):
             return False

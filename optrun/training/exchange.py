@@ -74,7 +74,9 @@ def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
 def exchange(
     own: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int
 ) -> GlobalStep:
-    """Tell the others of this rank's micro-batches and requests, and hear of theirs: one all-gather.
+    """Tell the others of this rank's micro-batches and requests, and hear of theirs.
+
+    One all-gather.
 
     Args:
         own: As many on every rank.

@@ -1,4 +1,7 @@
-"""Failures of loader workers and of memory: one message with the step and its data instead of a bare traceback."""
+"""Failures of loader workers and of memory.
+
+One message with the step and its data instead of a bare traceback.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,9 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 
 
 def _death(error: BaseException | None) -> str | None:
-    """Find torch's message about a worker that ended, of several the one with the signal; None: none.
+    """Find torch's message about a worker that ended, of several the one with the signal; None.
+
+    None.
 
     `DataLoader._try_get_data` catches the handler's error, and raises one that says less.
     """

@@ -44,7 +44,10 @@ class Hooks:
         self.callbacks = callbacks
         self.may_request = bool(callbacks) if may_request is None else may_request
         self.failure: BaseException | None = None
-        """The first that one of them raised in a step: the others hear of the step, and it ends with the run saved."""
+        """The first that one of them raised in a step.
+
+        The others hear of the step, and it ends with the run saved.
+        """
         self._final_state: dict[str, object] | None = None
         every = [*((own.key, own) for own in components), *callbacks.items()]
         self._stateful: list[tuple[str, Any]] = [
@@ -90,7 +93,9 @@ class Hooks:
         self._call("on_rollback")
 
     def on_train_end(self, status: str) -> None:
-        """Call the hooks at the end, however it came; each component hears of it, also if another one raises.
+        """Call the hooks at the end, however it came.
+
+        Each component hears of it, also if another one raises.
 
         Raises:
             Exception: The first, where the run ended well; else it is told, and what ended the run
@@ -215,7 +220,10 @@ class Hooks:
 
 
 def _has(component: object, hook: str) -> bool:
-    """Tell whether a component does something there: what it has of `Callback` alone does nothing."""
+    """Tell whether a component does something there.
+
+    What it has of `Callback` alone does nothing.
+    """
     found = getattr(component, hook, None)
     return found is not None and getattr(found, "__func__", None) is not getattr(Callback, hook)
 

@@ -135,7 +135,9 @@ class Loop:
             )
 
     def _evaluate_before_training(self) -> None:
-        """Write the first line: the evaluation before the first step, which no time of training is counted for.
+        """Write the first line.
+
+        The evaluation before the first step, which no time of training is counted for.
 
         It decides nothing: early stopping, the schedule, samples and the ranking of checkpoints
         begin with training.

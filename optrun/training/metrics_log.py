@@ -1,4 +1,7 @@
-"""`metrics.jsonl` while training: what the disk refuses is kept and written later, each line once and in order."""
+"""`metrics.jsonl` while training.
+
+What the disk refuses is kept and written later, each line once and in order.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,10 @@ class MetricsLogger(Callback):
             writer.sync()
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Drop every line after the step that training went back to: the later steps are taken anew."""
+        """Drop every line after the step that training went back to.
+
+        The later steps are taken anew.
+        """
         step = training.global_step
         with self._lock:
             self._close()

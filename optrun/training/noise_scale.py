@@ -32,7 +32,9 @@ class NoiseScale:
         self._found.append(torch.linalg.vector_norm(values.detach(), dtype=torch.float32))
 
     def take(self, factor: float) -> Tensor:
-        """Return the squared norm of a micro-batch's gradient since this was last asked; shape (), float32.
+        """Return the squared norm of a micro-batch's gradient since this was last asked.
+
+        Shape (), float32.
 
         Args:
             factor: What its mean loss was multiplied with before the backward pass.
@@ -90,7 +92,9 @@ def averaged(before: Sequence[float], found: tuple[float, float]) -> list[float]
 
 
 def noise_scale(averages: Sequence[float]) -> dict[str, float]:
-    """Compute `perf/noise_scale`, in examples: tr(Sigma) / |G|^2, a ratio of averages, not an average of ratios.
+    """Compute `perf/noise_scale`, in examples.
+
+    Tr(Sigma) / |G|^2, a ratio of averages, not an average of ratios.
 
     Returns:
         Nothing while noise hides the signal, so that an average is not above 0.

@@ -1,4 +1,7 @@
-"""A step whose numbers were not finite: where, in which examples, and the batch on disk to reproduce it."""
+"""A step whose numbers were not finite.
+
+Where, in which examples, and the batch on disk to reproduce it.
+"""
 
 from __future__ import annotations
 

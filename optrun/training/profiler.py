@@ -1,4 +1,7 @@
-"""`training.profile`: a trace of some steps by `torch.profiler`, and a table of what takes their time."""
+"""`training.profile`.
+
+A trace of some steps by `torch.profiler`, and a table of what takes their time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _ROWS = 40
 
 
 class Profiler(Callback):
-    """Profiles steps of one start of a run: each by itself in the trace, evaluations between them left in.
+    """Profiles steps of one start of a run.
+
+    Each by itself in the trace, evaluations between them left in.
 
     Args:
         steps: How many.

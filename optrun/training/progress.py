@@ -41,7 +41,10 @@ class Throughput:
         self.begun += seconds
 
     def rates(self) -> dict[str, float]:
-        """Compute tokens and samples per second, and model FLOPs utilization; nothing if there were none."""
+        """Compute tokens and samples per second, and model FLOPs utilization.
+
+        Nothing if there were none.
+        """
         elapsed = max(self.clock() - self.begun, 1e-9)
         counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
         found = {name: count / elapsed for name, count in counted.items() if count}

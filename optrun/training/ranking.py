@@ -34,7 +34,10 @@ class Ranking:
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
-    """Tell which direction of a metric is better; that of the ranking metric counts for each evaluation set."""
+    """Tell which direction of a metric is better.
+
+    That of the ranking metric counts for each evaluation set.
+    """
     same = name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]
     return ranking.mode if same else metric_mode(name)
 
@@ -75,7 +78,9 @@ def _better_of(held: Best | None, found: Best, mode: str) -> Best:
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:
-    """Rank checkpoints by one metric in one direction from here on; values of another are forgotten.
+    """Rank checkpoints by one metric in one direction from here on.
+
+    Values of another are forgotten.
 
     Args:
         state: Of a checkpoint, or new; changed in place.

@@ -1,4 +1,7 @@
-"""Weights that several ranks hold alike, compared at each save: ranks that part are found within one interval."""
+"""Weights that several ranks hold alike, compared at each save.
+
+Ranks that part are found within one interval.
+"""
 
 from __future__ import annotations
 

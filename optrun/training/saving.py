@@ -39,7 +39,10 @@ class Saving:
         self._first_step = self.state.global_step
 
     def requests(self) -> Requests:
-        """Tell what this rank was asked for; a process alone looks by itself at what it was asked."""
+        """Tell what this rank was asked for.
+
+        A process alone looks by itself at what it was asked.
+        """
         if self.world.size == 1:
             return Requests()
         spent = (
@@ -71,7 +74,10 @@ class Saving:
             self.progress.leave_out(self.progress.clock() - begun)
 
     def save_what_is_done(self) -> None:
-        """Save the steps of this start before it ends with an error, which is what counts whatever becomes of this."""
+        """Save the steps of this start before it ends with an error.
+
+        Which is what counts whatever becomes of this.
+        """
         step, done = self.state.global_step, self.state.global_step > self._first_step
         if (
             not done

@@ -20,7 +20,9 @@ from optrun.base.errors import show_cursor
 
 
 class Stopped(BaseException):
-    """A request to stop, raised where waiting for the next step makes no sense; no defect and no `Exception`.
+    """A request to stop, raised where waiting for the next step makes no sense.
+
+    No defect and no `Exception`.
 
     Args:
         signal: Number of the one that another rank received; 0: this process was asked.
@@ -121,7 +123,10 @@ class SignalHandler:
 
 
 def _leave_terminal() -> None:
-    """Leave a closed terminal, which refuses every further word; the run's log file has them too."""
+    """Leave a closed terminal, which refuses every further word.
+
+    The run's log file has them too.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):

@@ -66,7 +66,10 @@ class TrainState:
     window_measures: dict[str, float] = field(default_factory=dict)
     """Of each thing that the task measures since the last log line: its sum over the examples."""
     noise: list[float] = field(default_factory=list)
-    """Moving averages of the variance of an example's gradient and of the squared gradient; empty: not measured."""
+    """Moving averages of the variance of an example's gradient and of the squared gradient; empty.
+
+    Not measured.
+    """
     best: dict[str, Best] = field(default_factory=dict)
     """By metric name."""
     before_training: dict[str, float] = field(default_factory=dict)
@@ -92,7 +95,10 @@ class TrainState:
     unfinished: bool = False
     """The last step was done, but it was stopped before its evaluation and its metrics line."""
     without_end: Ended = field(default_factory=Ended)
-    """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty: as they stand."""
+    """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty.
+
+    As they stand.
+    """
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
 
@@ -116,7 +122,10 @@ class TrainState:
         return copy.deepcopy(changed)
 
     def go_on(self) -> None:
-        """Forget what only the end of the run asked for: it is prolonged, and goes on as if it had not ended there."""
+        """Forget what only the end of the run asked for.
+
+        It is prolonged, and goes on as if it had not ended there.
+        """
         vars(self).update(self.without_end)
         self.without_end = {}
 
@@ -181,7 +190,9 @@ def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
 
 
 class RandomStates:
-    """All global generators as they stand now; cheap to take, packed for a file only where one is written.
+    """All global generators as they stand now.
+
+    Cheap to take, packed for a file only where one is written.
 
     Args:
         device: Where the model computes.
@@ -280,7 +291,9 @@ def seed_random_states(seed: int, device: torch.device) -> None:
 
 
 def seed_of_micro_batch(seed: int, position: int, number: int) -> int:
-    """Seed of the forward pass over one micro-batch: its dropout is the same on whichever rank it runs.
+    """Seed of the forward pass over one micro-batch.
+
+    Its dropout is the same on whichever rank it runs.
 
     Args:
         seed: Of the run.

@@ -34,7 +34,10 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping."""
     applied: bool
-    """False where the update was left out: non-finite numbers, or the fp16 scaler lowered its scale."""
+    """False where the update was left out.
+
+    Non-finite numbers, or the fp16 scaler lowered its scale.
+    """
     losses: list[float]
     """Of each micro-batch."""
     by_source: list[list[float]] | None = None
@@ -42,7 +45,10 @@ class StepResult:
     measures: list[float] | None = None
     """Sums of what the task measures of the step's examples."""
     noise: tuple[float, float] | None = None
-    """Variance of the gradient of one example, and squared norm of the true gradient; None: not measured."""
+    """Variance of the gradient of one example, and squared norm of the true gradient; None.
+
+    Not measured.
+    """
     overflow: bool = False
     """Only the fp16 scaler finding its scale."""
 
@@ -192,7 +198,9 @@ class TrainStep(Precision):
     world: World = ALONE
     """The ranks that share each step."""
     gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext()  # noqa: ARG005
-    """Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced over ranks there
+    """Around each micro-batch, told whether it is the step's last on this rank.
+
+    Gradients are reduced over ranks there.
     only."""
     by_source: BySource | None = None
     """Adds up the losses of each source of a mixture; None: there is one source."""
@@ -374,7 +382,9 @@ class TrainStep(Precision):
         )
 
     def _lower_scale(self, result: StepResult) -> bool:
-        """Tell whether a non-finite result is only the fp16 scaler finding its scale, which is then lowered.
+        """Tell whether a non-finite result is only the fp16 scaler finding its scale.
+
+        Which is then lowered.
 
         It is not where the loss itself is not finite, nor below a scale of 1: what overflows there
         would unscaled, and a gradient that is NaN at any scale would otherwise be left out for

@@ -43,13 +43,19 @@ class TrackedRun:
 
     @property
     def extra_dir(self) -> Path:
-        """Folder for files of a tracker from outside: others in the run directory count as damage."""
+        """Folder for files of a tracker from outside.
+
+        Others in the run directory count as damage.
+        """
         folder = RunDir(self.run_dir).extra
         folder.mkdir(exist_ok=True)
         return folder
 
     def identity(self, tracker: str) -> str | None:
-        """Return the identity that a tracker knows this run under, from an earlier start; None: none yet."""
+        """Return the identity that a tracker knows this run under, from an earlier start; None.
+
+        None yet.
+        """
         return self._known().get(tracker)
 
     def remember(self, tracker: str, identity: str) -> None:
@@ -70,7 +76,10 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A class of a row of kind `tracker`: it is made with a `TrackedRun` and the fields of its schema."""
+    """A class of a row of kind `tracker`.
+
+    It is made with a `TrackedRun` and the fields of its schema.
+    """
 
     def log(self, record: PlainMapping) -> None: ...
     def close(self, status: str) -> None: ...
@@ -90,7 +99,10 @@ class NoTracker:
 
 
 class TensorboardTracker:
-    """Event files in `tensorboard/` of the run directory; what an earlier process wrote too much is hidden."""
+    """Event files in `tensorboard/` of the run directory.
+
+    What an earlier process wrote too much is hidden.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         _need("tensorboard")
@@ -191,7 +203,10 @@ class MlflowTracker:
 
 
 class SeveralTrackers:
-    """`tracking=[tensorboard,wandb]`: each gets every record, and the failure of one concerns no other."""
+    """`tracking=[tensorboard,wandb]`.
+
+    Each gets every record, and the failure of one concerns no other.
+    """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers

@@ -1,4 +1,7 @@
-"""Every YAML composes, says every field of its dataclass with a comment, and runs no code; every recipe composes."""
+"""Every YAML composes, says every field of its dataclass with a comment, and runs no code.
+
+Every recipe composes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m tests.distributed.forked_ranks certify resume ...`: agents fork their ranks, with all imports done.
+"""`python -m tests.distributed.forked_ranks certify resume ...`.
+
+Agents fork their ranks, with all imports done.
 
 A rank's start takes most of its time, and a proof over nodes starts hundreds. The disk is slow, as
 in

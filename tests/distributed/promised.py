@@ -1,4 +1,7 @@
-"""The figures that docs/distributed.md promises, read from its tables: what is tested is what is written."""
+"""The figures that docs/distributed.md promises, read from its tables.
+
+What is tested is what is written.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ PLAIN = ("mask", "weight/step", "groups/0/step")
 
 
 def whole_state(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Model and optimizer, another one at every step: odd shapes, one element, none, several dtypes, no dimension."""
+    """Model and optimizer, another one at every step.
+
+    Odd shapes, one element, none, several dtypes, no dimension.
+    """
     generator = torch.Generator().manual_seed(step)
 
     def randn(*shape: int) -> Tensor:
@@ -54,7 +57,10 @@ def whole_state(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def meshes(ranks: int) -> dict[str, tuple[DeviceMesh, list[Placement]]]:
-    """Ways to lay a tensor out: over all ranks, and where there are four in two groups that hold the same."""
+    """Ways to lay a tensor out.
+
+    Over all ranks, and where there are four in two groups that hold the same.
+    """
     found: dict[str, tuple[DeviceMesh, list[Placement]]] = {
         "fsdp": (init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",)), [Shard(0)])
     }

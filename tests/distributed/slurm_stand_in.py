@@ -1,4 +1,6 @@
-"""A SLURM of nodes that are all this machine: `sbatch`, `srun`, `sacct` and `scontrol` for submitit.
+"""A SLURM of nodes that are all this machine.
+
+`sbatch`, `srun`, `sacct` and `scontrol` for submitit.
 
 The commands on PATH are scripts that leave a request in a folder. The test's process answers, and
 forks the tasks, which find everything imported. Run as a program it is one task, whose host has the

@@ -88,7 +88,10 @@ def second_step_is_the_first_of_a_new_start(rank: int) -> None:
 
 
 def test_a_run_that_goes_on_sums_in_the_same_order(tmp_path: Path) -> None:
-    """Of three addends and more the order counts; torch's DDP may lay out its buckets anew after a step."""
+    """Of three addends and more the order counts.
+
+    Torch's DDP may lay out its buckets anew after a step.
+    """
     run_ranks(tmp_path, second_step_is_the_first_of_a_new_start, 4)
 
 

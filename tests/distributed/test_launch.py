@@ -46,7 +46,10 @@ ENDLESS = [
 
 
 def ranks_of(agent: int) -> list[int]:
-    """Processes of the ranks that an agent has started, by rank: each leads a session of its own."""
+    """Processes of the ranks that an agent has started, by rank.
+
+    Each leads a session of its own.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -262,7 +265,10 @@ class Stuck:
 def test_a_rank_that_hangs_in_a_step_is_told_with_the_limit_of_that_step(
     tmp_path: Path, step: int, key: str, facts: list[str]
 ) -> None:
-    """In its first one, where a kernel may be compiled, or in a later one; the other limits are an hour."""
+    """In its first one, where a kernel may be compiled, or in a later one.
+
+    The other limits are an hour.
+    """
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
     limits = [
         f"distributed.{name}_timeout_seconds={20 if name == key else 3600}"

@@ -1,4 +1,7 @@
-"""Ranks that another launcher starts: torchrun, srun, mpirun; and what they are told where it goes wrong."""
+"""Ranks that another launcher starts: torchrun, srun, mpirun.
+
+And what they are told where it goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +189,10 @@ def test_two_machines_are_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
-    """A request to its agent stops the ranks at one step, saved; the exit code is torchrun's own."""
+    """A request to its agent stops the ranks at one step, saved.
+
+    The exit code is torchrun's own.
+    """
     given = [
         "--standalone",
         "--nproc-per-node=2",

@@ -1,4 +1,7 @@
-"""A pretrained model that is cut over its ranks: what each holds of it when it is read, saved, and at the end."""
+"""A pretrained model that is cut over its ranks.
+
+What each holds of it when it is read, saved, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ ONE_STEP = [
 
 
 def peak(counted: profile, trace: Path) -> int:
-    """The largest sum of bytes of the tensors that were made meanwhile; a file that is mapped is none."""
+    """The largest sum of bytes of the tensors that were made meanwhile.
+
+    A file that is mapped is none.
+    """
     counted.export_chrome_trace(str(trace))
     events = json.loads(trace.read_text())["traceEvents"]
     changes = [(event["ts"], event["args"]) for event in events if event["name"] == "[memory]"]
@@ -174,7 +180,10 @@ def test_a_rank_never_holds_the_model(pretrained: Path, tmp_path: Path, ranks: i
 
 @pytest.mark.slow
 def test_what_ranks_read_is_what_one_process_reads(pretrained: Path, tmp_path: Path) -> None:
-    """Bit for bit, also where files hold another dtype, and a head is new: it is made from the seed alike."""
+    """Bit for bit, also where files hold another dtype, and a head is new.
+
+    It is made from the seed alike.
+    """
     labelled = [
         f"data.train={write_labelled(tmp_path, 24)}",
         "task=sequence_classification",

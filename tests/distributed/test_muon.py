@@ -140,7 +140,10 @@ def test_a_rank_without_a_matrix_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_momentum_of_16_bits_stays_a_momentum() -> None:
-    """torch 2.13 orthogonalises in place what is bfloat16 already: without nesterov the momentum itself."""
+    """torch 2.13 orthogonalises in place what is bfloat16 already.
+
+    Without nesterov the momentum itself.
+    """
     param = Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
     optimizer = torch_named.Muon([param], nesterov=False, momentum=0.5)
     param.grad = torch.eye(4, dtype=torch.bfloat16)

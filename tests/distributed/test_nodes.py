@@ -1,4 +1,7 @@
-"""Several machines, as several agents on one: they run the same thing or nothing, and any of them may die."""
+"""Several machines, as several agents on one.
+
+They run the same thing or nothing, and any of them may die.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def ended(programs: Sequence[Program]) -> tuple[list[int], str]:
 def test_machines_that_would_not_run_the_same(
     tmp_path: Path, more: list[str], texts: list[str], facts: list[str]
 ) -> None:
-    """Another value on one of them, or another content under the same path: told before a step, by both."""
+    """Another value on one of them, or another content under the same path.
+
+    Told before a step, by both.
+    """
     folders = [tmp_path / name for name in ("a", "b")]
     endpoint = f"distributed.rdzv_endpoint=127.0.0.1:{free_port()}"
     given = [

@@ -34,7 +34,10 @@ BATCH = 8
 
 
 class Net(nn.Module):
-    """Several matrices, uneven shapes, names of their own, and a bias of one element: a rank holds an empty shard."""
+    """Several matrices, uneven shapes, names of their own, and a bias of one element.
+
+    A rank holds an empty shard.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +175,10 @@ def alone(name: str) -> tuple[dict[str, Tensor], list[float]]:
 
 
 def sharded(model: nn.Module, mesh: Any) -> nn.Module:
-    """In two groups, each gathered once a step: optimizers see nothing of it, and collectives are what takes time."""
+    """In two groups, each gathered once a step.
+
+    Optimizers see nothing of it, and collectives are what takes time.
+    """
     fully_shard(model.body, mesh=mesh, reshard_after_forward=False)  # type: ignore[arg-type]
     return fully_shard(model, mesh=mesh, reshard_after_forward=False)
 

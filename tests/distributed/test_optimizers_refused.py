@@ -1,4 +1,7 @@
-"""What ranks cannot do with an optimizer is refused before training, by name; what they can do with sparse rows."""
+"""What ranks cannot do with an optimizer is refused before training, by name.
+
+What they can do with sparse rows.
+"""
 
 from __future__ import annotations
 

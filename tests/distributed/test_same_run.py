@@ -25,7 +25,10 @@ class Case:
 
     overrides: list[str]
     tolerance: float = 1e-6
-    """Of losses, relative; norms of gradients, which sum over all parameters, are held to a hundred times of it."""
+    """Of losses, relative.
+
+    Norms of gradients, which sum over all parameters, are held to a hundred times of it.
+    """
     double: bool = False
 
 
@@ -138,14 +141,20 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_on_two_ranks(tmp_path: Path) -> None:
-    """Factors, of stacked experts too, and a head that trains whole; under FSDP the frozen base is divided, too."""
+    """Factors, of stacked experts too, and a head that trains whole.
+
+    Under FSDP the frozen base is divided, too.
+    """
     check(tmp_path, 2, ["ddp", "fsdp"], ["lora", "experts"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lora", "mup"])
 def test_a_divided_model_goes_on_on_another_number_of_ranks(tmp_path: Path, name: str) -> None:
-    """On two, then four, then one: the run of one process that was never stopped, and the same model exported."""
+    """On two, then four, then one.
+
+    The run of one process that was never stopped, and the same model exported.
+    """
     alone = start_of("alone", CASES[name], tmp_path, "none", tmp_path)
     parted = start_of("parted", CASES[name], tmp_path, "fsdp", tmp_path)
     start_on(1, [alone], tmp_path)
@@ -187,7 +196,9 @@ def test_bases_of_soap_are_the_same_where_rounding_is_small(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_every_optimizer_keeps_what_the_page_promises(tmp_path: Path) -> None:
-    """In float32, under `ddp`, on texts and on sentences; where losses are held to 1e-6, accuracy is the same.
+    """In float32, under `ddp`, on texts and on sentences.
+
+    Where losses are held to 1e-6, accuracy is the same.
 
     SOAP makes steps of rounding on sentences, of a size that differs between processors: there it
     is held in float64.
@@ -253,7 +264,10 @@ def test_a_nan_on_one_rank_is_the_verdict_of_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
-    """Stopped on 2, gone on with on 1, stopped again, and ended on 2: the losses of one undisturbed process."""
+    """Stopped on 2, gone on with on 1, stopped again, and ended on 2.
+
+    The losses of one undisturbed process.
+    """
     case, run = CASES["layerwise-lamb"], tmp_path / "moved"
     undisturbed = start_of("whole", case, tmp_path, "none", tmp_path)
     start_on(1, [undisturbed], tmp_path)
@@ -278,7 +292,10 @@ def without_a_global_batch(folder: Path, *more: str) -> list[str]:
 
 
 def test_the_batch_is_the_runs(tmp_path: Path) -> None:
-    """Stopped on 2 ranks and gone on with on 1: the step is over as many examples, and the run is the same."""
+    """Stopped on 2 ranks and gone on with on 1.
+
+    The step is over as many examples, and the run is the same.
+    """
     run, whole = tmp_path / "moved", tmp_path / "whole"
     size = "training.per_device_train_batch_size=4"
     words = without_a_global_batch(tmp_path, size, "training.max_steps=5")

@@ -1,4 +1,7 @@
-"""Sharded saves that are refused or killed, shards that are damaged: what stands is whole, and what is not is named."""
+"""Sharded saves that are refused or killed, shards that are damaged.
+
+What stands is whole, and what is not is named.
+"""
 
 from __future__ import annotations
 

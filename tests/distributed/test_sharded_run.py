@@ -56,7 +56,10 @@ def words(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`whole`, a run that was never stopped; `half`, which was, and whose checkpoint is in shards."""
+    """`whole`, a run that was never stopped.
+
+    `half`, which was, and whose checkpoint is in shards.
+    """
     folder = tmp_path_factory.mktemp("runs")
     assert (
         optrun(*words(folder), f"training.max_steps={WHOLE}", f"hydra.run.dir={folder}/whole") == 0

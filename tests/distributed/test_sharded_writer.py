@@ -1,4 +1,7 @@
-"""Shards written beside training: by threads that share a group with nobody, and ranks that die at any moment."""
+"""Shards written beside training.
+
+By threads that share a group with nobody, and ranks that die at any moment.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,9 @@ def saves_for_ever(folder: Path, begin: int, rank: int) -> None:
 
 @pytest.mark.slow
 def test_ranks_killed_at_random(tmp_path: Path) -> None:
-    """At least half of the kills fall inside a save; each time the newest checkpoint is whole, and never an older one
+    """At least half of the kills fall inside a save.
+
+    Each time the newest checkpoint is whole, and never an older one.
     than was seen before."""
     run = make_run(tmp_path / "run")
     chance = random.Random(0)

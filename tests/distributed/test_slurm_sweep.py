@@ -1,4 +1,7 @@
-"""Sweeps whose jobs have ranks over several nodes: submitit's own executor, and a stand-in for SLURM's commands."""
+"""Sweeps whose jobs have ranks over several nodes.
+
+Submitit's own executor, and a stand-in for SLURM's commands.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,10 @@ def wait_for(condition: Callable[[], object], process: Program) -> None:
 
 @pytest.mark.slow
 def test_tasks_of_a_job_are_its_ranks(tmp_path: Path) -> None:
-    """One job is asked to stop as its time is up, of the other a node is lost: both come to what one process does."""
+    """One job is asked to stop as its time is up, of the other a node is lost.
+
+    Both come to what one process does.
+    """
     with swept(tmp_path, "0,1") as (slurm, process, jobs):
         timed_out, lost = slurm.jobs
         timed_out.signal(signal.SIGUSR2)

@@ -1,4 +1,7 @@
-"""A stream, and chats, on several ranks: the batches and the losses of one rank, also after a move to other numbers."""
+"""A stream, and chats, on several ranks.
+
+The batches and the losses of one rank, also after a move to other numbers.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ CASES = {
 def start(
     case: str, folder: Path, kind: str, *more: str, stop_at: int | None = None, name: str = ""
 ) -> Start:
-    """A start of a case in a folder of its own; its data are written where they are not yet there."""
+    """A start of a case in a folder of its own.
+
+    Its data are written where they are not yet there.
+    """
     chats = case.startswith("chats")
     parts = [folder / f"{case[:5]}-{part}.jsonl" for part in range(3)]
     for part, path in enumerate(parts):

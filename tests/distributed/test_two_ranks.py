@@ -1,4 +1,6 @@
-"""Two gloo ranks on CPU: what a sharded step costs in collectives, and state that moves to one process and back.
+"""Two gloo ranks on CPU.
+
+What a sharded step costs in collectives, and state that moves to one process and back.
 
 That the steps are those of one process stands in `test_optimizers.py`.
 """

@@ -1,4 +1,7 @@
-"""Write docs/reference/configuration.md from the schemas and conf/: python -m tests.docs.configuration."""
+"""Write docs/reference/configuration.md from the schemas and conf/.
+
+Python -m tests.docs.configuration.
+"""
 
 from __future__ import annotations
 

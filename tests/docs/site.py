@@ -1,4 +1,7 @@
-"""Prepare pages for the site: a link out of docs/ has no page there, so its words stay without it."""
+"""Prepare pages for the site.
+
+A link out of docs/ has no page there, so its words stay without it.
+"""
 
 from __future__ import annotations
 

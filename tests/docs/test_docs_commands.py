@@ -1,4 +1,7 @@
-"""What the documentation tells people to type works: every command is composed, and run where that is quick."""
+"""What the documentation tells people to type works.
+
+Every command is composed, and run where that is quick.
+"""
 
 from __future__ import annotations
 

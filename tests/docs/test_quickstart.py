@@ -21,7 +21,9 @@ def in_one_line(text: str) -> str:
 
 
 def makes_sense(sweep: Path) -> str:
-    """Look at the runs of the contender that a sweep ranks first: they have learnt what decides, not their rows.
+    """Look at the runs of the contender that a sweep ranks first.
+
+    They have learnt what decides, not their rows.
 
     Returns:
         Its name.
@@ -67,7 +69,10 @@ def test_quickstart(tmp_path: Path) -> None:
 
 
 def _run(block: Block, folder: Path) -> Iterator[subprocess.CompletedProcess[str]]:
-    """Each command of a block; Python in a process of its own, optrun in one that finds everything imported."""
+    """Each command of a block.
+
+    Python in a process of its own, optrun in one that finds everything imported.
+    """
     if block.language == "python":
         python = [sys.executable, "-c", block.body]
         yield subprocess.run(python, cwd=folder, capture_output=True, text=True, check=False)

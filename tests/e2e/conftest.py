@@ -11,7 +11,10 @@ from optrun.data import stdlib
 
 @pytest.fixture(scope="session")
 def few_files() -> list[Path]:
-    """One file in twenty of the standard library, whose tokens take seconds; `test_wheel.py` reads them all."""
+    """One file in twenty of the standard library, whose tokens take seconds.
+
+    `test_wheel.py` reads them all.
+    """
     return stdlib.stdlib_files()[::20]
 
 

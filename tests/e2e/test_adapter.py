@@ -1,4 +1,7 @@
-"""What a user does with adapter=lora: train, stop, resume, evaluate, export, branch; and what is refused."""
+"""What a user does with adapter=lora: train, stop, resume, evaluate, export, branch.
+
+And what is refused.
+"""
 
 from __future__ import annotations
 
@@ -253,7 +256,10 @@ MASTERS = [*FULL, "optimizer=lamb", "optimizer.master_weights=true"]
 def test_weights_of_16_bits(
     name: str, words: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What trains is float32, factors or copies; a stopped run is the straight one; others load what it made."""
+    """What trains is float32, factors or copies; a stopped run is the straight one.
+
+    Others load what it made.
+    """
     assert optrun(*words, *HALF, FOUR, f"hydra.run.dir={name}") == 0
     cut(name, f"{name}-stopped", 2)
     assert optrun(f"resume={name}-stopped") == 0

@@ -1,4 +1,7 @@
-"""What a person reads of a run agrees: the end table, the model card, `summary.json` and `metrics.jsonl`."""
+"""What a person reads of a run agrees.
+
+The end table, the model card, `summary.json` and `metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ COUNTED = ("step", "epoch", "time", "unscheduled")
 
 
 def words_of(task: str, steps: int = 3) -> list[str]:
-    """A small run of a task, in the current folder; its last step is no step of an evaluation or a line."""
+    """A small run of a task, in the current folder.
+
+    Its last step is no step of an evaluation or a line.
+    """
     words = [*TASKS[task], *EVERY, "hydra.run.dir=run", f"training.max_steps={steps}"]
     if task == "image_classification":
         return words
@@ -160,7 +166,10 @@ def agree(said: str) -> dict[str, Any]:
 def test_every_task(
     task: str, clock: SimpleNamespace, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run on an idle machine; of some, whose best is the highest and the lowest, prolonged on a busy one."""
+    """A run on an idle machine.
+
+    Of some, whose best is the highest and the lowest, prolonged on a busy one.
+    """
     assert optrun(*words_of(task)) == 0
     assert agree(capsys.readouterr().out)["global_step"] == 3
     if task not in PROLONGED:

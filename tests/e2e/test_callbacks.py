@@ -1,4 +1,7 @@
-"""Callbacks and early stopping through whole runs: resumed to the bit, refused by name, told when they fail."""
+"""Callbacks and early stopping through whole runs.
+
+Resumed to the bit, refused by name, told when they fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The TAB key: verbs, recipes, choices, keys, values, paths; whatever stands in the line, no error in the prompt."""
+"""The TAB key: verbs, recipes, choices, keys, values, paths.
+
+Whatever stands in the line, no error in the prompt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Embeddings as a person trains them: stopped and gone on, with an adapter, predicted, evaluated, exported."""
+"""Embeddings as a person trains them.
+
+Stopped and gone on, with an adapter, predicted, evaluated, exported.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +195,10 @@ def vectors_in(path: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("export", ["alone", "merged"])
 def test_an_export_of_a_lora_is_what_was_trained(tuned: Path, export: str) -> None:
-    """The files that sentence-transformers reads stand in it; transformers computes the vectors, by peft or without."""
+    """The files that sentence-transformers reads stand in it.
+
+    Transformers computes the vectors, by peft or without.
+    """
     folder = tuned / export
     held = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     files = {"modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "tokenizer.json"}

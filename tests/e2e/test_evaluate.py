@@ -70,7 +70,10 @@ OTHER_TEXT = "zebra yonder xylophone wander violet under thunder " * 60
 
 
 def test_another_train_text_trains_no_other_tokenizer(evaluate: Evaluate, tmp_path: Path) -> None:
-    """A vocabulary of the same size, and other words behind its numbers: the run's own is read instead."""
+    """A vocabulary of the same size, and other words behind its numbers.
+
+    The run's own is read instead.
+    """
     write_text(tmp_path)
     Path("dev.txt").write_text("\n".join(sentence(n) for n in range(70)))
     assert (

@@ -1,4 +1,7 @@
-"""`experiment=NAME`: a file of the user's own, written as the lightning-hydra-template writes them."""
+"""`experiment=NAME`.
+
+A file of the user's own, written as the lightning-hydra-template writes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`explain` counts the steps that the run does, where rows become several examples each, or blocks."""
+"""`explain` counts the steps that the run does.
+
+Where rows become several examples each, or blocks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The files of docs/extending.md, as they stand there: trained, swept, resumed, explained, reported, exported."""
+"""The files of docs/extending.md, as they stand there.
+
+Trained, swept, resumed, explained, reported, exported.
+"""
 
 from __future__ import annotations
 

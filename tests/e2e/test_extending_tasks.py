@@ -1,4 +1,7 @@
-"""The files of docs/extending_tasks.md, as they stand there: trained, resumed, explained, swept, reported, exported."""
+"""The files of docs/extending_tasks.md, as they stand there.
+
+Trained, resumed, explained, swept, reported, exported.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,10 @@ for line in sys.stdin:
 
 
 class Place:
-    """Runs that ask the stand-in, forked from one process: the hub's client reads its address when it is imported."""
+    """Runs that ask the stand-in, forked from one process.
+
+    The hub's client reads its address when it is imported.
+    """
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder

@@ -1,4 +1,7 @@
-"""Training on a mixture: shares and losses of each source, resumed to the bit, and what is refused."""
+"""Training on a mixture.
+
+Shares and losses of each source, resumed to the bit, and what is refused.
+"""
 
 from __future__ import annotations
 

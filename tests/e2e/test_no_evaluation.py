@@ -1,4 +1,7 @@
-"""No evaluation wanted, `data.eval_fraction=0`: a last fit on all rows, and what needs an evaluation says so."""
+"""No evaluation wanted, `data.eval_fraction=0`.
+
+A last fit on all rows, and what needs an evaluation says so.
+"""
 
 from __future__ import annotations
 

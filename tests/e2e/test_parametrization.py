@@ -1,4 +1,7 @@
-"""What a user does with parametrization=mup: explain, train, stop, go on, branch, certify; and what is refused."""
+"""What a user does with parametrization=mup: explain, train, stop, go on, branch, certify.
+
+And what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An exception in a plugin's file, wherever it is called: one message with file, line and type, and no traceback."""
+"""An exception in a plugin's file, wherever it is called.
+
+One message with file, line and type, and no traceback.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,10 @@ def test_a_refusal_names_the_file_once(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process, from two folders: each has its rows, and taking one back leaves the other's."""
+    """In one process, from two folders.
+
+    Each has its rows, and taking one back leaves the other's.
+    """
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         text = MINE.replace('("mine"', f'("{folder}"')

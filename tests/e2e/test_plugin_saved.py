@@ -1,4 +1,7 @@
-"""What code of others raises after some steps: told by name and place, the steps saved; mended, the run goes on."""
+"""What code of others raises after some steps: told by name and place, the steps saved.
+
+Mended, the run goes on.
+"""
 
 from __future__ import annotations
 
@@ -213,7 +216,10 @@ def test_nan_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_a_plugin_imports_beside_it_is_recorded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At import and later; edited, a run that goes on names the file, or goes on with it where that is allowed."""
+    """At import and later.
+
+    Edited, a run that goes on names the file, or goes on with it where that is allowed.
+    """
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for name in ("early_helper", "late_helper"):
         Path(f"{name}.py").write_text("VALUE = 0.5\n")

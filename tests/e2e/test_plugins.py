@@ -1,4 +1,7 @@
-"""`--plugin`: a choice from the user's own file, and one message for each way in which it cannot be."""
+"""`--plugin`.
+
+A choice from the user's own file, and one message for each way in which it cannot be.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,10 @@ def test_a_module_of_somebody_else_stays_imported() -> None:
     [Path(sysconfig.get_path("stdlib")).resolve().parent, Path(optrun.__file__).parents[1]],
 )
 def test_python_and_optrun_are_no_imports_from_its_folder(folder: Path) -> None:
-    """A plugin in a home folder with Python below it, or in a clone: a new version of either refuses no resume."""
+    """A plugin in a home folder with Python below it, or in a clone.
+
+    A new version of either refuses no resume.
+    """
     found = imports_of(folder / "mine.py", "mine")
     assert not [name for name in found if name.startswith(("optrun/", "python"))]
 

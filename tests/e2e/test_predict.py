@@ -255,7 +255,10 @@ def test_the_card_says_how(
 
 
 def test_an_adapter_beside_its_base(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its checkpoint holds the adapter alone; the predictions are those that its evaluation judged."""
+    """Its checkpoint holds the adapter alone.
+
+    The predictions are those that its evaluation judged.
+    """
     write_labelled(Path())
     words = [
         *WORDS["sequence_classification"],

@@ -1,4 +1,7 @@
-"""Preferences as a user types them: resumed to the bit, judged and predicted against the same start, and refused."""
+"""Preferences as a user types them.
+
+Resumed to the bit, judged and predicted against the same start, and refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""optrun inside of programs that are no script: an event loop, a thread of it, the kernel of a notebook."""
+"""optrun inside of programs that are no script.
+
+An event loop, a thread of it, the kernel of a notebook.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ CELLS = [
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder with data, and Ctrl-C as Python has it: what a shell starts in the background ignores it."""
+    """A folder with data, and Ctrl-C as Python has it.
+
+    What a shell starts in the background ignores it.
+    """
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path, 60)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -154,7 +160,10 @@ def test_in_an_executor_the_loop_goes_on() -> None:
 
 @pytest.mark.slow
 def test_cells_of_a_notebook(tmp_path: Path) -> None:
-    """Interrupted once, twice, refused and failed in turn: each cell ends in one line, and the next one works."""
+    """Interrupted once, twice, refused and failed in turn.
+
+    Each cell ends in one line, and the next one works.
+    """
     (tmp_path / "kernel.py").write_text(f"CELLS = {CELLS!r}\n{KERNEL}")
     done = subprocess.run(
         [sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -1,4 +1,7 @@
-"""What a user does with model.quantization: explain, train, stop, resume, evaluate, predict, export, in each kind."""
+"""What a user does with model.quantization.
+
+Explain, train, stop, resume, evaluate, predict, export, in each kind.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ def test_evaluate_and_predict_find_the_base_quantised(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_exports(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An adapter beside the base as transformers quantises it, and one plain model: both compute what was trained."""
+    """An adapter beside the base as transformers quantises it, and one plain model.
+
+    Both compute what was trained.
+    """
     import peft
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 

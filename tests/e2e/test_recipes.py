@@ -24,7 +24,10 @@ SMALL_BERT = [
 
 
 def sst2(folder: Path) -> list[str]:
-    """TSV files as GLUE and as others have them: the text has another name in the evaluation file."""
+    """TSV files as GLUE and as others have them.
+
+    The text has another name in the evaluation file.
+    """
     for name, column in (("train.tsv", "sentence"), ("dev.tsv", "content")):
         rows = [f"label\t{column}", *(f"{n % 2}\t{sentence(n)}" for n in range(40))]
         (folder / name).write_text("\n".join(rows) + "\n")

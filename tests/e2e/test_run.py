@@ -1,4 +1,7 @@
-"""The main job from the command line: every file of a run directory, every verb on it, every task's real path."""
+"""The main job from the command line.
+
+Every file of a run directory, every verb on it, every task's real path.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def classes(folder: Path) -> list[str]:
 def test_a_prompt_of_any_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, sampled: bool
 ) -> None:
-    """The end of one that is longer than the model's 16 positions is continued; an empty one is none."""
+    """The end of one that is longer than the model's 16 positions is continued.
+
+    An empty one is none.
+    """
     words = [word for word in language(tmp_path) if word != "task.sample_tokens=0"]
     assert optrun(*words, f"task.prompt={prompt}", "hydra.run.dir=run") == 0
     said = capsys.readouterr().out

@@ -1,4 +1,7 @@
-"""`tracking=[A,B]`: both get every step, each with its own keys, over a resume and from a recipe."""
+"""`tracking=[A,B]`.
+
+Both get every step, each with its own keys, over a resume and from a recipe.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fine-tuning on chats as a user types it: packed, resumed to the bit, its answers kept, and what is refused."""
+"""Fine-tuning on chats as a user types it.
+
+Packed, resumed to the bit, its answers kept, and what is refused.
+"""
 
 from __future__ import annotations
 

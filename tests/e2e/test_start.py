@@ -1,4 +1,7 @@
-"""`optrun start`: what is understood of a file, and that each command it shows works as it stands."""
+"""`optrun start`.
+
+What is understood of a file, and that each command it shows works as it stands.
+"""
 
 from __future__ import annotations
 

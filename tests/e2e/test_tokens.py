@@ -1,4 +1,7 @@
-"""Training on token ids that another program wrote: what training on their text is, resumed to the bit, or refused."""
+"""Training on token ids that another program wrote.
+
+What training on their text is, resumed to the bit, or refused.
+"""
 
 from __future__ import annotations
 

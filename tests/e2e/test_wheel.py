@@ -1,4 +1,7 @@
-"""The wheel, installed elsewhere, does the same from an empty directory: configuration and recipes are in it."""
+"""The wheel, installed elsewhere, does the same from an empty directory.
+
+Configuration and recipes are in it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's content in a folder of its own; what it depends on comes from this environment."""
+    """The wheel's content in a folder of its own.
+
+    What it depends on comes from this environment.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     build = [
         sys.executable,

@@ -1,4 +1,6 @@
-"""The reader's test: wrong data files and model folders, each with one message in one place to read.
+"""The reader's test.
+
+Wrong data files and model folders, each with one message in one place to read.
 
 Read a table from above: what a person hands over, how it is asked for, and the facts that the
 answer must hold. None is a traceback, none trains in silence.

@@ -1,4 +1,7 @@
-"""Each wrong input gives one readable message that names key and value, and exit code 2; nothing is left behind."""
+"""Each wrong input gives one readable message that names key and value, and exit code 2.
+
+Nothing is left behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Lines that Hydra's grammar does not have, or reads as something else: one message, whose advice works."""
+"""Lines that Hydra's grammar does not have, or reads as something else.
+
+One message, whose advice works.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A user's own YAML that is wrong: one message with file, line, key and value, exit code 2, and nothing begun."""
+"""A user's own YAML that is wrong.
+
+One message with file, line, key and value, exit code 2, and nothing begun.
+"""
 
 from __future__ import annotations
 
@@ -436,7 +439,10 @@ def test_a_file_that_leaves_out_self_counts(mine: Path, capsys: pytest.CaptureFi
 
 
 def test_a_line_is_found_through_aliases_that_repeat_themselves(mine: Path) -> None:
-    """Each alias is looked at once: nine levels of nine would be hundreds of millions of entries."""
+    """Each alias is looked at once.
+
+    Nine levels of nine would be hundreds of millions of entries.
+    """
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
     write(mine, "rec", f"a0: &a0 [x]\n{levels}lr: 1\n")
     assert yaml_files.line_of(mine / "rec.yaml", "lr") == 11

@@ -81,7 +81,10 @@ def sealed_at(run: RunDir, step: int) -> None:
 
 
 def cut(path: str | Path, place: str | Path, step: int) -> RunDir:
-    """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
+    """A copy as if killed right after the checkpoint of a step.
+
+    Later metrics lines are there, checkpoints not.
+    """
     run = RunDir(shutil.copytree(path, place))
     assert step == 0 or run.checkpoint(step).is_dir()
     for later in sorted(run.checkpoints.glob("step-*")):

@@ -1,4 +1,6 @@
-"""`python -m tests.faults.slow_disk ...`: optrun on a disk that takes its time, so that a kill falls inside a save.
+"""`python -m tests.faults.slow_disk ...`.
+
+Optrun on a disk that takes its time, so that a kill falls inside a save.
 
 In memory, or on a quick disk, a save is over before another process has seen that it began.
 """

@@ -1,4 +1,7 @@
-"""Stand between the program and the operating system: count, record, refuse, or die at a chosen call."""
+"""Stand between the program and the operating system.
+
+Count, record, refuse, or die at a chosen call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`optrun verify RUN --accept FILE`: one file is taken as it is, on record; nothing advises to delete a manifest."""
+"""`optrun verify RUN --accept FILE`: one file is taken as it is, on record.
+
+Nothing advises to delete a manifest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What was changed between two starts of a run: shown key by key, applied for real, or refused by name."""
+"""What was changed between two starts of a run.
+
+Shown key by key, applied for real, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ GROUPS = {
 def test_a_field_of_every_group_is_applied_for_real(
     straight: Straight, go: Go, tmp_path: Path, word: str
 ) -> None:
-    """Training goes on from the saved weights and moments with the new value, which is said, with the old one."""
+    """Training goes on from the saved weights and moments with the new value.
+
+    Which is said, with the old one.
+    """
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", word)
     assert code == 0
@@ -329,7 +335,10 @@ def test_changed_rows_are_refused(straight: Straight, go: Go, tmp_path: Path) ->
 def test_another_folder_is_no_permission_to_change_rows(
     go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative path means the same file from anywhere: its rows are compared, and no change is recorded."""
+    """A relative path means the same file from anywhere.
+
+    Its rows are compared, and no change is recorded.
+    """
     corpus = write_text(tmp_path, 100)
     words = [
         *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
@@ -390,7 +399,10 @@ def seen(plan: EpochPlan, first: int, count: int) -> list[int]:
 @pytest.mark.parametrize("batch", [1, 3, 4, 8, 50])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_no_example_comes_twice(batch: int, accumulation: int) -> None:
-    """Whatever the plans: what is trained on after the change is behind what was seen, in the same order."""
+    """Whatever the plans.
+
+    What is trained on after the change is behind what was seen, in the same order.
+    """
     old, new = EpochPlan(50, 4, 2, 0), EpochPlan(50, batch, accumulation, 0)
     for done in (0, 1, 4, 6, 7, 13):
         state = TrainState(global_step=done)

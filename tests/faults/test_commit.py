@@ -58,7 +58,10 @@ def test_death_at_every_call(memory_path: Path) -> None:
 
 
 def test_death_while_replacing(memory_path: Path) -> None:
-    """One that was saved before the end of its step makes way for the whole one; neither is lost on the way."""
+    """One that was saved before the end of its step makes way for the whole one.
+
+    Neither is lost on the way.
+    """
     later = snapshot(2)
     later.metadata.train["unfinished"] = False
     whole = make_run(memory_path / "whole", (2,))
@@ -73,7 +76,10 @@ def test_death_while_replacing(memory_path: Path) -> None:
 
 
 def test_refusal_at_every_call(memory_path: Path) -> None:
-    """No room, at any call: the checkpoint before is whole, nothing half is left, and the next save succeeds."""
+    """No room, at any call.
+
+    The checkpoint before is whole, nothing half is left, and the next save succeeds.
+    """
     total = calls_of(
         memory_path, lambda: save_checkpoint(make_run(memory_path / "count", (1,)), snapshot(2))
     )
@@ -293,7 +299,10 @@ class Disk:
 
 
 def test_power_cut_after_every_call(memory_path: Path) -> None:
-    """Data or names that were not flushed are lost or zero: a published checkpoint is whole all the same."""
+    """Data or names that were not flushed are lost or zero.
+
+    A published checkpoint is whole all the same.
+    """
     run = make_run(memory_path / "run", (1, 2))
     disk = Disk(run.path)
     disk.content = {path: content for path, content in disk.now.items() if content is not None}

@@ -97,7 +97,10 @@ def test_a_copy_under_a_name_of_its_own_is_a_checkpoint(run: RunDir) -> None:
 @settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_one_flipped_bit_anywhere(whole: RunDir, place: float, bit: int) -> None:
-    """Over all bytes of all files: noticed, or the checkpoint that is read is the same to the last bit."""
+    """Over all bytes of all files.
+
+    Noticed, or the checkpoint that is read is the same to the last bit.
+    """
     folder = whole.checkpoint(3)
     paths = [folder / file for file in FILES]
     offset = int(place * sum(path.stat().st_size for path in paths))
@@ -281,7 +284,10 @@ def test_a_manifest_to_choke_on(run: RunDir, content: str) -> None:
 
 
 def test_sizes_that_cannot_be(run: RunDir) -> None:
-    """A manifest of many gigabytes, a header that claims them, a state that claims them: nothing is read."""
+    """A manifest of many gigabytes, a header that claims them, a state that claims them.
+
+    Nothing is read.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with (run.checkpoint(3) / "manifest.json").open("r+b") as file:
         file.truncate(50 * 2**30)

@@ -1,4 +1,7 @@
-"""Going on after a crash: from the newest checkpoint that is whole, after saying so, never silently from nothing."""
+"""Going on after a crash.
+
+From the newest checkpoint that is whole, after saying so, never silently from nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def names_in(folder: Path) -> list[str]:
 def test_the_damaged_newest_is_named_and_the_one_before_is_exact(
     straight: Straight, go: Go, tmp_path: Path
 ) -> None:
-    """Half of the newest, nothing of the next, a leftover of a killed save, torn metrics: goes on by itself."""
+    """Half of the newest, nothing of the next, a leftover of a killed save, torn metrics.
+
+    Goes on by itself.
+    """
     run = straight.cut(tmp_path / "run", 5)
     path = run.checkpoint(5) / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
@@ -97,7 +103,10 @@ def test_before_the_first_save_it_starts_over_in_place(
 def test_killed_before_its_configuration_was_written_it_starts_over(
     straight: Straight, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hydra noted the command line; a path of it is that of the folder where the run was started."""
+    """Hydra noted the command line.
+
+    A path of it is that of the folder where the run was started.
+    """
     run = RunDir(tmp_path / "run")
     shutil.copytree(straight.path / ".hydra", run.hydra)
     (run.hydra / "hydra.yaml").write_text("torn: [")
@@ -226,7 +235,10 @@ def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(
 
 
 def test_only_the_latest_torn_line_goes(straight: Straight, go: Go, tmp_path: Path) -> None:
-    """A summary torn away and metrics cut in the middle of a line are mended; no step appears twice."""
+    """A summary torn away and metrics cut in the middle of a line are mended.
+
+    No step appears twice.
+    """
     run = straight.cut(tmp_path / "run", 4)
     run.summary.write_text('{"status": "run')
     content = run.metrics.read_bytes()

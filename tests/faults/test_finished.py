@@ -85,7 +85,10 @@ def test_a_harmless_change_is_recorded(go: Go, run: Path) -> None:
 
 
 def test_the_end_may_still_be_owed(go: Go, straight: Straight, tmp_path: Path) -> None:
-    """Killed between the last save and the summary: the last thing is made up for, with no other lr either."""
+    """Killed between the last save and the summary.
+
+    The last thing is made up for, with no other lr either.
+    """
     run = straight.cut(tmp_path / "run", STEPS)
     code, said = go("resume=run", "lr=1e-4")
     assert code == 2

@@ -1,4 +1,7 @@
-"""What comes from others or should stay with oneself: code named in configurations, secrets, escapes, ranks."""
+"""What comes from others or should stay with oneself.
+
+Code named in configurations, secrets, escapes, ranks.
+"""
 
 from __future__ import annotations
 

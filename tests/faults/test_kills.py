@@ -1,4 +1,6 @@
-"""Killed at random, resumed, equal to the last bit: the proof that `optrun certify` gives, on several configurations.
+"""Killed at random, resumed, equal to the last bit.
+
+The proof that `optrun certify` gives, on several configurations.
 
 `OPTRUN_KILLS` says how many kills in all (20); 200 is the whole proof.
 """
@@ -164,7 +166,10 @@ DEATHS = 24
 
 
 def going_on(run: RunDir, at: int) -> int:
-    """Resume a run in a forked process that dies at a call of the operating system; its exit code."""
+    """Resume a run in a forked process that dies at a call of the operating system.
+
+    Its exit code.
+    """
 
     def work() -> None:
         with Syscalls(run.path, at, die):
@@ -175,7 +180,10 @@ def going_on(run: RunDir, at: int) -> int:
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 12])
 def test_death_while_going_on(straight: Straight, go: Go, tmp_path: Path, share: int) -> None:
-    """At calls all over a resume and the saves after it, with leftovers of the kill before: the next one is exact."""
+    """At calls all over a resume and the saves after it, with leftovers of the kill before.
+
+    The next one is exact.
+    """
     counted = straight.cut(tmp_path / "counted", 3)
     (counted.checkpoints / ".saving-step-00000004-1").mkdir()
     with Syscalls(counted.path) as calls:

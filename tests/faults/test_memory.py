@@ -1,4 +1,7 @@
-"""Memory that does not suffice, and memory that is copied from a device: told by what, and not before it is there."""
+"""Memory that does not suffice, and memory that is copied from a device.
+
+Told by what, and not before it is there.
+"""
 
 from __future__ import annotations
 

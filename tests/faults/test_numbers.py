@@ -1,4 +1,7 @@
-"""Numbers that are none: what is stopped, skipped, taken back, never saved and never resumed from."""
+"""Numbers that are none.
+
+What is stopped, skipped, taken back, never saved and never resumed from.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def poisoned(
 def poisoned_in_float16(
     monkeypatch: pytest.MonkeyPatch, batches: set[str], what: str
 ) -> Iterator[None]:
-    """As above, before the scaler has seen the gradients: the loss, or a gradient that is NaN at every scale."""
+    """As above, before the scaler has seen the gradients.
+
+    The loss, or a gradient that is NaN at every scale.
+    """
     original = TrainStep.__call__
 
     def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
@@ -181,7 +187,10 @@ def test_skip_is_counted_bounded_and_exact_on_resume(
 def test_a_loss_that_is_no_number_in_float16(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str], policy: str
 ) -> None:
-    """The policy is as in float32, the loss scale is kept, the scaler is ready for the next step; exact on resume."""
+    """The policy is as in float32, the loss scale is kept, the scaler is ready for the next step.
+
+    Exact on resume.
+    """
     words = straight.words_with(
         "training.precision=fp16", f"training.on_nonfinite={policy}", "training.max_steps=4"
     )
@@ -225,7 +234,10 @@ def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
 def test_rollback_passes_over_the_bad_data(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
-    """Bad at step 4 of a run that saves every second: back to 2, steps 3 and 4 of the data are left out."""
+    """Bad at step 4 of a run that saves every second.
+
+    Back to 2, steps 3 and 4 of the data are left out.
+    """
     words = straight.words_with(
         "training.on_nonfinite=rollback", "checkpoint.save_steps=2", "training.max_steps=4"
     )

@@ -1,4 +1,7 @@
-"""A prediction that is killed and continued: one line for each row, in order, none twice, and the same bytes."""
+"""A prediction that is killed and continued.
+
+One line for each row, in order, none twice, and the same bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files of others: links, FIFOs, devices, depth, size and bombs end in one sentence, in bounded time and memory."""
+"""Files of others.
+
+Links, FIFOs, devices, depth, size and bombs end in one sentence, in bounded time and memory.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,10 @@ RUN_ATTACKS: list[tuple[str, Callable[[Path], None], str, int, str | None]] = [
 
 
 def in_bounds(work: Callable[[], int], said: Path) -> int:
-    """Do something in a forked process with 1 GiB more memory; its exit code, which a signal makes negative."""
+    """Do something in a forked process with 1 GiB more memory.
+
+    Its exit code, which a signal makes negative.
+    """
     child = os.fork()
     if child == 0:
         code = 99
@@ -189,7 +195,10 @@ def in_bounds(work: Callable[[], int], said: Path) -> int:
 
 
 def each_in_bounds(works: dict[str, Callable[[], int]], said: Path) -> dict[str, tuple[int, str]]:
-    """Do one thing after the other in such a process; by name the exit code, and what was said in one line."""
+    """Do one thing after the other in such a process.
+
+    By name the exit code, and what was said in one line.
+    """
 
     def work() -> int:
         for name, each in works.items():

@@ -1,4 +1,7 @@
-"""What is read again is covered: what is flipped, deleted, added or cut is named; what a kill leaves is no damage."""
+"""What is read again is covered: what is flipped, deleted, added or cut is named.
+
+What a kill leaves is no damage.
+"""
 
 from __future__ import annotations
 
@@ -272,7 +275,10 @@ def begun(folder: Path) -> RunDir:
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("second", [False, True])
 def test_death_at_every_call_is_no_damage(memory_path: Path, second: bool, every: int) -> None:
-    """In a first start and in one that goes on: verify finds nothing wrong, and the next start covers all again."""
+    """In a first start and in one that goes on.
+
+    Verify finds nothing wrong, and the next start covers all again.
+    """
     whole = begun(memory_path / "whole")
     if second:
         a_start(whole, 1)

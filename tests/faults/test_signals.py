@@ -1,4 +1,7 @@
-"""Requests by signal: the update is finished, everything is saved, 75; and going on leaves no trace of it."""
+"""Requests by signal: the update is finished, everything is saved, 75.
+
+And going on leaves no trace of it.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,10 @@ def test_a_request_at_any_place(
 def test_before_the_first_step_there_is_nothing_to_save(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """It ends at once, not when the data is ready; the same command with resume=auto begins again in place."""
+    """It ends at once, not when the data is ready.
+
+    The same command with resume=auto begins again in place.
+    """
     with hurt(monkeypatch, preparation, place, 1, signal.SIGTERM):
         code, said = go(*straight.words, "hydra.run.dir=run", "resume=auto")
     assert code == 75

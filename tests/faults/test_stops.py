@@ -1,4 +1,7 @@
-"""Stopped anywhere and resumed: every task, micro-batches, workers, precisions, and randomness of every kind."""
+"""Stopped anywhere and resumed.
+
+Every task, micro-batches, workers, precisions, and randomness of every kind.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,10 @@ def test_ten_random_stops_of_one_run(
 def test_a_short_last_group_of_micro_batches(
     make: Make, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five micro-batches in groups of three: stopped before and inside the group of two; no update is missing."""
+    """Five micro-batches in groups of three: stopped before and inside the group of two.
+
+    No update is missing.
+    """
     words = [*task_words(tmp_path, "classification", 4), "training.gradient_accumulation_steps=3"]
     straight = make(words, 4)
     assert [state(straight.path, step)["train"]["samples"] for step in range(1, 5)] == [

@@ -1,4 +1,7 @@
-"""A disk that is full, slow, read-only or gone: the checkpoints before are whole, and nothing is hidden."""
+"""A disk that is full, slow, read-only or gone.
+
+The checkpoints before are whole, and nothing is hidden.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,10 @@ def test_stop_ends_cleanly_and_resumes_exactly(
 def test_the_last_save_has_no_later(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be saved at the end, or when asked to stop, is an error: 75 would promise what is not there."""
+    """What cannot be saved at the end, or when asked to stop, is an error.
+
+    75 would promise what is not there.
+    """
     with monkeypatch.context() as patch:
         Full(patch, {6, 7, 8})
         code, _ = go(*straight.words, "hydra.run.dir=run")
@@ -199,7 +205,10 @@ def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_full_at_any_byte(memory_path: Path) -> None:
-    """Fifty limits over the whole size of a checkpoint's largest file: refused below it, saved from it on."""
+    """Fifty limits over the whole size of a checkpoint's largest file.
+
+    Refused below it, saved from it on.
+    """
     run, taken = make_run(memory_path, (1,)), snapshot(2, numbers=2000)
     largest = max(path.stat().st_size for path in save_checkpoint(run, taken).iterdir())
     chance = random.Random(0)
@@ -283,7 +292,10 @@ def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, pa
 
 
 def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:
-    """No checkpoint, no lock, no start: each says which path; what is there stays readable and as it was."""
+    """No checkpoint, no lock, no start: each says which path.
+
+    What is there stays readable and as it was.
+    """
     run = make_run(memory_path / "run", (1,))
     for folder in (run.path, run.checkpoints, run.checkpoint(1)):
         folder.chmod(0o555)
@@ -403,7 +415,10 @@ def test_a_folder_removed_during_the_run_is_not_made_anew(
 def test_a_slow_disk_neither_overlaps_nor_queues_nor_sees_later_updates(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A save takes longer than the interval: one at a time, every one that is due, each of its own step."""
+    """A save takes longer than the interval.
+
+    One at a time, every one that is due, each of its own step.
+    """
     original, running, most = saver_of.save_checkpoint, [0], [0]
 
     def save(*args: Any) -> Path:

@@ -72,7 +72,10 @@ OFTEN: dict[str, dict[str, Any]] = {
 
 
 class Small(nn.Module):
-    """A transformer's kinds of parameters: a table, hidden matrices, biases, a norm, a convolution, a head."""
+    """A transformer's kinds of parameters.
+
+    A table, hidden matrices, biases, a norm, a convolution, a head.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Optimizers of pytorch-optimizer through a run: each is what its name says and comes back, or is refused before."""
+"""Optimizers of pytorch-optimizer through a run.
+
+Each is what its name says and comes back, or is refused before.
+"""
 
 from __future__ import annotations
 

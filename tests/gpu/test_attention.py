@@ -1,4 +1,7 @@
-"""On a CUDA device: FlexAttention and flash attention keep documents of a block apart, forward and backward."""
+"""On a CUDA device.
+
+FlexAttention and flash attention keep documents of a block apart, forward and backward.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""On a CUDA device: every precision learns, resumes exactly, compiles; every optimizer steps as on the CPU."""
+"""On a CUDA device: every precision learns, resumes exactly, compiles.
+
+Every optimizer steps as on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that add in a fixed order: without them two straight runs differ, and nothing could be compared."""
+    """Kernels that add in a fixed order.
+
+    Without them two straight runs differ, and nothing could be compared.
+    """
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
 

@@ -126,7 +126,10 @@ def _coverage(root: Path, files: list[str], items: list[pytest.Item]) -> Any:
 
 
 def _forked(function: Callable[[], Any], timeout: float | None) -> Any:
-    """What a function returns in a fork of this process; None where it took too long or the fork died of it."""
+    """What a function returns in a fork of this process.
+
+    None where it took too long or the fork died of it.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,7 @@
-"""What every dialect is played on: weights, gradients and groups, the same for the recorder and for the tests."""
+"""What every dialect is played on.
+
+Weights, gradients and groups, the same for the recorder and for the tests.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ def groups(*, by_pattern: bool = False) -> list[dict[str, Any]]:
 
 
 SCALES = (1.0, 0.1, 3.0)
-"""Of the base rate, by turns, where every tensor decays: what `weight_decay_mode=corrected` is recorded on."""
+"""Of the base rate, by turns, where every tensor decays.
+
+What `weight_decay_mode=corrected` is recorded on.
+"""
 
 
 def scaled_groups(key: str) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Record what other packages' optimizers do: PYTHONPATH=PACKAGES python -m tests.reference.record_dialects FILE
+"""Record what other packages' optimizers do.
+
+PYTHONPATH=PACKAGES python -m tests.reference.record_dialects FILE.
 
 Needs timm, torch_optimizer, pytorch_optimizer, and jax with optax and Keras, in folders that
 PYTHONPATH names. Every package gets the weights, gradients and groups of `dialect_problem`, in

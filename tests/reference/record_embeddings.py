@@ -1,4 +1,6 @@
-"""Record what sentence-transformers computes: PYTHONPATH=IT python -m tests.reference.record_embeddings
+"""Record what sentence-transformers computes.
+
+PYTHONPATH=IT python -m tests.reference.record_embeddings.
 
 Its losses of fixed vectors with their gradients, and its embeddings of texts by folders that optrun
 writes.

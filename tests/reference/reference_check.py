@@ -33,9 +33,15 @@ POWERS = {"paddle_adamax": ("beta1_pow_acc",)}
 """Powers of the betas in the state; both where a system is not listed."""
 
 STATE_RTOL = 2e-5
-"""Of final moments and powers: the packages hold betas as float32, so that `1 - beta2` is off by 1.3e-5."""
+"""Of final moments and powers.
+
+The packages hold betas as float32, so that `1 - beta2` is off by 1.3e-5.
+"""
 STATE_ATOL = {"exp_avg": 1e-7, "exp_avg_sq": 1e-12, "exp_inf": 1e-9}
-"""Of final moments, besides a millionth of the tensor's largest entry: first moments are sums that cancel."""
+"""Of final moments, besides a millionth of the tensor's largest entry.
+
+First moments are sums that cancel.
+"""
 
 
 def check_case(

@@ -1,4 +1,6 @@
-"""The files: which keys they may hold, what is left out stands for, and how close a number must come.
+"""The files.
+
+Which keys they may hold, what is left out stands for, and how close a number must come.
 
 What is not known here is an error. The format is described in the README beside this file.
 """
@@ -25,7 +27,10 @@ TORCH = (
     "timm_mars",
     "pytorch_optimizer_soap",
 )
-"""Systems that are written for torch: the same arithmetic, so that only the order of operations differs."""
+"""Systems that are written for torch.
+
+The same arithmetic, so that only the order of operations differs.
+"""
 
 ATOL = {
     ("paddle_lamb", "float32"): 3e-6,
@@ -46,7 +51,10 @@ RTOL = dict.fromkeys(TORCH, 1e-13) | {"pytorch_optimizer_soap": 1e-6}
 """Relative tolerance of a parameter; 1e-6 where a system is not listed."""
 
 RTOL_SCHEDULE = {"paddle": 1e-12, "float32": 3e-6}
-"""Relative tolerance of a rate: Paddle computes it as a Python float, Keras and MindSpore as a float32."""
+"""Relative tolerance of a rate.
+
+Paddle computes it as a Python float, Keras and MindSpore as a float32.
+"""
 
 TABLES = {
     "paddle_lamb": {"clip_values"},
@@ -125,7 +133,10 @@ def check_document(where: str, document: dict[str, Any]) -> None:
 
 
 def entries(key: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Every entry of a table (or `cases`) of every file: the entry's name, its file and the entry."""
+    """Every entry of a table (or `cases`) of every file.
+
+    The entry's name, its file and the entry.
+    """
     for name, document in documents():
         table = document.get(key, [])
         for index, entry in enumerate(table if isinstance(table, list) else [table]):

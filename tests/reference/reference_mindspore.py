@@ -119,7 +119,10 @@ def _refuse_short(where: str, rates: list[float | Schedule], steps: int) -> None
 def _lazy_decays(
     where: str, config: SimpleNamespace, groups: list[SimpleNamespace], names: list[str]
 ) -> dict[str, Callable[[int], float]]:
-    """Weight decay by name and step: the group's, or the optimizer's except where a name holds beta or gamma."""
+    """Weight decay by name and step.
+
+    The group's, or the optimizer's except where a name holds beta or gamma.
+    """
 
     def of_step(decay: Any) -> Callable[[int], float]:
         rate = rate_of(where, decay)

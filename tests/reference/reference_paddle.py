@@ -48,7 +48,9 @@ def _paddle_groups(
     config: SimpleNamespace,
     **options: Any,
 ) -> list[SimpleNamespace]:
-    """Groups of a Paddle case: those it has, or one for each parameter, which may carry a scale or regularizer.
+    """Groups of a Paddle case.
+
+    Those it has, or one for each parameter, which may carry a scale or regularizer.
 
     A group wipes the scale and the regularizer that its parameters carry; `weight_decay: null`
     falls back.
@@ -211,7 +213,10 @@ def paddle_adamax(
 def adamwdl(
     where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, driver: str
 ) -> Player:
-    """Parameters go under the framework's own names, which `name_dict` maps to the structured ones."""
+    """Parameters go under the framework's own names.
+
+    Which `name_dict` maps to the structured ones.
+    """
     case = _paddle_case(where, raw)
     case.groups = None
     config = fields(

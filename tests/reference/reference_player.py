@@ -18,7 +18,10 @@ from tests.reference.reference_schedules import Schedule, schedule
 CASE = ("id", "dtype", "config", "params", "grads", "lr", "params_after", "state")
 PARAM = ("name", "shape", "init")
 FUNCTION, SCHEDULER = "function", "scheduler"
-"""Who drives a rate that changes: a function of the step given to the optimizer, or `build_scheduler`."""
+"""Who drives a rate that changes.
+
+A function of the step given to the optimizer, or `build_scheduler`.
+"""
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Every schedule of the five packages: as a function of the step, and as a choice of `build_scheduler`."""
+"""Every schedule of the five packages.
+
+As a function of the step, and as a choice of `build_scheduler`.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ def schedule(where: str, spec: Any) -> Schedule:
 
 
 def _steps(*values: Any) -> bool:
-    """Whether these are whole steps, as the choices of `build_scheduler` take them; the packages take any number."""
+    """Whether these are whole steps, as the choices of `build_scheduler` take them.
+
+    The packages take any number.
+    """
     return all(isinstance(value, int) and value > 0 for value in values)
 
 
@@ -159,7 +165,10 @@ def _over_steps(
 def _descent(
     curve: Callable[..., float], choice: str, peak: float, end: float, options: dict[str, Any]
 ) -> Schedule:
-    """From the peak to an end, which a choice takes as `min_lr`, where it lies between 0 and the peak."""
+    """From the peak to an end, which a choice takes as `min_lr`.
+
+    Where it lies between 0 and the peak.
+    """
     if 0 <= end <= peak and peak > 0 and _steps(options["decay_steps"]):
         final = end / peak
         return Schedule(peak, partial(curve, final=final, **options), choice, options, final=final)

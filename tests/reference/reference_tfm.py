@@ -26,7 +26,10 @@ from tests.reference.reference_schedules import Schedule, of_function
 
 
 def tfm_config(where: str, config: dict[str, Any]) -> SimpleNamespace:
-    """Keywords of the Model Garden's LAMB; `lr` is its other name for `learning_rate`, and wins over it."""
+    """Keywords of the Model Garden's LAMB.
+
+    `lr` is its other name for `learning_rate`, and wins over it.
+    """
     found = fields(
         where,
         config,
@@ -89,7 +92,10 @@ def tfm_clips(where: str, config: SimpleNamespace) -> list[Clip]:
 def tfm_rate(
     base: float | Schedule, decay: float, set_lrs: dict[int, list[float]]
 ) -> float | Schedule:
-    """`decay` damps a rate, a schedule and a rate set by hand alike; the last replaces a schedule."""
+    """`decay` damps a rate, a schedule and a rate set by hand alike.
+
+    The last replaces a schedule.
+    """
     if isinstance(base, Schedule) and not decay and not set_lrs:
         return base
     if not isinstance(base, Schedule) and not decay:

@@ -1,4 +1,7 @@
-"""Cases of optimizers that were written for torch: keywords by the name they have in their package."""
+"""Cases of optimizers that were written for torch.
+
+Keywords by the name they have in their package.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every recorded trajectory, through public API, at the recorded tolerances; every file is understood to the last key.
+"""Every recorded trajectory, through public API, at the recorded tolerances.
+
+Every file is understood to the last key.
 
 `OPTRUN_REFERENCE_DIR` points to another folder of such files.
 """
@@ -39,7 +41,10 @@ def test_trajectory(system: str, case: dict[str, Any], driver: str, foreach: boo
 
 @pytest.mark.skipif(not OWN, reason="counts the files of this folder")
 def test_only_two_cases_leave_rows_out() -> None:
-    """The two deviations of LazyAdam; of those cases everything but the repeated rows is compared."""
+    """The two deviations of LazyAdam.
+
+    Of those cases everything but the repeated rows is compared.
+    """
     left_out = {
         case["id"]: rows
         for _, document, case in entries("cases")

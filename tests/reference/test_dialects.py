@@ -1,4 +1,7 @@
-"""Each dialect is its package over 20 steps, with groups, decay and exclusions, as recorded; or its formula."""
+"""Each dialect is its package over 20 steps, with groups, decay and exclusions, as recorded.
+
+Or its formula.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ NOT_INSTALLABLE = {
     "adamax-paddle",
     "adamw-paper",
 }
-"""Held to their formulas alone; Paddle's and TensorFlow's are played in `test_conformance.py`, one is a paper's."""
+"""Held to their formulas alone.
+
+Paddle's and TensorFlow's are played in `test_conformance.py`, one is a paper's.
+"""
 
 
 def steps_of(side: Any, numbers: Any = numbers_at, **changes: Any) -> dict[int, dict[str, Tensor]]:
@@ -99,7 +105,10 @@ def test_each_formula_is_its_package(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("key", ["lr_scale", "lr"])
 @pytest.mark.parametrize("case", recorded()["corrected"], ids=lambda case: case["choice"])
 def test_corrected_decay_is_that_of_timm(case: dict[str, Any], key: str, foreach: bool) -> None:
-    """Groups have 0.1, 1 and 3 times the base rate, and the rate falls: all groups divide by the base rate."""
+    """Groups have 0.1, 1 and 3 times the base rate, and the rate falls.
+
+    All groups divide by the base rate.
+    """
     given = {
         "weight_decay_mode": "corrected",
         "weight_decay": DECAY,

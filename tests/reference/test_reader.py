@@ -1,4 +1,7 @@
-"""The reader itself: it plays files that it was not written for, and a wrong value of any kind makes it fail."""
+"""The reader itself.
+
+It plays files that it was not written for, and a wrong value of any kind makes it fail.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ def test_files_that_were_not_recorded_run(system: str) -> None:
 
 
 def test_another_folder_is_read(tmp_path: Path) -> None:
-    """The suite over a folder of such files, in which one value is wrong: that case fails, and no other."""
+    """The suite over a folder of such files, in which one value is wrong.
+
+    That case fails, and no other.
+    """
     write_variants(tmp_path)
     for file in tmp_path.glob("*adamax.json"):
         file.write_text(file.read_text().replace('"lr": [0.02, 0.3,', '"lr": [0.02, 0.31,'))
@@ -95,7 +101,10 @@ def nodes(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def kind_of(path: Place) -> Place:
-    """The way to a value without its numbers, so that one of each kind is enough; a case of its own is a kind."""
+    """The way to a value without its numbers, so that one of each kind is enough.
+
+    A case of its own is a kind.
+    """
     return tuple(
         key if not isinstance(key, int) or index == 1 else "*" for index, key in enumerate(path)
     )
@@ -111,7 +120,10 @@ def changed(value: Any) -> Any:
 
 
 def says_nothing(path: Place, file: dict[str, Any]) -> bool:
-    """Whether another value would mean the same: a name, a rate under a schedule, where a function fails anyway."""
+    """Whether another value would mean the same.
+
+    A name, a rate under a schedule, where a function fails anyway.
+    """
     if path[0] == "layerwise_ratios":
         return path[-1] == "name" or (
             path[-1] != "raises" and "raises" in file["layerwise_ratios"][0]
@@ -141,7 +153,10 @@ def passes(file: dict[str, Any]) -> bool:
 
 
 def alone(file: dict[str, Any], path: Place) -> dict[str, Any]:
-    """The file with the entry of a list that `path` leads into, and no other entry; the path stays right."""
+    """The file with the entry of a list that `path` leads into, and no other entry.
+
+    The path stays right.
+    """
     out = dict(file)
     for key in ("cases", *CHECKS):
         if isinstance(file.get(key), list):

@@ -1,4 +1,6 @@
-"""Fine-tuning on chats beside TRL: the same tokens, the same loss and the same gradients as its `SFTTrainer`.
+"""Fine-tuning on chats beside TRL.
+
+The same tokens, the same loss and the same gradients as its `SFTTrainer`.
 
 TRL packs with boundaries only on flash attention, which needs a GPU. So packed batches of optrun's
 are compared with
@@ -253,7 +255,10 @@ def test_loss_and_gradients_are_those_of_trl(
 def test_packed_rows_learn_what_trl_learns_of_them_one_by_one(
     rows: list[dict[str, Any]], options: dict[str, Any], room: int, attention: str, tmp_path: Path
 ) -> None:
-    """Documents of a block against TRL's rows: its own packing keeps them apart on flash attention alone."""
+    """Documents of a block against TRL's rows.
+
+    Its own packing keeps them apart on flash attention alone.
+    """
     tokenizer = chat_tokenizer()
     task = ours(rows, tokenizer, room, chat_template="chatml", packing=True, **options)
     assert 1 < len(task.train) < len(rows)

@@ -1,4 +1,7 @@
-"""Preferences beside TRL: the tokens, losses, gradients and metrics of its `DPOTrainer`; ORPO and SimPO likewise."""
+"""Preferences beside TRL: the tokens, losses, gradients and metrics of its `DPOTrainer`.
+
+ORPO and SimPO likewise.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +179,10 @@ def test_losses_gradients_and_metrics_are_those_of_trl(
 
 
 def test_orpo_and_simpo_are_those_of_trl() -> None:
-    """Of one pair: over more, TRL takes the mean of ORPO's likelihood over tokens; here it is one over pairs."""
+    """Of one pair: over more, TRL takes the mean of ORPO's likelihood over tokens.
+
+    Here it is one over pairs.
+    """
     from trl.experimental.cpo import CPOTrainer
     from trl.experimental.orpo import ORPOTrainer
 

@@ -1,4 +1,7 @@
-"""What the variants are made of: schedules by the formulas of the packages, and a case that fills itself."""
+"""What the variants are made of.
+
+Schedules by the formulas of the packages, and a case that fills itself.
+"""
 
 from __future__ import annotations
 

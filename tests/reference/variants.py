@@ -1,4 +1,6 @@
-"""Files that nobody recorded: other kinds, other orders, arguments left out, expected values from float64 formulas.
+"""Files that nobody recorded.
+
+Other kinds, other orders, arguments left out, expected values from float64 formulas.
 
 The formulas are written out of the description of the packages with numpy alone, a few lines a
 package; no line of optrun computes them. `write_variants` makes a folder for
@@ -23,7 +25,10 @@ from tests.reference.variant_cases import LAYERS, SHAPES, STEPS, Case, file_of, 
 def lamb_case(
     name: str, lr: Any = None, *, wd: float = 0.01, skip: tuple[str, ...] = (), **entries: Any
 ) -> Case:
-    """Paddle's Lamb; the parameters in `skip` miss their first gradient, for which their count waits."""
+    """Paddle's Lamb.
+
+    The parameters in `skip` miss their first gradient, for which their count waits.
+    """
     case = Case(name, SHAPES, "float64", **entries)
     group_of = {p: group for group in entries.get("groups", ()) for p in group["params"]}
     own = {n: group_of.get(n, {}) for n in SHAPES}

@@ -34,7 +34,10 @@ def stored(name: str, folder: Path) -> Path:
 
 
 def found_in(made: Report) -> dict[str, Any]:
-    """What a report says, as plain values: the one place that knows the shape of `Report` and `Findings`."""
+    """What a report says, as plain values.
+
+    The one place that knows the shape of `Report` and `Findings`.
+    """
     comparison, judged = made.comparison, made.comparison.judgement
     facts: dict[str, Any] = {
         "headline": made.verdict.text,

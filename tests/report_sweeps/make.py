@@ -1,4 +1,6 @@
-"""Make the stored sweeps: `python -m tests.report_sweeps.make [NAME ...]`, and `--snapshot` for what is found in them.
+"""Make the stored sweeps.
+
+`python -m tests.report_sweeps.make [NAME ...]`, and `--snapshot` for what is found in them.
 
 Each is a real sweep of tiny models. What depends on the machine is replaced: times, speeds, memory,
 paths, hardware.
@@ -68,7 +70,10 @@ CUES = {"warm": ["sun", "fire", "toast"], "cold": ["snow", "ice", "frost"]}
 
 
 def write_data() -> None:
-    """A text whose words follow each other by chance, and two files of labels: one to be learnt, one of pure chance."""
+    """A text whose words follow each other by chance, and two files of labels.
+
+    One to be learnt, one of pure chance.
+    """
     chance = random.Random(1)
     follows = {word: chance.sample(WORDS, 2) for word in WORDS}
 
@@ -176,7 +181,10 @@ def confirmed() -> None:
 
 
 def unfinished() -> None:
-    """Two objectives; runs that finished, failed, were cut, were never begun, and one that was repeated."""
+    """Two objectives.
+
+    Runs that finished, failed, were cut, were never begun, and one that was repeated.
+    """
     common = (
         *TEXT,
         "checkpoint.save_steps=60",

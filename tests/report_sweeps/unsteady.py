@@ -1,4 +1,7 @@
-"""An optimizer of a stored sweep: the sign of the gradient, and no number at all from step 30 on with seeds 1 and 3."""
+"""An optimizer of a stored sweep.
+
+The sign of the gradient, and no number at all from step 30 on with seeds 1 and 3.
+"""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,7 @@
-"""An optimizer with weights of its own for evaluation: what is judged, saved, published, and gone on from."""
+"""An optimizer with weights of its own for evaluation.
+
+What is judged, saved, published, and gone on from.
+"""
 
 from __future__ import annotations
 

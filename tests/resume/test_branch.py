@@ -1,4 +1,7 @@
-"""Runs that branch from a trunk: bit for bit the trunk where nothing is changed; what is carried over is said."""
+"""Runs that branch from a trunk: bit for bit the trunk where nothing is changed.
+
+What is carried over is said.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from optrun.sweeper.jobs import Composer, build_jobs
 from tests.running import TINY_GPT, optrun, records, summary, tensors, write_text
 
 STEPS, AT = 8, 5
-"""Length of the trunk, and the step at which branches leave it: between log lines and evaluations, in an epoch."""
+"""Length of the trunk, and the step at which branches leave it.
+
+Between log lines and evaluations, in an epoch.
+"""
 
 
 def words(folder: Path) -> list[str]:
@@ -44,7 +50,10 @@ def words(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, with a trunk of AdamW in it; tests that change the trunk work on a copy."""
+    """The current folder, with a trunk of AdamW in it.
+
+    Tests that change the trunk work on a copy.
+    """
     folder = tmp_path_factory.mktemp("branches")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -118,7 +127,10 @@ def test_every_kind_of_state_is_carried(
 def test_another_optimizer_begins_anew_and_a_resume_goes_on(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half of a branch, then the other half without its trunk: as one that was never interrupted."""
+    """Half of a branch, then the other half without its trunk.
+
+    As one that was never interrupted.
+    """
     changed = [
         "optimizer=lamb",
         "branch_schedule=restart",
@@ -264,7 +276,10 @@ def test_a_trunk_that_is_being_read_is_not_deleted(place: Path) -> None:
 
 @pytest.mark.slow
 def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
-    """Not where it lies; each job takes what its own trunk has, and of its settings what its optimizer knows."""
+    """Not where it lies.
+
+    Each job takes what its own trunk has, and of its settings what its optimizer knows.
+    """
 
     def jobs(trunk: str) -> dict[str, dict]:
         tokens = [f"{trunk}", "optimizer=adamw,lamb"]

@@ -1,4 +1,7 @@
-"""A run whose losses are computed in chunks: beside the whole logits, stopped at each step, from before the key."""
+"""A run whose losses are computed in chunks.
+
+Beside the whole logits, stopped at each step, from before the key.
+"""
 
 from __future__ import annotations
 

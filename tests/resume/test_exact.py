@@ -1,4 +1,7 @@
-"""N steps, stop, N more steps = 2N steps: weights, optimizer state, random states and metrics lines, bit for bit."""
+"""N steps, stop, N more steps = 2N steps.
+
+Weights, optimizer state, random states and metrics lines, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ Straight = Callable[[str], tuple[list[str], Path]]
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    """By its task, the words of a run that nothing happens to, and where it lies; the data are loaded by no worker."""
+    """By its task, the words of a run that nothing happens to, and where it lies.
+
+    The data are loaded by no worker.
+    """
 
     @functools.cache
     def run(task: str) -> tuple[list[str], Path]:
@@ -195,7 +201,10 @@ def test_new_lr_is_the_lr_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_run_keeps_the_layers_it_was_started_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An older version placed parameters elsewhere: going on, the run has its learning rates all the same."""
+    """An older version placed parameters elsewhere.
+
+    Going on, the run has its learning rates all the same.
+    """
     monkeypatch.chdir(tmp_path)
     norm = "transformer.ln_f.weight"
     older = {norm: (1, 1), "transformer.h.0.ln_1.weight": (2, 2)}
@@ -227,7 +236,10 @@ def test_a_run_keeps_the_layers_it_was_started_with(
 def test_a_run_and_its_branches_keep_their_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older optrun made tokens of what stands in the text once: from the same rows another tokenizer is trained."""
+    """An older optrun made tokens of what stands in the text once.
+
+    From the same rows another tokenizer is trained.
+    """
     monkeypatch.chdir(tmp_path)
     rows = [f"visit {n}: {sentence(n)},{'no' if n % 3 else 'yes'}" for n in range(100)]
     Path("rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
@@ -271,7 +283,10 @@ def test_a_tokenizer_is_kept_with_other_rows_and_not_used_when_damaged(
 def test_an_older_run_keeps_its_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rows were cut one by one, equal texts or not; a run that begins now has no text on both sides."""
+    """Its rows were cut one by one, equal texts or not.
+
+    A run that begins now has no text on both sides.
+    """
     monkeypatch.chdir(tmp_path)
     words = classification(tmp_path)
     rows = [f"{sentence(n % 20)},{'even' if n % 2 == 0 else 'odd'}" for n in range(60)]

@@ -1,4 +1,7 @@
-"""Losses of one's own, several evaluation sets, callbacks and early stopping: stopped at each step and gone on from."""
+"""Losses of one's own, several evaluation sets, callbacks and early stopping.
+
+Stopped at each step and gone on from.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def test_stopped_at_every_step_it_is_the_same_run(feature: str) -> None:
 
 @pytest.mark.slow
 def test_early_stopping_after_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bad at step 5: back to 3, where one evaluation less was counted, and on from there, stopped or not."""
+    """Bad at step 5.
+
+    Back to 3, where one evaluation less was counted, and on from there, stopped or not.
+    """
     args = [*RUN, *STALL, "training.early_stopping_patience=3", "training.on_nonfinite=rollback"]
     args = [arg for arg in args if not arg.startswith("training.max_steps")] + [
         "training.max_steps=12"

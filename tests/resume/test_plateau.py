@@ -1,4 +1,7 @@
-"""Schedules over a resume: plateau remembers the evaluations it saw, polynomial keeps an older run's power."""
+"""Schedules over a resume.
+
+Plateau remembers the evaluations it saw, polynomial keeps an older run's power.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,10 @@ def words(folder: Path, steps: int, *more: str) -> list[str]:
 
 
 def there(*, deleted: bool = False) -> tuple[list[int], str]:
-    """Steps on the disk, and what `best` says; nothing dangles, and a checkpoint that somebody deleted is missed."""
+    """Steps on the disk, and what `best` says.
+
+    Nothing dangles, and a checkpoint that somebody deleted is missed.
+    """
     run = RunDir("run")
     assert optrun("verify", "run") == (4 if deleted else 0)
     best = run.best.read_text().strip() if run.best.exists() else ""
@@ -151,7 +154,10 @@ def test_nothing_is_best_before_the_first_evaluation_by_another_metric(
 def test_a_tie_goes_to_the_lower_loss_and_then_to_the_later_step(
     find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Checkpoint, end table and export agree; the evaluation before the first step, best by far, counts nowhere."""
+    """Checkpoint, end table and export agree.
+
+    The evaluation before the first step, best by far, counts nowhere.
+    """
     find([0.5, 0.02, 0.01, 0.01, 0.03], [0.1, 0.9, 0.9, 0.9, 0.9])
     assert optrun(*words(tmp_path, 5, "checkpoint.metric=accuracy")) == 0
     assert there() == ([4, 5], "step-00000004")
@@ -191,7 +197,10 @@ def test_a_plateau_of_another_metric_begins_anew(
 def test_what_was_never_saved_takes_no_place(
     find: Evaluations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best step fails to be saved: the best that is there stays, and better ones than it are kept."""
+    """The best step fails to be saved.
+
+    The best that is there stays, and better ones than it are kept.
+    """
 
     def save(run: RunDir, taken: Snapshot, *given: Any) -> Path:
         if taken.global_step == 3:

@@ -1,4 +1,7 @@
-"""`${oc.env:...}` on the command line: the run uses the value, its files hold the reference, a resume asks again."""
+"""`${oc.env:...}` on the command line.
+
+The run uses the value, its files hold the reference, a resume asks again.
+"""
 
 from __future__ import annotations
 

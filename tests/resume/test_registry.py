@@ -1,4 +1,7 @@
-"""Every optimizer and every schedule that can be chosen: through a checkpoint on the disk and on, bit for bit."""
+"""Every optimizer and every schedule that can be chosen.
+
+Through a checkpoint on the disk and on, bit for bit.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is learnt; once, so that no forked process imports, compiles or looks up again what a job needs."""
+    """What is learnt.
+
+    Once, so that no forked process imports, compiles or looks up again what a job needs.
+    """
     path = write_text(tmp_path_factory.mktemp("sweep-text"), 120)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(experiment, "draw_curves", lambda run: None)

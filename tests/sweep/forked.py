@@ -1,4 +1,7 @@
-"""Sweeps in a test: launches forked from this process, which has torch loaded, instead of started anew."""
+"""Sweeps in a test.
+
+Launches forked from this process, which has torch loaded, instead of started anew.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ class ForkServer:
         self.pid = fork(lambda: self._work(spec), self.log)
 
     def _work(self, spec: Path) -> int:
-        """As the process that `launch.Server` starts: with its devices' locks alone, and with their names."""
+        """As the process that `launch.Server` starts.
+
+        With its devices' locks alone, and with their names.
+        """
         if self.lease.devices:
             for open_file in list(Path("/proc/self/fd").iterdir()):
                 with contextlib.suppress(OSError):
@@ -136,7 +142,10 @@ def fork_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def _compose_beforehand() -> None:
-    """Compose once what each launch composes for its launcher: what is remembered of it, forked processes have."""
+    """Compose once what each launch composes for its launcher.
+
+    What is remembered of it, forked processes have.
+    """
     for words in ([], ["hydra/sweeper=optuna"]):
         store.compose(
             store.open_hydra(), "config", [*words, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN

@@ -1,4 +1,6 @@
-"""The real program on a machine with two simulated devices: `python -m tests.sweep.simulated -m ...`.
+"""The real program on a machine with two simulated devices.
+
+`python -m tests.sweep.simulated -m ...`.
 
 Only what torch would answer is simulated. The sweep's process starts its workers as ever; they run
 this module, too.

@@ -24,7 +24,10 @@ from optrun.sweeper.view import Board, JobRow
 UNTRAINED = 7.5
 """The loss before the first step."""
 SUITS = {"adamw": -3.0, "sgd": -1.0, "lamb": -2.0}
-"""The best log10 of the learning rate of each optimizer; the loss is the distance from it, and a little of the seed."""
+"""The best log10 of the learning rate of each optimizer.
+
+The loss is the distance from it, and a little of the seed.
+"""
 
 
 class Killed(Exception):

@@ -171,7 +171,10 @@ def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe with a space per optimizer: killed while it searches and while it confirms, the same line goes on."""
+    """A recipe with a space per optimizer.
+
+    Killed while it searches and while it confirms, the same line goes on.
+    """
     monkeypatch.setattr(build, "report", lambda folders, **options: SimpleNamespace(verdict=None))
     recipe = {
         "defaults": ["config", {"override hydra/sweeper": "optuna"}, "_self_"],

@@ -1,4 +1,7 @@
-"""A space per optimizer: who is tried with what, on equal budgets, whatever ends the search in between."""
+"""A space per optimizer.
+
+Who is tried with what, on equal budgets, whatever ends the search in between.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,10 @@ def test_one_more_optimizer_catches_up(tmp_path: Path) -> None:
 
 
 def test_what_a_search_compares_is_known_beforehand() -> None:
-    """Its trials are not, but how many optimizers on how many seeds: so it can say what its report will see."""
+    """Its trials are not, but how many optimizers on how many seeds.
+
+    So it can say what its report will see.
+    """
     apart = search_of((ADAMW, SGD), ("seed=0,1,2",), ())
     assert (apart.contenders, apart.seeds_of_trial) == (2, 3)
     together = search_of((), ("lr=1e-3,1e-2", "optimizer=adamw,sgd,lamb"), ())
@@ -169,7 +175,10 @@ def test_a_trial_is_as_good_as_the_mean_of_its_seeds(tmp_path: Path) -> None:
 
 
 def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
-    """Told as failed, it is nothing to a sampler, which then proposes what diverges again and again."""
+    """Told as failed, it is nothing to a sampler.
+
+    Which then proposes what diverges again and again.
+    """
     own = ["search.adamw.lr=tag(log,interval(1e-4,1))"]
     found = searched(tmp_path, own, n_trials=20, sampler=Sampler.auto, diverges_above=1e-2)
     (trials,) = studies(tmp_path).values()

@@ -1,4 +1,7 @@
-"""Leases of devices: one at a time, those who wait in their turn, and none lost with who held it."""
+"""Leases of devices.
+
+One at a time, those who wait in their turn, and none lost with who held it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class Clock:
 
 
 def pools(names: str, count: int = 2) -> tuple[list[DevicePool], Clock]:
-    """Pools of several sweeps over the same devices: locks of one process's open files exclude each other, too."""
+    """Pools of several sweeps over the same devices.
+
+    Locks of one process's open files exclude each other, too.
+    """
     clock, found = Clock(), [Device(name, f"GPU-{name}") for name in names]
     return [DevicePool(found, clock=clock) for _ in range(count)], clock
 
@@ -71,7 +77,10 @@ def test_who_has_a_device_steps_back_for_who_has_none() -> None:
 
 
 def test_several_devices_are_gathered_by_one_at_a_time() -> None:
-    """Two jobs of two devices each never wait for each other; one that waits gets what becomes free."""
+    """Two jobs of two devices each never wait for each other.
+
+    One that waits gets what becomes free.
+    """
     (narrow, wide, other), _ = pools("ab", count=3)
     first, second = narrow.take(1), narrow.take(1)
     assert first is not None
@@ -91,7 +100,10 @@ def test_several_devices_are_gathered_by_one_at_a_time() -> None:
 
 
 def test_a_worker_keeps_its_device_when_its_sweep_is_gone(tmp_path: Path) -> None:
-    """The lock goes with the last who has the open file; a process that the worker forks has not."""
+    """The lock goes with the last who has the open file.
+
+    A process that the worker forks has not.
+    """
     (one, other), _ = pools("a")
     lease = one.take(1)
     assert lease is not None

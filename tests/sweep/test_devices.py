@@ -69,7 +69,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def two(place: Path, machine: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to sweep in on that machine; `spans.jsonl` tells which job was on which device, and when."""
+    """A folder to sweep in on that machine.
+
+    `spans.jsonl` tells which job was on which device, and when.
+    """
     monkeypatch.setattr(launch, "refuse_unseen", lambda visible: None)
     monkeypatch.setattr(
         forked, "JOB", [word for word in forked.JOB if not word.startswith("training.device=")]
@@ -185,7 +188,10 @@ def test_two_sweeps_never_meet_on_a_device(two: Path) -> None:
 
 
 def test_a_killed_tree_is_repeated(two: Path, undisturbed: Path) -> None:
-    """kill -9 of the sweep and its workers while both devices are in use; the same command, with equal results."""
+    """kill -9 of the sweep and its workers while both devices are in use.
+
+    The same command, with equal results.
+    """
 
     def run() -> int:
         os.setpgid(0, 0)

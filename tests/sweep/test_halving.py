@@ -28,7 +28,10 @@ def at_rung(job: Path, rung: int) -> float | None:
 
 
 def test_nobody_is_ranked_before_all_are_there(place: Path, undisturbed: Path) -> None:
-    """Jobs whose time is up before the rung come back; the rung is as if they had never been away."""
+    """Jobs whose time is up before the rung come back.
+
+    The rung is as if they had never been away.
+    """
     words = ["lr=1e-3,2e-3", "hydra.sweeper.rungs=[3]"]
     assert sweep(*words, "training.max_seconds=1e-9") == 75
     assert [row["status"] for row in result().values()] == ["interrupted"] * 2
@@ -41,7 +44,10 @@ def test_nobody_is_ranked_before_all_are_there(place: Path, undisturbed: Path) -
 
 
 def test_a_rung_is_no_evaluation_to_early_stopping(place: Path) -> None:
-    """It pauses a job between two evaluations: the survivor ends where it would have ended without rungs."""
+    """It pauses a job between two evaluations.
+
+    The survivor ends where it would have ended without rungs.
+    """
     words = ["lr=1e-3,2e-3", "training.eval_steps=2"]
     words += ["training.early_stopping_patience=1", "training.early_stopping_threshold=100"]
     assert sweep(*words, folder="straight") == 0
@@ -70,7 +76,10 @@ def test_a_trial_whose_time_is_up_is_not_pruned(place: Path) -> None:
 def test_jobs_beyond_a_rung_compete_with_what_they_had_there(
     place: Path, undisturbed: Path, rung: int, known: bool
 ) -> None:
-    """Jobs finished without rungs, against new ones; evaluated at steps 4 and 8, so that at 3 nothing is known."""
+    """Jobs finished without rungs, against new ones.
+
+    Evaluated at steps 4 and 8, so that at 3 nothing is known.
+    """
     shutil.copytree(undisturbed, "sweep")
     before = jobs()
     assert sweep("lr=1e-3,2e-3,4e-3,8e-3", f"hydra.sweeper.rungs=[{rung}]") == 0

@@ -1,4 +1,7 @@
-"""kill -9, twelve times at random: each job's steps are done once, and the result is that of a sweep left alone."""
+"""kill -9, twelve times at random.
+
+Each job's steps are done once, and the result is that of a sweep left alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def at_checkpoint(act: Callable[[int], object]) -> None:
-    """Do something right after the commit of a checkpoint of a job that is not at its end; in this process for ever.
+    """Do something right after the commit of a checkpoint of a job that is not at its end.
+
+    In this process for ever.
 
     Args:
         act: Called in the thread that saves, with the number of such checkpoints since now.
@@ -62,7 +67,9 @@ def committed(step: int) -> set[str]:
 
 @pytest.mark.slow
 def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the clock, or right behind a committed checkpoint; all at once, a worker alone, its sweep alone.
+    """By the clock, or right behind a committed checkpoint.
+
+    All at once, a worker alone, its sweep alone.
 
     It is on no machine a matter of luck: a sweep that waits for the clock stands still at its
     second such checkpoint, so that nine starts never finish it.
@@ -135,7 +142,10 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_the_real_program(launcher: str, place: Path, request: pytest.FixtureRequest) -> None:
-    """As a person runs it: the worker is killed, then the sweep itself, then the same line again."""
+    """As a person runs it.
+
+    The worker is killed, then the sweep itself, then the same line again.
+    """
     words = [
         *forked.JOB,
         "lr=1e-3,2e-3",
@@ -159,7 +169,10 @@ def test_the_real_program(launcher: str, place: Path, request: pytest.FixtureReq
         return started
 
     def worker(after: int = 0) -> int:
-        """A process that trains, another than the one that was killed: the lock of a job that has begun says which."""
+        """A process that trains, another than the one that was killed.
+
+        The lock of a job that has begun says which.
+        """
         while True:
             for lock in Path("sweep").glob("*/.lock"):
                 if (lock.parent / "metrics.jsonl").is_file() and summary(lock.parent)[

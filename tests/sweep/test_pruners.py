@@ -1,4 +1,7 @@
-"""Halving: one rule for grids and searches, whether jobs wait at a rung or are judged by those before them."""
+"""Halving.
+
+One rule for grids and searches, whether jobs wait at a rung or are judged by those before them.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ def test_a_diverged_trial_has_a_bad_value_at_a_rung(
 
 @pytest.mark.parametrize(("pruner", "n_jobs"), [(Pruner.asha, 3), (Pruner.hyperband, 1)])
 def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path: Path) -> None:
-    """Killed twice: no number twice, the budgets equal, each trial done or stopped, a stopped one at a rung."""
+    """Killed twice.
+
+    No number twice, the budgets equal, each trial done or stopped, a stopped one at a rung.
+    """
     given = {**HALVED, "pruner": pruner, "n_jobs": n_jobs}
     for dies_at in (4, 9, None):
         driver = searched(tmp_path, [ADAMW, SGD], dies_at=dies_at, **given)

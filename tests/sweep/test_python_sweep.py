@@ -42,7 +42,11 @@ def test_a_sweep_returns_its_runs(place: Path, undisturbed: Path) -> None:
 def test_a_sweep_says_what_its_report_says(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line: that of the result in Python, of `-m`, of a search, of `report` and `confirm`, and of both pages."""
+    """One line.
+
+    That of the result in Python, of `-m`, of a search, of `report` and `confirm`, and of both
+    pages.
+    """
     monkeypatch.setattr(build, "report", made)
     monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
     monkeypatch.setenv("COLUMNS", "2000")

@@ -118,7 +118,10 @@ def test_whole_numbers_stay_whole() -> None:
     ],
 )
 def test_numbers_below_an_open_mapping(word: str, expected: object) -> None:
-    """By the value that stands there without the word; where there is none, by how both ends are written."""
+    """By the value that stands there without the word.
+
+    Where there is none, by how both ends are written.
+    """
     (found,) = search([word]).space.values()
     assert found == expected
 
@@ -181,7 +184,10 @@ def test_neighbouring_seeds_are_other_studies() -> None:
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_a_small_share_is_spread_evenly_from_its_first_trial_on() -> None:
-    """Optuna's TPE proposes its first ten trials at random: with 8 trials each, it would never begin."""
+    """Optuna's TPE proposes its first ten trials at random.
+
+    With 8 trials each, it would never begin.
+    """
     space = {
         "x": optuna.distributions.FloatDistribution(0.0, 1.0),
         "y": optuna.distributions.CategoricalDistribution("ab"),
@@ -303,7 +309,10 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(
 def test_what_a_study_left_is_brought_to_its_end(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial that failed is tried again where that is asked for, one whose job is gone always; neither twice."""
+    """A trial that failed is tried again where that is asked for, one whose job is gone always.
+
+    Neither twice.
+    """
     words = [*SEARCH, "hydra.sweeper.n_trials=2"]
     original = TrainStep.__call__
 
@@ -343,7 +352,10 @@ def job_of(trial: optuna.trial.FrozenTrial) -> Path:
 
 @pytest.mark.slow
 def test_a_study_killed_goes_on(place: Path) -> None:
-    """The process group is killed while the second trial trains; the same line repeats neither trial nor step."""
+    """The process group is killed while the second trial trains.
+
+    The same line repeats neither trial nor step.
+    """
     words = [*SEARCH, "hydra.sweeper.n_trials=3"]
     pid = forked.fork(lambda: (os.setpgid(0, 0), sweep(*words))[1], place / "log")
     while len(jobs()) < 2 or len(steps_of(jobs()[-1])) < 1:
@@ -363,7 +375,10 @@ def steps_of(job: Path) -> list[int]:
 
 
 def test_halving_goes_on_from_checkpoints(place: Path, undisturbed: Path) -> None:
-    """Four jobs, one survivor: 4 x 3 + 1 x 5 of 32 steps, none of them twice, and the survivor as if never paused."""
+    """Four jobs, one survivor.
+
+    4 x 3 + 1 x 5 of 32 steps, none of them twice, and the survivor as if never paused.
+    """
     words = [
         "lr=1e-3,2e-3",
         "seed=0,1",

@@ -1,4 +1,7 @@
-"""A sweep is a set: what is done stays done, whatever the order, the size or the fate of its neighbours."""
+"""A sweep is a set.
+
+What is done stays done, whatever the order, the size or the fate of its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ def test_a_mapping_and_its_keys_one_by_one_are_one_job() -> None:
 
 
 def test_a_point_that_is_left_out_is_told_by_name() -> None:
-    """No silence where two points are one run, and say something else: the second may not even be possible."""
+    """No silence where two points are one run, and say something else.
+
+    The second may not even be possible.
+    """
     words = ["distributed=fsdp", "training.global_batch_size=8", "seed=0,0", "lr=1e-3,2e-3"]
     hydra = store.open_hydra()
     points = combinations(
@@ -192,7 +198,10 @@ def test_stopped_by_a_signal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The running job is saved, nothing else begins, which is no failure; the same line goes on to the same end."""
+    """The running job is saved, nothing else begins, which is no failure.
+
+    The same line goes on to the same end.
+    """
     original = TrainStep.__call__
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
@@ -254,7 +263,10 @@ def test_a_full_disk_pauses_the_sweep(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every job would train to its end to fail there; with room again, the same line goes on with all of them."""
+    """Every job would train to its end to fail there.
+
+    With room again, the same line goes on with all of them.
+    """
     full = place / "full"
     save = saver_of.save_checkpoint
 
@@ -285,7 +297,10 @@ def test_a_full_disk_pauses_the_sweep(
 
 @pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "record"])
 def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -> None:
-    """The job it belongs to is not finished; it is brought to its end, and the others are left alone."""
+    """The job it belongs to is not finished.
+
+    It is brought to its end, and the others are left alone.
+    """
     shutil.copytree(undisturbed, "sweep")
     torn, *others = jobs()
     path = (
@@ -364,7 +379,10 @@ def test_a_tracker_without_its_package_starts_nothing(
 def test_a_file_that_changed_is_refused(
     place: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing runs on other rows under the same path; a touch is no change, nor is a file that no job has read."""
+    """Nothing runs on other rows under the same path.
+
+    A touch is no change, nor is a file that no job has read.
+    """
     monkeypatch.setattr(
         forked, "JOB", [word for word in forked.JOB if not word.startswith("data.train=")]
     )
@@ -452,7 +470,10 @@ def written_by_an_older_optrun(*keys: str) -> list[str]:
 
 
 def test_an_update_runs_nothing_again(place: Path, undisturbed: Path) -> None:
-    """Keys that this version has brought count at their defaults alone; a job that was cut goes on."""
+    """Keys that this version has brought count at their defaults alone.
+
+    A job that was cut goes on.
+    """
     shutil.copytree(undisturbed, "sweep")
     assert sweep("lr=4e-3", "training.max_seconds=1e-9") == 75
     older = written_by_an_older_optrun(

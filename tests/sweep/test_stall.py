@@ -1,4 +1,7 @@
-"""Jobs that hang: found by files that stay as they are, killed whatever they do, and tried once more."""
+"""Jobs that hang.
+
+Found by files that stay as they are, killed whatever they do, and tried once more.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ class Clock:
 
 @pytest.fixture
 def hangs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let the job with lr 2e-3 hang in C so many times: no Python of it runs any more, and it ignores SIGTERM."""
+    """Let the job with lr 2e-3 hang in C so many times.
+
+    No Python of it runs any more, and it ignores SIGTERM.
+    """
     clock = Clock(place / "hanging")
     monkeypatch.setattr(sweep_command, "Stop", partial(Stop, clock=clock))
     monkeypatch.setattr(driver, "_POLL_SECONDS", 0.005)
@@ -85,7 +91,10 @@ def test_a_job_that_hangs_is_ended_and_tried_again(
 
 
 def test_a_job_that_hangs_twice_is_a_row(hangs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the key it is killed after an hour, once there is a step: files tell what a long pause is."""
+    """Without the key it is killed after an hour, once there is a step.
+
+    Files tell what a long pause is.
+    """
     hangs(3)
     assert sweep("lr=2e-3,1e-3") == 1
     assert ForkServer.launches == [2, 1, 1]

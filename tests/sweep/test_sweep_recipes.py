@@ -35,7 +35,10 @@ def points(hydra: Hydra, name: str, *words: str) -> list[list[str]]:
 
 
 def in_one(hydra: Hydra, name: str, grids: list[list[str]]) -> dict[str, str]:
-    """Check each word of some grids; those that differ in optimizer and rates alone are one, with all of theirs."""
+    """Check each word of some grids.
+
+    Those that differ in optimizer and rates alone are one, with all of theirs.
+    """
     alike: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for grid in grids:
         own = [token.split("=", 1) for token in grid if token.startswith(("optimizer=", "lr="))]
@@ -115,7 +118,10 @@ def test_batches_see_the_same_examples() -> None:
 
 
 def test_widths_keep_their_heads() -> None:
-    """Only the width and the number of heads of 16 move; each optimizer has as many learning rates at each width."""
+    """Only the width and the number of heads of 16 move.
+
+    Each optimizer has as many learning rates at each width.
+    """
     tried = Counter[tuple[str, str, int]]()
     for line in points(store.open_hydra(), "transfer_width"):
         job = dict(token.lstrip("+").split("=") for token in line)

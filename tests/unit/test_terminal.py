@@ -1,4 +1,7 @@
-"""What a terminal shows when a run is stopped by its keys: no torn panel, no lost line, and a cursor."""
+"""What a terminal shows when a run is stopped by its keys.
+
+No torn panel, no lost line, and a cursor.
+"""
 
 from __future__ import annotations
 

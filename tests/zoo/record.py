@@ -1,4 +1,7 @@
-"""Write down what grouping says of every architecture: python -m tests.zoo.record docs/reference/zoo.md."""
+"""Write down what grouping says of every architecture.
+
+Python -m tests.zoo.record docs/reference/zoo.md.
+"""
 
 from __future__ import annotations
 

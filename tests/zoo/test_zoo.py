@@ -1,4 +1,6 @@
-"""Grouping over the architectures of transformers: a sample always, all of them with few blocks as a long proof.
+"""Grouping over the architectures of transformers.
+
+A sample always, all of them with few blocks as a long proof.
 
 Which side of the blocks a parameter lies on is held against the order in which modules are called,
 noted by hooks.
@@ -17,7 +19,10 @@ PARTS = 2
 """Of all architectures, so that two processes share the longest proof of all."""
 EVERY_BLOCK = bool(os.environ.get("OPTRUN_EVERY_BLOCK"))
 FEW = 2, 4
-"""Blocks of each tower, where a model builds and runs with as many: two, or as many kinds of blocks as most have."""
+"""Blocks of each tower, where a model builds and runs with as many.
+
+Two, or as many kinds of blocks as most have.
+"""
 WHOLE = ("bert", "convnextv2", "gpt2", "qwen3", "t5", "whisper")
 """Types of the sample with all their blocks, of which most have more than ten."""
 DEEP = (

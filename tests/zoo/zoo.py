@@ -1,4 +1,6 @@
-"""Every transformers architecture that a default configuration builds, on the meta device: what grouping says of it.
+"""Every transformers architecture that a default configuration builds, on the meta device.
+
+What grouping says of it.
 
 The checks know nothing of how grouping decides: they look at classes of modules, at shapes and at
 what transformers itself calls the input embeddings.
@@ -60,7 +62,10 @@ SAMPLE = (
     "whisper",
     "xlnet",
 )
-"""Types of the normal suite: encoders, decoders, both, towers, stages, and the odd ones; one of each naming."""
+"""Types of the normal suite: encoders, decoders, both, towers, stages, and the odd ones.
+
+One of each naming.
+"""
 
 DECAY_RATE = 0.75
 DECAY = 0.1
@@ -107,7 +112,10 @@ def model_types() -> list[str]:
 
 
 def part_of(types: Sequence[str], part: int, parts: int) -> Iterator[str]:
-    """Every so many-th type; what transformers has imported for them is kept out of the collector's way."""
+    """Every so many-th type.
+
+    What transformers has imported for them is kept out of the collector's way.
+    """
     for number, model_type in enumerate(types[part::parts]):
         if number % 20 == 0:
             gc.collect()
@@ -126,7 +134,10 @@ DEPTHS = (
 
 
 def shallow(config: Any, depth: int) -> Any:
-    """Leave a configuration, and those within it, as few blocks as tell the kinds of modules apart; returns it."""
+    """Leave a configuration, and those within it, as few blocks as tell the kinds of modules apart.
+
+    Returns it.
+    """
     for name in getattr(config, "sub_configs", None) or ():
         if getattr(config, name, None) is not None:
             shallow(getattr(config, name), depth)
@@ -144,7 +155,9 @@ def shallow(config: Any, depth: int) -> Any:
 
 
 def build(model_type: str, depth: int | None = None) -> nn.Module | str:
-    """The base model on the meta device, or why there is none: what transformers raises is what it says.
+    """The base model on the meta device, or why there is none.
+
+    What transformers raises is what it says.
 
     Args:
         model_type: Name in transformers.
@@ -166,7 +179,10 @@ def build(model_type: str, depth: int | None = None) -> nn.Module | str:
 
 
 def build_small(model_type: str, fewest: int, most: int) -> nn.Module | str:
-    """The base model with the fewer blocks if they are of as many kinds as more blocks are; otherwise with more."""
+    """The base model with the fewer blocks if they are of as many kinds as more blocks are.
+
+    Otherwise with more.
+    """
     model, smaller = build(model_type, most), build(model_type, fewest)
     alike = (
         isinstance(model, nn.Module)
@@ -254,7 +270,10 @@ def _note_calls(model: nn.Module) -> list[str]:
 
 
 def _runs_where_it_lies(model: nn.Module, layers: dict[str, str], calls: list[str]) -> None:
-    """Hold the side of each module beside the blocks against its calls: embeddings before them, heads after them."""
+    """Hold the side of each module beside the blocks against its calls.
+
+    Embeddings before them, heads after them.
+    """
     at: dict[str, list[int]] = {}
     for index, path in enumerate(calls):
         at.setdefault(path, []).append(index)

@@ -54,7 +54,10 @@ BASES = {
     "data": "optrun.config.schema.data:DataConfig",
     "tracker": "optrun.config.schema.tracking:TrackingConfig",
 }
-"""What a schema of a kind builds on, where there is such a thing; importing it adds optrun's own rows of the kind."""
+"""What a schema of a kind builds on, where there is such a thing.
+
+Importing it adds optrun's own rows of the kind.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class Choice:
     kind: str
     name: str
     schema: type[Any]
-    """A dataclass; `optimizer=NAME` has its fields as keys, and facts of its kind stand in class variables."""
+    """A dataclass.
+
+    `optimizer=NAME` has its fields as keys, and facts of its kind stand in class variables.
+    """
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None
@@ -282,7 +288,9 @@ def origin(name: str) -> Iterator[None]:
 
 
 def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
-    """Return the decorator that adds a class or function to a kind; the decorated object is unchanged.
+    """Return the decorator that adds a class or function to a kind.
+
+    The decorated object is unchanged.
 
     Raises:
         ConfigError: The schema is no dataclass, builds on another base than the kind's, or lacks a
@@ -395,7 +403,10 @@ def register_scheduler(name: str, *, schema: Schema) -> Callable[[Target], Targe
 
 
 def register_task(name: str, *, schema: Schema) -> Callable[[Target], Target]:
-    """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task_base.TaskConfig`."""
+    """Make a class known as `task=NAME`.
+
+    Its schema is a dataclass on `optrun.config.schema.task_base.TaskConfig`.
+    """
     return register("task", name, schema)
 
 
@@ -405,12 +416,18 @@ def register_metric(name: str, *, schema: Schema) -> Callable[[Target], Target]:
 
 
 def register_data(name: str, *, schema: Schema) -> Callable[[Target], Target]:
-    """Make a data source known as `data=NAME`; its schema is a dataclass on `optrun.config.schema.data.DataConfig`."""
+    """Make a data source known as `data=NAME`.
+
+    Its schema is a dataclass on `optrun.config.schema.data.DataConfig`.
+    """
     return register("data", name, schema)
 
 
 def register_tracker(name: str, *, schema: Schema) -> Callable[[Target], Target]:
-    """Make a tracker known as `tracking=NAME`; its schema is on `optrun.config.schema.tracking.TrackingConfig`."""
+    """Make a tracker known as `tracking=NAME`.
+
+    Its schema is on `optrun.config.schema.tracking.TrackingConfig`.
+    """
     return register("tracker", name, schema)
 
 

@@ -55,7 +55,10 @@ def position_behind(error: OptrunError) -> str | None:
 def _last(
     error: BaseException, files: dict[str, tuple[str, list[str]]]
 ) -> tuple[str | None, list[str]]:
-    """Find the last frame in such a file: where it is, and what the file registers; None and nothing without one."""
+    """Find the last frame in such a file: where it is, and what the file registers.
+
+    None and nothing without one.
+    """
     frames = [frame for frame in _frames(error) if frame[0] in files]
     if not frames:
         return None, []

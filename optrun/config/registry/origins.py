@@ -18,7 +18,10 @@ from optrun.config import registry
 _SEEN: dict[Path, str] = {}
 """Files that plugins imported, with the digest of each when it was first seen."""
 _OWN = ("optrun", "__main__", "__mp_main__")
-"""Optrun, and the program that runs: no plugin imported them from its folder, even if they lie there."""
+"""Optrun, and the program that runs.
+
+No plugin imported them from its folder, even if they lie there.
+"""
 ALLOW = "--allow-changed-plugins"
 _allowed: list[bool] = [False]
 
@@ -135,7 +138,10 @@ def _difference(record: Mapping[str, object], row: registry.Choice) -> str | Non
 
 
 def digest_of(path: Path) -> str:
-    """Compute the sha256 of a file; of a package, over all of its Python files, so that none changes unseen."""
+    """Compute the sha256 of a file.
+
+    Of a package, over all of its Python files, so that none changes unseen.
+    """
     if path.name != "__init__.py":
         return hashlib.sha256(read_bytes(path, follow=True)).hexdigest()
     whole = hashlib.sha256()
@@ -185,7 +191,10 @@ def _resolved(file: object) -> str | None:
 
 
 def changed_import(imports: object, folder: Path) -> str | None:
-    """Name a file, of those that a record says were imported, that is another one now or gone; None: there is none."""
+    """Name a file, of those that a record says were imported, that is another one now or gone.
+
+    None: there is none.
+    """
     for name, digest in imports.items() if isinstance(imports, Mapping) else ():
         path = folder / str(name)
         if not path.is_file():
@@ -207,7 +216,10 @@ def forget_imports(imports: Mapping[str, str], folder: Path) -> None:
 
 
 def _source(row: registry.Choice) -> PlainDict:
-    """Describe where a row comes from: a plugin, a distribution, or a module that the program imported."""
+    """Describe where a row comes from.
+
+    A plugin, a distribution, or a module that the program imported.
+    """
     plugins = sys.modules.get("optrun.config.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
         if record["path"] == row.origin:

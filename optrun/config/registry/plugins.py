@@ -1,4 +1,6 @@
-"""Code of others that registers choices: `--plugin FILE.py` or `--plugin MODULE`, on the command line only.
+"""Code of others that registers choices.
+
+`--plugin FILE.py` or `--plugin MODULE`, on the command line only.
 
 A file becomes a module of this package whose name holds its path, so that a process that is given
 an object of it (a worker of a sweep, of a data loader) imports the same file.
@@ -227,7 +229,10 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def forget(name: str) -> None:
-    """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
+    """Take back what a plugin registered, in a process that goes on.
+
+    Its file changed, or nothing is to be left.
+    """
     registry.remove(LOADED.pop(name)["path"])
     for module in [
         module for module in sys.modules if module == name or module.startswith(f"{name}.")
@@ -236,7 +241,10 @@ def forget(name: str) -> None:
 
 
 class _Source(SourceFileLoader):
-    """Compiles the file as it is now: bytecode is matched by size and seconds, too coarse for an edit."""
+    """Compiles the file as it is now.
+
+    Bytecode is matched by size and seconds, too coarse for an edit.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

@@ -72,7 +72,10 @@ class LoraConfig(AdapterConfig):
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     """Likewise to a `lora_alpha` of its own."""
     init_lora_weights: Any = True
-    """How factors begin: true, gaussian (B at zero), false (both random), orthogonal, olora, pissa, pissa_niter_N."""
+    """How factors begin.
+
+    True, gaussian (B at zero), false (both random), orthogonal, olora, pissa, pissa_niter_N.
+    """
     modules_to_save: list[str] | None
     """Names, or ends of them, of modules that train whole, and are saved with the factors.
 
@@ -149,7 +152,10 @@ class LoraConfig(AdapterConfig):
 
     @property
     def keeps_base(self) -> bool:
-        """Whether the base stays what it was when factors are put beside it: pissa and olora take a part out of it."""
+        """Whether the base stays what it was when factors are put beside it.
+
+        Pissa and olora take a part out of it.
+        """
         return not str(self.init_lora_weights).startswith(("pissa", "olora"))
 
 

@@ -1,4 +1,7 @@
-"""`callbacks.NAME={KEY: VALUE}`: classes that hear of the training loop's steps, each with a schema of its own."""
+"""`callbacks.NAME={KEY: VALUE}`.
+
+Classes that hear of the training loop's steps, each with a schema of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of the configuration: a dataclass that refuses values out of range, and the refusal of a value by its key."""
+"""Checks of the configuration.
+
+A dataclass that refuses values out of range, and the refusal of a value by its key.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,10 @@ class Checked:
     BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of keys of which the first is not above the second."""
     PATHS: ClassVar[tuple[str, ...]] = ()
-    """Keys that hold files or folders: relative ones are found again when the run goes on from another folder."""
+    """Keys that hold files or folders.
+
+    Relative ones are found again when the run goes on from another folder.
+    """
 
     def __post_init__(self) -> None:
         """Refuse values out of range.

@@ -42,11 +42,17 @@ class RanksConfig(DistributedConfig):
     max_restarts: WholeNumber
     """How often ranks that failed are started again, from the last checkpoint."""
     init_timeout_seconds: Positive | None
-    """How long a rank may be silent until its first step is done; null: `timeout_seconds`, and 300 at least."""
+    """How long a rank may be silent until its first step is done; null.
+
+    `timeout_seconds`, and 300 at least.
+    """
     train_timeout_seconds: Positive | None
     """How long a later step, or a batch of an evaluation, may take; null: `timeout_seconds`."""
     save_timeout_seconds: Positive | None
-    """How long training may stand still for a save, or the end for the export; null: `timeout_seconds`."""
+    """How long training may stand still for a save, or the end for the export; null.
+
+    `timeout_seconds`.
+    """
     backend: str
     """`auto` or a backend of torch.distributed."""
 

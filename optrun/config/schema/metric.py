@@ -66,7 +66,9 @@ _LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
 
 
 def metric_mode(name: str) -> str:
-    """Tell which direction of a metric is better, `min` or `max`; of one that is not registered by its name.
+    """Tell which direction of a metric is better, `min` or `max`.
+
+    Of one that is not registered by its name.
 
     Args:
         name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`; the last part

@@ -1,4 +1,7 @@
-"""What a search with several objectives goes for: numbers of a run, each with its better direction."""
+"""What a search with several objectives goes for.
+
+Numbers of a run, each with its better direction.
+"""
 
 from __future__ import annotations
 

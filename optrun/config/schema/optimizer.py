@@ -1,4 +1,6 @@
-"""How weights move: one dataclass per choice, with the default, the range and the meaning of each option.
+"""How weights move.
+
+One dataclass per choice, with the default, the range and the meaning of each option.
 
 Keywords of the classes, with defaults and checks, are read from here; the files in
 `conf/optimizer/` show the values.
@@ -46,16 +48,25 @@ WeightDecayMode = StrEnum("WeightDecayMode", ["l1", "l2", "decoupled"])
 """Coupled (`l1`, `l2`: part of the gradient) or decoupled."""
 
 BiasCorrection = StrEnum("BiasCorrection", ["moments", "lr", "lr_first", "none"])
-"""What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or nothing."""
+"""What LAMB corrects for moments that began at 0.
+
+Them, the rate (by both or the first alone), or nothing.
+"""
 
 DecoupledDecay = StrEnum("DecoupledDecay", ["decoupled", "fixed", "scheduled", "corrected"])
-"""What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / base lr (timm's)."""
+"""What AdamW's decay is multiplied with.
+
+Lr, 1, lr / peak (the paper's), or lr^2 / base lr (timm's).
+"""
 
 AdamaxEps = StrEnum("AdamaxEps", ["decayed", "gradient", "denominator"])
 """Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
 
 LambDecay = StrEnum("LambDecay", ["adapted", "decoupled", "fixed", "scheduled", "corrected"])
-"""Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / base lr."""
+"""Where LAMB decays.
+
+Inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / base lr.
+"""
 
 EpsForm = StrEnum("EpsForm", ["documented", "mindspore"])
 """Where LazyAdam adds eps."""
@@ -388,7 +399,10 @@ class SoapConfig(DecaysForward):
 
 @dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
-    """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
+    """`optimizer=pytorch_optimizer optimizer.name=...`.
+
+    An optimizer of that library, by its name there.
+    """
 
     named_by_library: ClassVar[bool] = True
     """So that its name may be that of one of our choices."""

@@ -35,7 +35,10 @@ class Dialect(Enum):
     electra = "electra"
     """Head 0, block i n + 1 - i, embeddings n + 2."""
     xlnet = "xlnet"
-    """Head 0, block i n - 1 - i, so that the top block keeps the full rate; embeddings as the lowest block."""
+    """Head 0, block i n - 1 - i, so that the top block keeps the full rate.
+
+    Embeddings as the lowest block.
+    """
 
 
 @dataclass(kw_only=True)
@@ -45,7 +48,10 @@ class ParamGroupsConfig(Checked):
     GROUP = "param_groups."
     name: str
     rules: list[dict[str, Any]]
-    """Ordered; the first whose `pattern` (a regular expression searched in the name) matches a parameter overrides what
+    """Ordered.
+
+    The first whose `pattern` (a regular expression searched in the name) matches a parameter
+    overrides what.
     it gets. A rule that matches nothing, or only what earlier rules took, is an error."""
 
     def __post_init__(self) -> None:
@@ -76,7 +82,9 @@ class LayerwiseConfig(StandardConfig):
     """The factor; 1 keeps all layers alike."""
     dialect: Dialect
     name_dict: Any
-    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null).
+
+    Parameter name, or a.
     regular expression searched in it, -> where it belongs: a block number from 0, `head`,
     `embeddings`, or a name with
     `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the
@@ -106,7 +114,10 @@ class LayerwiseConfig(StandardConfig):
 
 
 def hyper_parameters() -> list[str]:
-    """List what a group may override, over all optimizers; the chosen one says whether it knows it."""
+    """List what a group may override, over all optimizers.
+
+    The chosen one says whether it knows it.
+    """
     fields = {name for schema in optimizer.SCHEMAS.values() for name in schema.__dataclass_fields__}
     return sorted(fields - {"name", "default_lr", "dialect"})
 

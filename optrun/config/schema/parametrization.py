@@ -6,7 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 TransferDecay = StrEnum("TransferDecay", ["independent", "torch"])
-"""What weight decay keeps as lr is scaled: its share of a weight in each step, or the optimizer's coefficient."""
+"""What weight decay keeps as lr is scaled.
+
+Its share of a weight in each step, or the optimizer's coefficient.
+"""
 
 
 @dataclass(kw_only=True)
@@ -23,7 +26,10 @@ class StandardParametrizationConfig(ParametrizationConfig):
 
 @dataclass(kw_only=True)
 class MupConfig(ParametrizationConfig):
-    """Maximal update parametrization: initial weights, lr, decay and eps by how much larger than the base they are."""
+    """Maximal update parametrization.
+
+    Initial weights, lr, decay and eps by how much larger than the base they are.
+    """
 
     base: dict[str, Any]
     """Keys of `model.config` at which lr was tuned; the base is the model with these."""

@@ -257,7 +257,10 @@ def checks(schema: type) -> dict[str, Check]:
 
 
 def defaults(schema: type) -> dict[str, Any]:
-    """Return the defaults of a dataclass's fields, words for Enums; without fields that have none."""
+    """Return the defaults of a dataclass's fields, words for Enums.
+
+    Without fields that have none.
+    """
     given = {
         field.name: field.default for field in fields(schema) if not callable(field.default_factory)
     }

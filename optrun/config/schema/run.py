@@ -26,7 +26,10 @@ from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
 
 BranchSchedule = StrEnum("BranchSchedule", ["continue", "restart"])
-"""Where the schedule of a branch stands: at the step of its trunk, or at the start of a curve over what is left."""
+"""Where the schedule of a branch stands.
+
+At the step of its trunk, or at the start of a curve over what is left.
+"""
 
 _OF_A_TRUNK = "it on the command line, where its trunk is looked up, and in no file and no recipe"
 _OF_A_SWEEP = "SWEEP_DIR beside lr=auto on the command line of a single run"
@@ -78,7 +81,10 @@ class RunConfig(Checked):
     Older runs have no such key.
     """
     matters: Positive | None = None
-    """Smallest difference of the main metric that counts in a verdict; None: a standard deviation between seeds."""
+    """Smallest difference of the main metric that counts in a verdict; None.
+
+    A standard deviation between seeds.
+    """
 
     def __post_init__(self) -> None:
         """Refuse callbacks that do not fit their schemas, and choices that do not go together."""
@@ -230,7 +236,10 @@ class RunConfig(Checked):
         )
 
     def default_lr_note(self) -> str | None:
-        """Say where the lr of a pretrained model or an adapter came from; None where it was given, or all is new."""
+        """Say where the lr of a pretrained model or an adapter came from.
+
+        None where it was given, or all is new.
+        """
         of, group = (
             ("the factors", "adapter")
             if isinstance(self.adapter, LoraConfig)
@@ -255,7 +264,10 @@ class RunConfig(Checked):
         )
 
     def factors_note(self) -> str | None:
-        """Say what LAMB's trust ratio does with the factors of a LoRA; None where there are none, or they have none."""
+        """Say what LAMB's trust ratio does with the factors of a LoRA.
+
+        None where there are none, or they have none.
+        """
         optimizer = self.optimizer
         if not isinstance(self.adapter, LoraConfig) or not isinstance(optimizer, LambConfig):
             return None
@@ -274,7 +286,10 @@ class RunConfig(Checked):
         )
 
     def schedule_note(self) -> str | None:
-        """Warn of a schedule over an optimizer that has none by design; None where the lr stays at its peak."""
+        """Warn of a schedule over an optimizer that has none by design.
+
+        None where the lr stays at its peak.
+        """
         if not self.optimizer.SCHEDULE_FREE or isinstance(self.scheduler, ConstantConfig):
             return None
         return (
@@ -284,7 +299,10 @@ class RunConfig(Checked):
         )
 
     def older_power_notes(self) -> list[str]:
-        """Say of a run that goes on what became of its polynomial schedules, which once had power 2 by default."""
+        """Say of a run that goes on what became of its polynomial schedules.
+
+        Which once had power 2 by default.
+        """
         notes = []
         if isinstance(self.scheduler, PolynomialConfig) and self.scheduler.power == 2:
             notes.append(

@@ -27,7 +27,10 @@ WsdShape = StrEnum("WsdShape", ["linear", "cosine", "one_minus_sqrt", "square", 
 """How `wsd` comes down; x runs from 0 to 1."""
 
 Boundary = StrEnum("Boundary", ["paddle", "keras"])
-"""Which value a boundary step has: the next one (Paddle, torch, MindSpore) or still the last one (Keras)."""
+"""Which value a boundary step has.
+
+The next one (Paddle, torch, MindSpore) or still the last one (Keras).
+"""
 
 PlateauMode = StrEnum("PlateauMode", ["min", "max"])
 """Whether less or more of the metric is better."""
@@ -47,7 +50,9 @@ class SchedulerConfig(Checked):
     warmup_ratio: Fraction | None
     """The same as a share of the run; rounded up to whole steps."""
     weight_decay_curve: WeightDecayCurve | None
-    """How each group's weight decay moves over the run: `linear`, `cosine`, or `lr` (with the learning rate's own
+    """How each group's weight decay moves over the run.
+
+    `linear`, `cosine`, or `lr` (with the learning rate's own.
     multiplier). Null: it stays."""
     weight_decay_final_ratio: NotNegative | None
     """Weight decay at the end by weight decay at the start; for `linear` and `cosine`."""
@@ -82,7 +87,10 @@ class FloorConfig(SchedulerConfig):
     """Schedules that come down, and the value below which they do not go."""
 
     min_lr: NotNegative
-    """Absolute, for a group of scale 1; a group of scale s has s * min_lr, so that layer ratios stay."""
+    """Absolute, for a group of scale 1.
+
+    A group of scale s has s * min_lr, so that layer ratios stay.
+    """
 
 
 @dataclass(kw_only=True)
@@ -136,7 +144,9 @@ class PolynomialConfig(FloorConfig):
 
 @dataclass(kw_only=True)
 class InverseSqrtConfig(FloorConfig):
-    """Linear climb over the warm-up, then sqrt(num_warmup_steps / step); PaddleNLP's InverseSquareRootSchedule.
+    """Linear climb over the warm-up, then sqrt(num_warmup_steps / step).
+
+    PaddleNLP's InverseSquareRootSchedule.
 
     The curve is nothing without a warm-up: where neither num_warmup_steps nor warmup_ratio is given
     it takes a tenth of the run.
@@ -191,7 +201,10 @@ class MultistepConfig(FloorConfig):
     """Times gamma at each milestone."""
 
     milestones: Steps | None
-    """Steps of the run (warm-up included), one or more; null: at one half and at three quarters of it."""
+    """Steps of the run (warm-up included), one or more; null.
+
+    At one half and at three quarters of it.
+    """
     gamma: Positive
     boundary: Boundary
 
@@ -246,7 +259,10 @@ class InverseTimeConfig(ExponentialConfig):
 
 @dataclass(kw_only=True)
 class PlateauConfig(FloorConfig):
-    """Times factor whenever the metric has not improved for more than `patience` evaluations; as torch's."""
+    """Times factor whenever the metric has not improved for more than `patience` evaluations.
+
+    As torch's.
+    """
 
     metric: str
     """Name in metrics.jsonl that is watched."""

@@ -15,7 +15,10 @@ STORAGE = "hydra.sweeper.storage"
 
 
 Sampler = StrEnum("Sampler", ["auto", "tpe", "random", "qmc", "gp", "cmaes"])
-"""Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it has a start."""
+"""Who proposes the next trial; names as in Optuna, but `auto`.
+
+A Sobol sequence, and TPE once it has a start.
+"""
 
 Pruner = StrEnum("Pruner", ["none", "asha", "hyperband"])
 """Who stops the weaker trials of a search, each as soon as it is at a rung."""
@@ -30,9 +33,15 @@ class ConfirmConfig:
     power: float | None
     """Chance with which the difference is found; null: 0.8."""
     difference: float | None
-    """The smallest that matters, in units of the metric; null: `matters`, or one standard deviation between seeds."""
+    """The smallest that matters, in units of the metric; null.
+
+    `matters`, or one standard deviation between seeds.
+    """
     baseline: str | None
-    """The contender that the others are compared with; null: each is asked whether it could be the best."""
+    """The contender that the others are compared with; null.
+
+    Each is asked whether it could be the best.
+    """
 
     @property
     def asked(self) -> bool:
@@ -47,16 +56,26 @@ class SweeperConfig(Checked):
     GROUP = "hydra.sweeper."
     name: str
     params: dict[str, Any]
-    """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`; the command line wins."""
+    """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`.
+
+    The command line wins.
+    """
     search: dict[str, Any]
-    """Optimizer to keys and values that are tried with it alone; on the command line `search.NAME.KEY=VALUES`."""
+    """Optimizer to keys and values that are tried with it alone.
+
+    On the command line `search.NAME.KEY=VALUES`.
+    """
     confirm: ConfirmConfig
     """Confirm what was chosen on fresh seeds, in the same command."""
     objectives: list[str]
-    """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second]; NAME:min or NAME:max
+    """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second].
+
+    NAME:min or NAME:max.
     where the better direction is not known; empty: the main metric alone."""
     timeout: Seconds | None
-    """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on. A
+    """Seconds of wall clock for the whole command.
+
+    Then the running jobs save and end, and the same line goes on. A.
     job that has not ended 300 s later is killed."""
     stall_seconds: Seconds | None
     """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is killed and tried once more;
@@ -68,9 +87,15 @@ class SweeperConfig(Checked):
     max_batch_size: Count | None
     """Jobs handed to the launcher at a time; null: all."""
     devices: Any
-    """CUDA devices to use side by side, each job pinned to its own: `auto`, or a list of indices, UUIDs, MIG names."""
+    """CUDA devices to use side by side, each job pinned to its own.
+
+    `auto`, or a list of indices, UUIDs, MIG names.
+    """
     rungs: Annotated[list[int], rising(1)]
-    """Successive halving: steps at which the weaker jobs are stopped; empty: every job runs to its end."""
+    """Successive halving: steps at which the weaker jobs are stopped; empty.
+
+    Every job runs to its end.
+    """
     reduction_factor: Annotated[int, at_least(2)]
     """Of so many jobs at a rung one goes on, from its checkpoint."""
 
@@ -142,7 +167,10 @@ class OptunaConfig(SweeperConfig):
     """Trials proposed by Optuna, one better informed than the other."""
 
     n_trials: Count
-    """Trials in all, those of earlier starts among them; optimizers with spaces of their own share them equally."""
+    """Trials in all, those of earlier starts among them.
+
+    Optimizers with spaces of their own share them equally.
+    """
     n_steps: Count | None
     """Optimizer steps in all, shared in the same way; no trial begins that would exceed them.
 
@@ -161,7 +189,10 @@ class OptunaConfig(SweeperConfig):
     min_resource: Count | None
     """Steps of the first rung of a pruner."""
     storage: str | None
-    """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null: sqlite in the sweep."""
+    """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null.
+
+    Sqlite in the sweep.
+    """
 
     @property
     def halves(self) -> bool:

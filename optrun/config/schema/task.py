@@ -59,7 +59,10 @@ class CausalLmConfig(TaskConfig):
     sample_tokens: WholeNumber
     """How many tokens the sample has at most."""
     document_masking: bool = False
-    """True: tokens of a block see those of their own document alone, and positions begin anew with each. It has a
+    """True.
+
+    Tokens of a block see those of their own document alone, and positions begin anew with each. It
+    has a.
     default: older runs have no such key."""
 
     def __post_init__(self) -> None:
@@ -171,7 +174,10 @@ class SequenceClassificationConfig(ClassesConfig):
 
 @dataclass(kw_only=True)
 class TokenClassificationConfig(ClassesConfig):
-    """A label for each word; data.text_column holds lists of words, data.label_column lists of labels."""
+    """A label for each word.
+
+    Data.text_column holds lists of words, data.label_column lists of labels.
+    """
 
     AUTO_CLASS = "AutoModelForTokenClassification"
     READS_STREAMS = True
@@ -225,7 +231,10 @@ class EmbeddingConfig(TaskConfig):
     )
 
     loss: EmbeddingLoss
-    """The ranking losses and `triplet` read texts that belong together; the others a score of each pair."""
+    """The ranking losses and `triplet` read texts that belong together.
+
+    The others a score of each pair.
+    """
     scale: Positive
     """1 / temperature of the ranking losses and of `cosent`."""
     margin: Positive

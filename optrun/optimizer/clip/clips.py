@@ -111,7 +111,10 @@ class Clip:
         return total
 
     def _taking_part(self, groups: Sequence[ParamGroup]) -> list[bool]:
-        """Tell which parameters take part, in group order; patterns are searched once for a set of names."""
+        """Tell which parameters take part, in group order.
+
+        Patterns are searched once for a set of names.
+        """
         if not self._exclude:
             return [True] * sum(len(group["params"]) for group in groups)
         if any("param_names" not in group for group in groups):

@@ -1,4 +1,6 @@
-"""Gradients as plain tensors: what can be scaled in place, and norms that are global wherever the tensors lie.
+"""Gradients as plain tensors.
+
+What can be scaled in place, and norms that are global wherever the tensors lie.
 
 Source of the two traps avoided here: the norm of a DTensor reads as the norm of the local shard
 once it becomes a Python number, and one reduction per tensor makes many small collectives.
@@ -15,7 +17,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 ShardKey = tuple[object, tuple[int, ...]]
-"""Device mesh, and its dimensions over which a gradient is cut into pieces; (None, ()) for a plain tensor."""
+"""Device mesh, and its dimensions over which a gradient is cut into pieces.
+
+(None, ()) for a plain tensor.
+"""
 
 
 class Gradient(NamedTuple):  # made for each tensor at each step, a third of a dataclass's time

@@ -1,1 +1,4 @@
-"""Ways to compute one step: which there are, which is taken, and those that are faster than the loops."""
+"""Ways to compute one step.
+
+Which there are, which is taken, and those that are faster than the loops.
+"""

@@ -1,4 +1,7 @@
-"""Compile the kernel of the optimizers' step beside its source: `python -m optrun.optimizer.kernels`."""
+"""Compile the kernel of the optimizers' step beside its source.
+
+`python -m optrun.optimizer.kernels`.
+"""
 
 from __future__ import annotations
 

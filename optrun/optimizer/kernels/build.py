@@ -1,4 +1,6 @@
-"""Compile `step.c` where a C compiler is found: at `pip install` (hatch_build.py), or by `python -m` of this package.
+"""Compile `step.c` where a C compiler is found.
+
+At `pip install` (hatch_build.py), or by `python -m` of this package.
 
 This file imports nothing of optrun, and nothing beyond the standard library: it runs while optrun
 is being installed.

@@ -1,4 +1,6 @@
-"""Which kernel takes a step: the loop of the paper's file, its foreach form, the compiled or Triton's.
+"""Which kernel takes a step.
+
+The loop of the paper's file, its foreach form, the compiled or Triton's.
 
 The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and
 `foreach=False` name a kernel themselves. Where `foreach` is None, accelerators take Triton's or
@@ -41,11 +43,17 @@ class Formula:
     foreach: Update | None = None
     """None: the loop is all there is."""
     name: str = ""
-    """Among `ROWS`, those that `step.c` has, and perhaps Triton's kernels too; empty: only what is above."""
+    """Among `ROWS`, those that `step.c` has, and perhaps Triton's kernels too; empty.
+
+    Only what is above.
+    """
     computed: Callable[[Group], bool] = lambda _: True
     """Whether these compute it with the options of a group."""
     norms: bool = False
-    """Whether it takes norms of whole tensors: over shards foreach needs one collective for all of them."""
+    """Whether it takes norms of whole tensors.
+
+    Over shards foreach needs one collective for all of them.
+    """
 
     def ways(self, options: Options, *, whole: bool) -> tuple[str, ...]:
         """List the kernels that compute it, the preferred one first; foreach does besides.
@@ -69,7 +77,10 @@ class Formula:
         return pick(options["foreach"], device, self.ways(options, whole=whole))
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Step a batch; what its kernel cannot read by the loop, or on an accelerator by foreach."""
+        """Step a batch.
+
+        What its kernel cannot read by the loop, or on an accelerator by foreach.
+        """
         kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
         if kernel in ("loop", "foreach"):
             return self._by(kernel, batch)

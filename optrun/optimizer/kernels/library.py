@@ -34,7 +34,10 @@ def library() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """Load the compiled kernel from a folder, if it is there and made from the `step.c` of this optrun."""
+    """Load the compiled kernel from a folder.
+
+    If it is there and made from the `step.c` of this optrun.
+    """
     path = folder / LIBRARY
     if not path.is_file():
         return Library(None, "it is not built: pip builds it where it finds a C compiler")

@@ -1,4 +1,7 @@
-"""Say which kernel steps an optimizer: for `optrun explain`, and for checkpoints, whose resume is exact on the same."""
+"""Say which kernel steps an optimizer.
+
+For `optrun explain`, and for checkpoints, whose resume is exact on the same.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,9 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool)
 
 
 def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
-    """Write the row of `optrun explain`: the kernel, and why it is not the fastest one; arguments as in `kernel_of`.
+    """Write the row of `optrun explain`: the kernel, and why it is not the fastest one.
+
+    Arguments as in `kernel_of`.
 
     Example:
         >>> import torch

@@ -1,4 +1,7 @@
-"""The numbers of each tensor that kernels which go by addresses take: those of the loops, made ready."""
+"""The numbers of each tensor that kernels which go by addresses take.
+
+Those of the loops, made ready.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ NUMBERS: dict[str, float] = {
     "mix": 0.0,
     "strength": 0.0,
 }
-"""Fields of `Numbers` in step.c, which says what they are, in its order; and what they are where a formula has none."""
+"""Fields of `Numbers` in step.c, which says what they are, in its order.
+
+And what they are where a formula has none.
+"""
 
 EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
 """Adamax's eps by the form that says where it is added."""

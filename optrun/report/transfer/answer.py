@@ -1,4 +1,6 @@
-"""Answer which lr another size needs: for each contender a prediction with its interval, and what would test it.
+"""Answer which lr another size needs.
+
+For each contender a prediction with its interval, and what would test it.
 
 The same answers `lr=auto`, from sweeps of a run's own size or of others.
 """
@@ -59,7 +61,10 @@ class Optimum:
     """The metric there."""
     seeds: int
     noise_scale: float | None
-    """Examples of a batch beyond which a larger one stops paying, at the end of the runs; None: not measured."""
+    """Examples of a batch beyond which a larger one stops paying, at the end of the runs; None.
+
+    Not measured.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Answer in the terminal and on disk: from sweeps and a size to a line, tables, a page and a picture."""
+"""Answer in the terminal and on disk.
+
+From sweeps and a size to a line, tables, a page and a picture.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from optrun.report.transfer.sizes import label
 
 _FOLDER = Path("outputs", "transfer")
 _MARK = "optrun transfer"
-"""What `transfer.json` says of itself: a folder with such a file is an earlier answer, which may be replaced."""
+"""What `transfer.json` says of itself.
+
+A folder with such a file is an earlier answer, which may be replaced.
+"""
 
 
 def transfer(

@@ -19,7 +19,10 @@ SHOWN = 6
 
 
 def draw_basins(found: Transfer, theme: Theme) -> Figure:
-    """Draw the metric over lr, a line for each size with its parabola and optimum; the band is the prediction."""
+    """Draw the metric over lr, a line for each size with its parabola and optimum.
+
+    The band is the prediction.
+    """
     shown = [*zip(found.answers, found.sweeps, strict=True)][:SHOWN]
     columns = min(2, len(shown))
     figure = Chart(5.2 * columns, 3.9 * math.ceil(len(shown) / columns), theme)

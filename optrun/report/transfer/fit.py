@@ -60,7 +60,10 @@ class Law:
     degrees: int
     """Of freedom of that variance."""
     bent: Array
-    """What the coefficients change by if each parabola takes in more learning rates; shape (1 + keys,)."""
+    """What the coefficients change by if each parabola takes in more learning rates.
+
+    Shape (1 + keys,).
+    """
     misfit: float
     """Root mean square of the optima around the law; NaN where there is no size to spare."""
 
@@ -116,12 +119,18 @@ def _around(lrs: Array, middle: int, neighbours: int, factor: float) -> NDArray[
 
 
 def best_of(costs: Array) -> int:
-    """Find the learning rate with the best mean over seeds; seeds that lack a run do not tip the balance."""
+    """Find the learning rate with the best mean over seeds.
+
+    Seeds that lack a run do not tip the balance.
+    """
     return int(np.argmin(np.nanmean(costs - np.nanmean(costs, axis=1, keepdims=True), axis=0)))
 
 
 def _parabola(x: Array, costs: Array) -> tuple[float, float, float]:
-    """Fit a parabola with a height for each seed; where it has no minimum inside, its lower end stands for it."""
+    """Fit a parabola with a height for each seed.
+
+    Where it has no minimum inside, its lower end stands for it.
+    """
     seed, at = np.nonzero(np.isfinite(costs))
     centre = float(x.mean())
     z = x - centre

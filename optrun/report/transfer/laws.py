@@ -1,4 +1,7 @@
-"""Look up what the literature says of how lr moves; printed beside a prediction, never mixed into it."""
+"""Look up what the literature says of how lr moves.
+
+Printed beside a prediction, never mixed into it.
+"""
 
 from __future__ import annotations
 

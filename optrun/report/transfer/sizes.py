@@ -198,7 +198,10 @@ def _values(run: Run, keys: Sequence[str]) -> dict[str, float]:
 
 
 def _logs(runs: Sequence[Run], keys: Sequence[str]) -> Array:
-    """Collect the sizes of runs as a design matrix: 1 and the logarithms; shape (sizes, 1 + keys)."""
+    """Collect the sizes of runs as a design matrix: 1 and the logarithms.
+
+    Shape (sizes, 1 + keys).
+    """
     rows = {tuple(_values(run, keys).values()) for run in runs}
     return np.array([[1.0, *map(math.log, row)] for row in sorted(rows)])
 
@@ -210,7 +213,10 @@ def _rank(runs: Sequence[Run], keys: Sequence[str]) -> int:
 def _on_line(
     runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, float], key: str
 ) -> float | None:
-    """Find the value of a key at the target if it is a power law of others in all runs; None: it is none."""
+    """Find the value of a key at the target if it is a power law of others in all runs; None.
+
+    It is none.
+    """
     rows = _logs(runs, [*keys, key])
     design, logs = rows[:, :-1], rows[:, -1]
     powers = np.linalg.lstsq(design, logs, rcond=None)[0]

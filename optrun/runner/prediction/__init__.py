@@ -1,1 +1,4 @@
-"""Rows of a file to predictions of a trained model: one file a kind, and how they are kept and written."""
+"""Rows of a file to predictions of a trained model.
+
+One file a kind, and how they are kept and written.
+"""

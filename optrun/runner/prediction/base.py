@@ -123,7 +123,9 @@ class Predictor(ABC):
 
     @abstractmethod
     def inspect(self) -> None:
-        """Find the columns and look at every row, so that what is wrong is told before anything is predicted.
+        """Find the columns and look at every row.
+
+        So that what is wrong is told before anything is predicted.
 
         Raises:
             ConfigError: A column that is missing, a row or an option that does not fit.
@@ -136,7 +138,10 @@ class Predictor(ABC):
 
     @abstractmethod
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Encode some rows, by their indices; those without `input_ids` are as long as each other."""
+        """Encode some rows, by their indices.
+
+        Those without `input_ids` are as long as each other.
+        """
 
     def length(self, one: Inputs) -> int:
         """Count the tokens of one row, of several texts those of the longest, by which rows share a batch."""
@@ -146,7 +151,10 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict a batch, in its order; what is drawn by chance comes from torch's generators, seeded."""
+        """Predict a batch, in its order.
+
+        What is drawn by chance comes from torch's generators, seeded.
+        """
 
     def texts(self, column: str, numbers: Sequence[int]) -> list[str]:
         """Return the texts of some rows.

@@ -75,7 +75,10 @@ class TextClasses(ClassPredictor):
         )
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass; of several labels those with a probability above one half."""
+        """Predict in one forward pass.
+
+        Of several labels those with a probability above one half.
+        """
         logits = self.predicting.forward(self.pad_inputs(inputs)).logits
         if self.regression:
             return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]

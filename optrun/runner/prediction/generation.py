@@ -148,7 +148,9 @@ class TextGeneration(Predictor):
         self.room = self._room_for_prompts(room)
 
     def find_column(self) -> str:
-        """Find the column of prompts: as named, else the only column of texts, or the one called `prompt` or `text`.
+        """Find the column of prompts.
+
+        As named, else the only column of texts, or the one called `prompt` or `text`.
 
         Raises:
             ConfigError: There is none, or several; a row that is no text.

@@ -1,4 +1,6 @@
-"""Predictions on their way: kept beside the file they are for, so that a killed process loses a few batches at most.
+"""Predictions on their way.
+
+Kept beside the file they are for, so that a killed process loses a few batches at most.
 
 `OUT.partial/` holds `header.json` (which model, which rows, which options), `predictions.jsonl` (a
 line a row, appended and flushed window by window) and, at the very end, `result`, which takes its
@@ -176,7 +178,10 @@ def folder_of(out: Path) -> Path:
 
 
 def finished_before(out: Path) -> bool:
-    """Tell whether a killed process put the file in its place, but did not remove what it was made of."""
+    """Tell whether a killed process put the file in its place.
+
+    But did not remove what it was made of.
+    """
     result = folder_of(out) / RESULT
     return out.is_file() and result.is_file() and out.samefile(result)
 

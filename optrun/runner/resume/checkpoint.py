@@ -46,9 +46,14 @@ class ResumePoint:
     checkpoint: Path | None
     """A checkpoint asked for by name; None: the newest that is whole."""
     started_from: Path | None = None
-    """Folder that the run was started from, for relative paths of its configuration; None: the current one."""
+    """Folder that the run was started from, for relative paths of its configuration; None.
+
+    The current one.
+    """
     saved: bool = True
-    """Whether the run was one that saves before this start: one whose checkpoints were removed does not begin again by
+    """Whether the run was one that saves before this start.
+
+    One whose checkpoints were removed does not begin again by.
     checkpoint=none."""
     notes: list[str] = field(default_factory=list)
     """What the user is to know of the configuration that was read."""
@@ -93,7 +98,9 @@ class OpenedCheckpoint:
 
 @contextmanager
 def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
-    """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins.
+    """Open the checkpoint to go on from, or the trunk of a branch that begins.
+
+    None for any other run that begins.
 
     Rank 0 picks and verifies it, and writes the configuration of a run that begins; the others read
     the same.
@@ -261,7 +268,10 @@ def open_checkpoint(
 
 
 def _is_lazy(config: RunConfig) -> bool:
-    """Tell whether tensors stay in their files until one is asked for: of a sharded model no rank needs all."""
+    """Tell whether tensors stay in their files until one is asked for.
+
+    Of a sharded model no rank needs all.
+    """
     return isinstance(config.distributed, FsdpConfig)
 
 

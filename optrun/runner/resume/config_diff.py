@@ -78,7 +78,10 @@ def meaning(key: str) -> str:
 
 
 def is_harmless(key: str) -> bool:
-    """Tell whether weights and length of training do not depend on a key, but for rounding and metrics."""
+    """Tell whether weights and length of training do not depend on a key.
+
+    But for rounding and metrics.
+    """
     return meaning(key) in ("harmless", "rounding", "evaluation")
 
 
@@ -116,7 +119,9 @@ def changes_since(
 
 
 def refuse_idle(changes: Changes, done: int) -> None:
-    """Refuse a change if every step is done: it had no part in the results and must not stand beside them.
+    """Refuse a change if every step is done.
+
+    It had no part in the results and must not stand beside them.
 
     Args:
         changes: Since the last checkpoint.
@@ -144,7 +149,9 @@ def table(
     derived: Mapping[str, str] = MappingProxyType({}),
     examples: tuple[int, int] | None = None,
 ) -> str:
-    """Tabulate every changed key with its old and new value, and what that means; empty for no change.
+    """Tabulate every changed key with its old and new value, and what that means.
+
+    Empty for no change.
 
     Args:
         changes: Since the checkpoint.

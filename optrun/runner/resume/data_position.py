@@ -47,7 +47,9 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> P
 
 
 def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
-    """Return the commit at which a hub stream is read: the checkpoint's as long as the same data are named.
+    """Return the commit at which a hub stream is read.
+
+    The checkpoint's as long as the same data are named.
 
     Args:
         config: In force.
@@ -82,7 +84,10 @@ def pinned(config: RunConfig, revision: str | None) -> RunConfig:
 
 
 def vocabulary_digest(tokenizer: object) -> str:
-    """Digest tokens with their ids; empty for what has no vocabulary, such as an image processor."""
+    """Digest tokens with their ids.
+
+    Empty for what has no vocabulary, such as an image processor.
+    """
     if not hasattr(tokenizer, "get_vocab"):
         return ""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[
@@ -147,7 +152,9 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
 
 
 def _changed_parts(before: Plan, now: Plan) -> str:
-    """Name the files of a stream, or the sources of a mixture, that are others; empty where there are none.
+    """Name the files of a stream, or the sources of a mixture, that are others.
+
+    Empty where there are none.
 
     They are known by their names alone where they lie elsewhere now.
     """
@@ -204,7 +211,10 @@ def _some(classes: Sequence[str]) -> str:
 
 
 def of_steps(plan: Plan) -> PlainDict:
-    """Return what decides which examples each step sees: how a step is divided into micro-batches does not."""
+    """Return what decides which examples each step sees.
+
+    How a step is divided into micro-batches does not.
+    """
     kept = {key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")}
     return {**kept, "examples a step": plan["batch_size"] * plan["accumulation"]}
 

@@ -1,4 +1,7 @@
-"""The examples of an optimizer step belong to the run: ranks divide them, and another number of ranks changes none."""
+"""The examples of an optimizer step belong to the run.
+
+Ranks divide them, and another number of ranks changes none.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,10 @@ def _refusal(whole: int, ranks: int, given: int | None) -> str:
 
 
 def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None:
-    """Say what a size that was left open came to; None where it was not, or is what it would be anyway."""
+    """Say what a size that was left open came to.
+
+    None where it was not, or is what it would be anyway.
+    """
     micro, whole = settled.micro_batch_size, request.config.training.global_batch_size
     if request.config.training.per_device_train_batch_size is not None or micro == MOST_PER_DEVICE:
         return None

@@ -1,4 +1,7 @@
-"""The configuration that a run goes on with: `config.yaml` where the run wrote it, else that of a checkpoint."""
+"""The configuration that a run goes on with.
+
+`config.yaml` where the run wrote it, else that of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,10 @@ def _taken(why: str, folder: Path) -> str:
 
 
 def _was_written(run: RunDir) -> bool | None:
-    """Tell whether the file is, byte for byte, what a start of the run wrote; None: that was not recorded."""
+    """Tell whether the file is, byte for byte, what a start of the run wrote; None.
+
+    That was not recorded.
+    """
     try:
         recorded = read_summary(run.summary).get("config_sha256")
     except (OSError, ValueError):

@@ -203,7 +203,10 @@ def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
 
 
 def _wrong(key: str, value: object, kind: Any) -> str | None:
-    """Describe what is wrong with a value; None: it is of the type, one that JSON has or a class of keys."""
+    """Describe what is wrong with a value; None.
+
+    It is of the type, one that JSON has or a class of keys.
+    """
     origin, args = get_origin(kind), get_args(kind)
     if kind is object or (origin is UnionType and value is None and NoneType in args):
         return None
@@ -236,7 +239,10 @@ def _wrong(key: str, value: object, kind: Any) -> str | None:
 
 
 def _wrong_keys(key: str, value: object, kind: type) -> str | None:
-    """Describe what is wrong with a mapping by the keys of a class; of counters some may be missing."""
+    """Describe what is wrong with a mapping by the keys of a class.
+
+    Of counters some may be missing.
+    """
     if not isinstance(value, dict):
         return _expected(key, value, "a mapping")
     prefix = f"{key}." if key else ""

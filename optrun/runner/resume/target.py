@@ -134,7 +134,9 @@ def locate(value: str, key: str = "") -> Target:
 
 
 def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
-    """Find the checkpoint that a path means: itself, or the newest whole one of a run; name those passed over.
+    """Find the checkpoint that a path means: itself, or the newest whole one of a run.
+
+    Name those passed over.
 
     Args:
         path: As it was given.
@@ -165,7 +167,9 @@ def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
 
 @contextmanager
 def held_checkpoint(path: str) -> Iterator[tuple[RunDir, Path]]:
-    """Find a checkpoint as `checkpoint_of`, and keep its run, which may be training, from deleting it meanwhile.
+    """Find a checkpoint as `checkpoint_of`, and keep its run.
+
+    Which may be training, from deleting it meanwhile.
 
     If it is deleted between being chosen and being held, it is chosen anew.
 

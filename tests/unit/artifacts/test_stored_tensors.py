@@ -1,4 +1,7 @@
-"""Tensors put together from shards, in one process and without ranks: what fits, and what does not."""
+"""Tensors put together from shards, in one process and without ranks.
+
+What fits, and what does not.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def test_pieces_make_a_whole(parts: list[Part], tmp_path: Path) -> None:
     ],
 )
 def test_a_gap_or_a_piece_twice_is_found(parts: list[Part], tmp_path: Path) -> None:
-    """Also where the number of elements is right: nothing is made of memory that was never written."""
+    """Also where the number of elements is right.
+
+    Nothing is made of memory that was never written.
+    """
     with pytest.raises(CheckpointError, match=r"tensor w of shape \[7, 5\] is not whole"):
         stored(tmp_path, parts)
 

@@ -13,7 +13,10 @@ from optrun.cli import main as cli
 
 @pytest.fixture
 def usual() -> Iterator[tuple[int, int, int]]:
-    """The thresholds before, with nothing set aside; put back at the end, with all set aside, as in other tests."""
+    """The thresholds before, with nothing set aside.
+
+    Put back at the end, with all set aside, as in other tests.
+    """
     before = gc.get_threshold()
     gc.unfreeze()
     yield before

@@ -1,4 +1,7 @@
-"""The certificate of an optimizer: what is equal is called equal, and a planted difference is called by its name."""
+"""The certificate of an optimizer.
+
+What is equal is called equal, and a planted difference is called by its name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The configuration of a trunk as overrides: composed again it is the same; other choices bring their own values."""
+"""The configuration of a trunk as overrides: composed again it is the same.
+
+Other choices bring their own values.
+"""
 
 from __future__ import annotations
 

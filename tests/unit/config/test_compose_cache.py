@@ -30,7 +30,10 @@ def test_a_copy_is_what_was_composed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def same(node: Any, copied: Any) -> None:
-    """Hold a copied node, and those below it, against the one it is of: fields, types, flags, and the way up."""
+    """Hold a copied node, and those below it, against the one it is of.
+
+    Fields, types, flags, and the way up.
+    """
     assert type(node) is type(copied)
     assert node is not copied
     assert vars(node._metadata) == vars(copied._metadata)

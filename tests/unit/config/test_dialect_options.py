@@ -1,4 +1,7 @@
-"""`optimizer.dialect`: what is given comes first, the rest is the package's, and a run holds plain values."""
+"""`optimizer.dialect`.
+
+What is given comes first, the rest is the package's, and a run holds plain values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A cache is trusted only when it was finished; two processes at once, and one that dies, do no harm."""
+"""A cache is trusted only when it was finished.
+
+Two processes at once, and one that dies, do no harm.
+"""
 
 from __future__ import annotations
 
@@ -232,7 +235,10 @@ def test_one_that_lives_is_waited_for_however_long_it_takes(
 def test_who_makes_an_entry_gives_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those who wait hear that it runs; its watcher hears of bytes alone, so that one that hangs is found."""
+    """Those who wait hear that it runs.
+
+    Its watcher hears of bytes alone, so that one that hangs is found.
+    """
     monkeypatch.setattr("optrun.data.cache._SIGN_SECONDS", 0.01)
     monkeypatch.setattr("optrun.data.alive._EVERY_SECONDS", 0.0)
     signs, looks = list[None](), list[int]()

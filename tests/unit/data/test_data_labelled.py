@@ -1,4 +1,7 @@
-"""Data sets with labels that need no download: their rules, their splits, a package that is missing."""
+"""Data sets with labels that need no download.
+
+Their rules, their splits, a package that is missing.
+"""
 
 from __future__ import annotations
 

@@ -437,7 +437,10 @@ def test_pairs_are_equal_where_both_of_their_texts_are() -> None:
 
 
 def test_a_cut_through_few_different_texts() -> None:
-    """The smallest group where none fits; rows that are all equal are cut one by one, which the data check tells."""
+    """The smallest group where none fits.
+
+    Rows that are all equal are cut one by one, which the data check tells.
+    """
     _, held, _ = cut(
         rows_of(["a"] * 60 + ["b"] * 40), 0.1, seed=0, documents=False, inputs=["text"]
     )

@@ -1,4 +1,7 @@
-"""Ids on the disk: the type that is enough, long texts in pieces, and nothing read again where it is known."""
+"""Ids on the disk.
+
+The type that is enough, long texts in pieces, and nothing read again where it is known.
+"""
 
 from __future__ import annotations
 

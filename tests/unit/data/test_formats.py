@@ -1,4 +1,7 @@
-"""Files in the shapes that people have: each is read as it is meant, told, or refused in a sentence."""
+"""Files in the shapes that people have.
+
+Each is read as it is meant, told, or refused in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -699,7 +702,10 @@ def test_a_missing_line_of_names_is_told(tmp_path: Path) -> None:
 
 
 def test_a_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up one, `key: value` lines: its files are found, read, checked, streamed and named by the row alone."""
+    """A made-up one, `key: value` lines.
+
+    Its files are found, read, checked, streamed and named by the row alone.
+    """
     from datasets import Dataset
 
     def read_cards(asked: Reading) -> Dataset:

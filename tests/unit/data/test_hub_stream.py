@@ -1,4 +1,7 @@
-"""Files of the hub: only the bytes that are asked for, the hub's own digests, and the commit of a checkpoint."""
+"""Files of the hub.
+
+Only the bytes that are asked for, the hub's own digests, and the commit of a checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is found out of all rows is found once: a warm start reads none of them, and says the same."""
+"""What is found out of all rows is found once.
+
+A warm start reads none of them, and says the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Mixtures: drawn, and ended, as `datasets.interleave_datasets` does it, each place looked up at once."""
+"""Mixtures.
+
+Drawn, and ended, as `datasets.interleave_datasets` does it, each place looked up at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A permutation that is computed where it is read: each index once, by the key alone, at no cost."""
+"""A permutation that is computed where it is read.
+
+Each index once, by the key alone, at no cost.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def test_another_key_is_another_order() -> None:
 
 
 def test_indices_are_spread_as_chance_spreads_them() -> None:
-    """Chi-squared of the tenth that an index of each tenth goes to; 81 degrees of freedom, 128 at one in a thousand."""
+    """Chi-squared of the tenth that an index of each tenth goes to.
+
+    81 degrees of freedom, 128 at one in a thousand.
+    """
     size, tables = 100_000, []
     for seed in range(8):
         order = KeyedPermutation(size, seed, "order", 0)[:]
@@ -72,7 +78,10 @@ def test_an_epoch_of_a_thousand_million_examples_begins_at_once() -> None:
 
 
 def test_a_checkpoint_from_before_begins_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was trained in a drawn order: to go on in a computed one would show some examples twice."""
+    """It was trained in a drawn order.
+
+    To go on in a computed one would show some examples twice.
+    """
     monkeypatch.setattr("optrun.data.loader.LARGE", 40)
     plan, state = EpochPlan(50, 4, 1, 0), TrainState(global_step=5)
     before = {key: value for key, value in plan_values(plan, "a-b").items() if key != "ordering"}

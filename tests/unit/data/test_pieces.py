@@ -363,7 +363,10 @@ def test_random_tokenizers_are_cut_only_where_it_makes_no_difference(
 def test_a_place_without_words_costs_what_is_around_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run of a letter across a border once had the whole text encoded at once: 22 GB of memory for 1 GB of it."""
+    """One run of a letter across a border once had the whole text encoded at once.
+
+    22 GB of memory for 1 GB of it.
+    """
     monkeypatch.setattr(pieces, "PIECE", 1500)
     tokenizer = LOCAL[kind]()
     ends = word_ends(tokenizer)

@@ -1,4 +1,7 @@
-"""Streams: each row read where it lies, each example once an epoch, the order a function of its place."""
+"""Streams.
+
+Each row read where it lies, each example once an epoch, the order a function of its place.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def test_an_order_has_each_example_once_in_any_slice() -> None:
 
 
 def test_the_first_tenth_of_an_epoch_is_of_the_whole_file_and_seeds_share_no_order() -> None:
-    """By chance alone: 40 of 400 windows have a decile of the file without one of them once in 80 epochs."""
+    """By chance alone.
+
+    40 of 400 windows have a decile of the file without one of them once in 80 epochs.
+    """
     borders, parts, seeds = np.arange(0, 401 * 5, 5), np.arange(401), range(20)
     orders = [runs_of(borders, parts, seed, epoch) for seed in seeds for epoch in (0, 1)]
     tenths = [np.unique(order[: len(order) // 10]) for order in orders]
@@ -152,7 +158,10 @@ def test_every_step_is_where_it_is_whichever_one_comes_first() -> None:
 def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, most: int
 ) -> None:
-    """Windows lie across groups of ten rows; of each file four groups stayed before, also when all of it was read."""
+    """Windows lie across groups of ten rows.
+
+    Of each file four groups stayed before, also when all of it was read.
+    """
     files = [parquet(tmp_path / f"{number}.parquet", ROWS) for number in range(12)]
     tail = [{**ROWS[0], "text": "a short last file"}]
     rows = open_stream("data.train", [*files, parquet(tmp_path / "tail.parquet", tail)], window, [])
@@ -270,7 +279,10 @@ def test_a_bad_row_is_the_same_message_out_of_a_worker(tmp_path: Path, workers: 
 def test_a_worker_tokenises_in_one_thread_whatever_its_parent_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of the parent are not there after a fork: a tokenizer that was in use would wait for them for ever."""
+    """Threads of the parent are not there after a fork.
+
+    A tokenizer that was in use would wait for them for ever.
+    """
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, [])
     made = StreamedRows(
@@ -333,7 +345,10 @@ def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_file_written_over_in_place_is_noticed_at_the_next_read(tmp_path: Path) -> None:
-    """Rows of the same length lie where the others lay, and parse as well: only its time of change tells."""
+    """Rows of the same length lie where the others lay, and parse as well.
+
+    Only its time of change tells.
+    """
     path = jsonl(tmp_path / "a.jsonl", ROWS)
     rows = open_stream("data.train", [path], 9, []).select_columns(["text"])
     assert rows.read(0, 1) == [{"text": ROWS[0]["text"]}]

@@ -1,4 +1,7 @@
-"""Files of token ids, as three other programs write them, are one stream of blocks; what is none of them is refused."""
+"""Files of token ids, as three other programs write them, are one stream of blocks.
+
+What is none of them is refused.
+"""
 
 from __future__ import annotations
 

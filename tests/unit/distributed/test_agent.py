@@ -26,7 +26,10 @@ from tests.distributed.test_launch_others import free_port
 
 
 class OfTorch:
-    """Stands for torch's agent and what it meets by: each start, or connection, ends as it was told."""
+    """Stands for torch's agent and what it meets by.
+
+    Each start, or connection, ends as it was told.
+    """
 
     ends: ClassVar[list[str]] = []
     restarts: ClassVar[list[int]] = []
@@ -125,7 +128,10 @@ def test_a_machine_that_comes_back_after_the_end_need_not_wait(
 def test_a_run_that_ended_while_the_others_were_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One wait may take all of the time: what became of the run is looked at once more before it is an error."""
+    """One wait may take all of the time.
+
+    What became of the run is looked at once more before it is an error.
+    """
     waited: list[float] = []
 
     def wait(*where: object) -> OfTorch:
@@ -144,7 +150,10 @@ def test_a_run_that_ended_while_the_others_were_waited_for(
 def test_a_good_end_that_was_not_heard_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine of rank 0 had left before the others heard it: the run says whether it is finished."""
+    """The machine of rank 0 had left before the others heard it.
+
+    The run says whether it is finished.
+    """
     lost = RankEnd(1, 1, "rank 0 is gone", lost_rank=True)
 
     def ended(self: OfTorch) -> None:

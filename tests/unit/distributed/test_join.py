@@ -153,7 +153,10 @@ def test_what_is_given_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_visible_device_per_task_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `srun --gpus-per-task=1` shows them; one device for two ranks that optrun starts is not."""
+    """As `srun --gpus-per-task=1` shows them.
+
+    One device for two ranks that optrun starts is not.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
@@ -193,7 +196,10 @@ def test_ranks_that_are_shown_one_device_are_named() -> None:
 
 
 def test_a_reference_is_not_divided() -> None:
-    """Before a rank starts: the start model that preferences are measured against is needed whole."""
+    """Before a rank starts.
+
+    The start model that preferences are measured against is needed whole.
+    """
     given = [
         "task=preference",
         "data.train=pairs.jsonl",

@@ -1,4 +1,7 @@
-"""How long a rank may be silent: which key says so, what comes first, and what a group waits for."""
+"""How long a rank may be silent.
+
+Which key says so, what comes first, and what a group waits for.
+"""
 
 from __future__ import annotations
 

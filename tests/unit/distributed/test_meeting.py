@@ -174,7 +174,10 @@ def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone(tmp_path: Path
 def test_a_good_end_that_rank_0_does_not_confirm_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It died with its machine, perhaps in the last save: the agent is to start again, or to find the run finished."""
+    """It died with its machine, perhaps in the last save.
+
+    The agent is to start again, or to find the run finished.
+    """
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     rank = Rank(

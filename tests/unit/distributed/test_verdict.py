@@ -66,7 +66,10 @@ def test_a_rank_that_was_killed_is_named_with_phase_and_log() -> None:
 
 
 def test_what_followed_from_it_is_not_told() -> None:
-    """The launcher ends the rest: by SIGTERM, which also stops a run early, and at last by SIGKILL."""
+    """The launcher ends the rest.
+
+    By SIGTERM, which also stops a run early, and at last by SIGKILL.
+    """
     for other in (
         RankEnd(0, 75, "SIGTERM received: stopped"),
         RankEnd(0, -15),

@@ -1,4 +1,7 @@
-"""Low-rank factors in models of transformers: where they go, what is frozen, and what peft makes of the same."""
+"""Low-rank factors in models of transformers.
+
+Where they go, what is frozen, and what peft makes of the same.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +242,10 @@ def test_peft_computes_the_same(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
-    """As a checkpoint is: from the base and the factors, by the names of what has some; the start is the model's."""
+    """As a checkpoint is: from the base and the factors, by the names of what has some.
+
+    The start is the model's.
+    """
     inputs, plain = batch(SEQUENCE), small(SEQUENCE, "bert", COMMON)
     model = small(SEQUENCE, "bert", COMMON)
     inject(lora(r=2, **options), model, SEQUENCE)
@@ -436,7 +442,10 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layers_and_lora_plus() -> None:
-    """Factors lie in the layers of their matrices; B takes its multiple of the layer's lr, the head none."""
+    """Factors lie in the layers of their matrices.
+
+    B takes its multiple of the layer's lr, the head none.
+    """
     model = small(SEQUENCE, "bert", COMMON)
     inject(lora(), model, SEQUENCE)
     groups = build_param_groups(
@@ -486,7 +495,10 @@ def _of(auto_class: str, config: Any) -> nn.Module:
 
 
 def adapted(model_type: str) -> str:
-    """Put the default adapter into the default model of an architecture, without memory; say what came of it."""
+    """Put the default adapter into the default model of an architecture, without memory.
+
+    Say what came of it.
+    """
     transformers.logging.set_verbosity_error()
     for auto_class in (SEQUENCE, IMAGE, CAUSAL, SEQ2SEQ, "AutoModel"):
         mapping = getattr(transformers, auto_class)._model_mapping

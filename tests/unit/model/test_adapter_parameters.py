@@ -79,7 +79,10 @@ def own_experts(
 def test_stacked_experts(
     kind: str, values: dict[str, Any], options: dict[str, Any], ends: list[str]
 ) -> None:
-    """Each expert has factors; what they compute is what peft computes, and what a merge and a rebuilt model do."""
+    """Each expert has factors.
+
+    What they compute is what peft computes, and what a merge and a rebuilt model do.
+    """
     import peft
 
     values = MOE | values

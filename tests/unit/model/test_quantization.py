@@ -1,4 +1,6 @@
-"""4- and 8-bit weights of a frozen base: what is quantised, what it computes, what it takes, what comes back.
+"""4- and 8-bit weights of a frozen base.
+
+What is quantised, what it computes, what it takes, what comes back.
 
 Without bitsandbytes (`pip install 'optrun[quantization]'`; each import of peft takes a second
 longer beside it, so that it is no part of `[dev]`) there is nothing to try.

@@ -47,7 +47,10 @@ def test_without_layers_it_is_torchs_adamw() -> None:
     ],
 )
 def test_how_often_and_at_what_rate_it_decays(form: str, scheduled: bool, keep: float) -> None:
-    """lr 0.1, group scale 0.5, ratio 0.25, weight decay 0.2; a zero gradient leaves the decay alone."""
+    """lr 0.1, group scale 0.5, ratio 0.25, weight decay 0.2.
+
+    A zero gradient leaves the decay alone.
+    """
     weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     optimizer = AdamWDL(
         [{"params": [("w", weight)], "lr_scale": 0.5}],

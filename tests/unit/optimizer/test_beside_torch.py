@@ -1,4 +1,7 @@
-"""Our optimizers beside what others put around one: torch's gradient scaler, schedulers, states of other classes."""
+"""Our optimizers beside what others put around one.
+
+Torch's gradient scaler, schedulers, states of other classes.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,10 @@ def test_torchs_schedulers_drive_every_optimizer(case: Case, name: str) -> None:
     "case", [case for case in CASES if case.name in ("lamb", "adamw", "muon")], ids=lambda c: c.name
 )
 def test_a_plateau_that_is_gone_drives_nothing(case: Case) -> None:
-    """A class of ours, one of torch's, a composite: it is found by walks over all objects, whatever the class."""
+    """A class of ours, one of torch's, a composite.
+
+    It is found by walks over all objects, whatever the class.
+    """
     _, optimizer = built(case)
     scheduler = ReduceLROnPlateau(optimizer)
     holders = [{"optimizer": optimizer}, torch.amp.GradScaler("cpu")]

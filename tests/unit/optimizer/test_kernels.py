@@ -1,4 +1,7 @@
-"""Every kernel is the loop, whatever it is given; which one is taken, and why it is not the compiled one."""
+"""Every kernel is the loop, whatever it is given.
+
+Which one is taken, and why it is not the compiled one.
+"""
 
 from __future__ import annotations
 
@@ -278,7 +281,10 @@ def _trained(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_step_is_the_same_however_tensors_lie_in_memory(case: Case, use: Kernel) -> None:
-    """By the loop, by foreach and by every kernel; of each tensor the loop over plain ones is the truth."""
+    """By the loop, by foreach and by every kernel.
+
+    Of each tensor the loop over plain ones is the truth.
+    """
     ways: list[tuple[str, dict[str, Any]]] = [
         (kernel, {}) for kernel in ("loop", "foreach", *KERNELS)
     ]
@@ -344,7 +350,10 @@ def test_plain_tensors_are_not_laid_out_one_by_one(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_fused_kernels_of_torch_write_into_no_gaps(name: str) -> None:
-    """State of another layout is laid out as its parameter; a parameter with gaps is refused, or not stepped fused."""
+    """State of another layout is laid out as its parameter.
+
+    A parameter with gaps is refused, or not stepped fused.
+    """
     case = next(case for case in CASES if case.name == name)
     memory = torch.zeros(4, 6)
     param = torch.nn.Parameter(memory[:, ::2])

@@ -222,7 +222,10 @@ def test_group_patterns_and_the_optimizers_own() -> None:
 
 
 def test_a_factor_that_begins_at_zero_takes_one_step_without_a_ratio() -> None:
-    """As B of a LoRA: the first step has the ratio 1, and the next about lr, for B is as large as that step then."""
+    """As B of a LoRA.
+
+    The first step has the ratio 1, and the next about lr, for B is as large as that step then.
+    """
     b = torch.nn.Parameter(torch.zeros(8, 4))
     optimizer = Lamb([("lora_B", b)], lr=0.01)
     ratios = []

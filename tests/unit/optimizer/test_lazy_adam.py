@@ -114,7 +114,10 @@ def test_touched_rows_move_as_a_dense_table_would(foreach: bool, dtype: torch.dt
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_each_group_has_its_own_loss_scale(foreach: bool) -> None:
-    """A gradient times 4, taken with loss_scale=4, is the gradient: beside a group whose gradients are not scaled."""
+    """A gradient times 4, taken with loss_scale=4, is the gradient.
+
+    Beside a group whose gradients are not scaled.
+    """
     scaled, plain = toy(torch.float64), toy(torch.float64)
     names = list(plain)
     groups = [

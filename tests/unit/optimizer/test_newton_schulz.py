@@ -1,4 +1,7 @@
-"""Newton-Schulz iterations without arithmetic for bfloat16 are torch's, but for the order of sums."""
+"""Newton-Schulz iterations without arithmetic for bfloat16 are torch's.
+
+But for the order of sums.
+"""
 
 from __future__ import annotations
 

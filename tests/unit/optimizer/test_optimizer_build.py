@@ -1,4 +1,7 @@
-"""From configurations and groups to optimizers: every choice, Muon's halves, rules, and the extra library."""
+"""From configurations and groups to optimizers.
+
+Every choice, Muon's halves, rules, and the extra library.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,10 @@ def signed(cls: type) -> Any:
 
 @pytest.mark.parametrize("choice", sorted(SCHEMAS))
 def test_the_file_says_the_values_of_the_schema(choice: str) -> None:
-    """The dataclass is the truth; what some dialect has otherwise is marked in the file, and nothing else is."""
+    """The dataclass is the truth.
+
+    What some dialect has otherwise is marked in the file, and nothing else is.
+    """
     truth = Choice("optimizer", choice, SCHEMAS[choice], "").values()
     truth = {key: value.value if isinstance(value, Enum) else value for key, value in truth.items()}
     truth = {
@@ -297,7 +303,10 @@ def test_muon_leaves_the_factors_of_a_lora_to_its_companion(role: str | None) ->
 
 
 def test_the_factors_of_a_lora_have_a_role_of_their_own() -> None:
-    """So `optrun explain` shows them apart, with the optimizer that steps them; they decay as matrices do."""
+    """So `optrun explain` shows them apart, with the optimizer that steps them.
+
+    They decay as matrices do.
+    """
 
     class Adapted(torch.nn.Linear):
         def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""Rules of lr, decay and eps by width and depth: against mup, and against multipliers in the forward pass."""
+"""Rules of lr, decay and eps by width and depth.
+
+Against mup, and against multipliers in the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,10 @@ KINDS = {
 @pytest.mark.parametrize("kind", [Perceptron, Decoder])
 @pytest.mark.parametrize(("rule", "optimizer"), [("adam", "adamw"), ("sgd", "sgd")])
 def test_scales_are_those_of_mup(kind: type[nn.Module], rule: str, optimizer: str) -> None:
-    """A multiplier c on the output is a weight c W: Adam's lr goes with c, that of SGD with its square."""
+    """A multiplier c on the output is a weight c W.
+
+    Adam's lr goes with c, that of SGD with its square.
+    """
     torch.manual_seed(0)
     model, base = kind(64), kind(16)
     groups = carried(model, base, optimizer, weight_decay=1.0)
@@ -129,7 +135,10 @@ def test_scales_are_those_of_mup(kind: type[nn.Module], rule: str, optimizer: st
 
 @pytest.mark.parametrize("kind", [Perceptron, Decoder])
 def test_initial_weights_are_those_of_mup(kind: type[nn.Module]) -> None:
-    """There, a hidden matrix keeps torch's 1/sqrt(fan_in); readouts and biases have the base's deviation."""
+    """There, a hidden matrix keeps torch's 1/sqrt(fan_in).
+
+    Readouts and biases have the base's deviation.
+    """
     torch.manual_seed(0)
     model, base = kind(256), kind(64)
     sizes = growth_of(model, base)
@@ -250,7 +259,10 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion"])
 def test_a_scaled_branch_trains_as_the_multiplied_forward_pass(name: str) -> None:
-    """CompleteP writes x + f(x) / L; here the last matrix of f is that much smaller, and the model is plain."""
+    """CompleteP writes x + f(x) / L.
+
+    Here the last matrix of f is that much smaller, and the model is plain.
+    """
     share, depth, lr = 0.25, 4, 0.05
     options = {"weight_decay": 0.1} | ({"always_adapt": True} if name == "lamb" else {})
     config = config_of(name, **options)
@@ -288,7 +300,10 @@ def test_a_scaled_branch_trains_as_the_multiplied_forward_pass(name: str) -> Non
 
 
 class Tied(nn.Module):
-    """A table that is the head, too, a matrix, and the norm before the head; `factor` multiplies logits."""
+    """A table that is the head, too, a matrix, and the norm before the head.
+
+    `factor` multiplies logits.
+    """
 
     def __init__(self, width: int = 6, factor: float = 1.0, *, bias: bool = True) -> None:
         super().__init__()
@@ -487,7 +502,10 @@ def shared_check(steps: int, lr: float, *, by_gradient: bool) -> CoordinateCheck
 
 
 def test_a_gain_that_heads_share_begins_with_noise() -> None:
-    """Under SGD its update is a sum over heads: m^-1/2 while they are noise, 1 once they learn alike."""
+    """Under SGD its update is a sum over heads.
+
+    M^-1/2 while they are noise, 1 once they learn alike.
+    """
     [plain] = shared_check(1, 0.01, by_gradient=False).failures
     assert (plain.parameter, plain.measure) == ("norm.weight", "update")
     assert plain.slope == pytest.approx(-0.5, abs=0.1)

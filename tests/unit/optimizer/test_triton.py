@@ -1,4 +1,7 @@
-"""The Triton kernels are the loop; in an environment without Triton on a stand-in for its language."""
+"""The Triton kernels are the loop.
+
+In an environment without Triton on a stand-in for its language.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a model grew beside its base: by names and shapes, on the meta device; and what cannot be told is refused."""
+"""How a model grew beside its base: by names and shapes, on the meta device.
+
+And what cannot be told is refused.
+"""
 
 from __future__ import annotations
 

@@ -144,7 +144,10 @@ def test_tied_tensors_count_once_and_frozen_ones_not_at_all() -> None:
 
 
 def test_a_head_with_one_output_is_a_matrix_by_its_name() -> None:
-    """Where only names and shapes are known: a regression head decays, a disguised vector does not."""
+    """Where only names and shapes are known.
+
+    A regression head decays, a disguised vector does not.
+    """
     groups = build_param_groups(
         [
             ("score.weight", nn.Parameter(torch.ones(1, 8))),

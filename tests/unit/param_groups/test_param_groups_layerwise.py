@@ -43,7 +43,10 @@ def test_dialects(dialect: str, head: float, blocks: list[float], embeddings: fl
 
 
 def test_timm_puts_the_final_norm_into_the_top_block() -> None:
-    """timm 1.0, vision_transformer.py: group_matcher has (r'^norm', MATCH_PREV_GROUP); BEiT's own leaves it above."""
+    """timm 1.0, vision_transformer.py: group_matcher has (r'^norm', MATCH_PREV_GROUP).
+
+    BEiT's own leaves it above.
+    """
     for dialect, scale in (("beit", 1.0), ("timm", 0.5)):
         lr = by_name(
             build_param_groups(
@@ -65,7 +68,10 @@ def test_timm_puts_the_final_norm_into_the_top_block() -> None:
 
 
 def test_scales_have_a_floor_and_small_ones_do_not_train() -> None:
-    """timm's `min_scale` and `no_opt_scale`: max(min_scale, decay^k), and frozen where that is below no_opt_scale."""
+    """timm's `min_scale` and `no_opt_scale`.
+
+    Max(min_scale, decay^k), and frozen where that is below no_opt_scale.
+    """
     lr = by_name(
         build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, min_scale=0.2), "lr"
     )

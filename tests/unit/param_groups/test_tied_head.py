@@ -1,4 +1,7 @@
-"""Which norm can carry a factor on the logits of a tied head: found in a forward pass, on the meta device."""
+"""Which norm can carry a factor on the logits of a tied head.
+
+Found in a forward pass, on the meta device.
+"""
 
 from __future__ import annotations
 

@@ -210,7 +210,9 @@ def write_run(
 
 @pytest.fixture(autouse=True)
 def _unpainted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, and drawn into the page; painted once more, as files, where a test asks for `pictures`.
+    """Figures are made, and drawn into the page.
+
+    Painted once more, as files, where a test asks for `pictures`.
 
     The report of `made`, which is older than any test, is painted, too.
     """

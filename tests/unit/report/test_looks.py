@@ -1,4 +1,7 @@
-"""A growing set of seeds: each number of seeds that was asked is a look, and the m-th is judged at alpha / m."""
+"""A growing set of seeds.
+
+Each number of seeds that was asked is a look, and the m-th is judged at alpha / m.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Steps and seconds to a target, with runs that never reach it; the best of fewer configurations."""
+"""Steps and seconds to a target, with runs that never reach it.
+
+The best of fewer configurations.
+"""
 
 from __future__ import annotations
 

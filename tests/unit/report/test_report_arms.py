@@ -28,7 +28,10 @@ def _find(folder: Path) -> Findings:
 
 
 def test_only_what_differs_within_a_choice_is_named(tmp_path: Path, make_run: MakeRun) -> None:
-    """That lamb has another default_lr than adamw follows from its name; another eps among lambs does not."""
+    """That lamb has another default_lr than adamw follows from its name.
+
+    Another eps among lambs does not.
+    """
     for number, (optimizer, eps) in enumerate([("adamw", None), ("lamb", 1e-6), ("lamb", 1e-8)]):
         config = {"optimizer.eps": eps} if eps else {}
         make_run(
@@ -54,7 +57,10 @@ def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: M
 def test_a_key_that_an_earlier_version_lacked_had_its_default(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
-    """A group, a key of a choice and one on top; nothing else tells the runs of before from those of today."""
+    """A group, a key of a choice and one on top.
+
+    Nothing else tells the runs of before from those of today.
+    """
     later = {
         "parametrization": {"name": "standard"},
         "branch_schedule": "continue",
@@ -77,7 +83,10 @@ def test_a_key_that_an_earlier_version_lacked_had_its_default(
 def test_of_settings_changed_together_the_first_typed_names_the_contender(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
-    """Batch size with its warm-up and evaluation interval: one name, and what follows from it was not tuned."""
+    """Batch size with its warm-up and evaluation interval.
+
+    One name, and what follows from it was not tuned.
+    """
     for number, (batch, warmup, lr) in enumerate(
         [(8, 0.05, 1e-3), (16, 0.1, 2e-3), (32, 0.1, 4e-3)]
     ):

@@ -175,7 +175,10 @@ def test_a_run_that_has_just_begun_runs(tmp_path: Path) -> None:
 def test_jobs_that_a_stopped_sweep_left_did_not_fail(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Hydra's folder, made by the launcher, or with none; a job of an older line that has no more, too."""
+    """With Hydra's folder, made by the launcher, or with none.
+
+    A job of an older line that has no more, too.
+    """
     monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
     cut = make_run(tmp_path / "cut", seed=0, status="interrupted", global_step=3, max_steps=50)
     for name in ("handed", "older", "begun"):

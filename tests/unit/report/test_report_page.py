@@ -1,4 +1,7 @@
-"""The page: what it loads, tells, switches, prints; what strangers' names do to it; the numbers beside its pictures."""
+"""The page: what it loads, tells, switches, prints; what strangers' names do to it.
+
+The numbers beside its pictures.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def test_the_page_loads_nothing_and_says_so(made: tuple[Report, str]) -> None:
 
 
 def test_the_page_is_legible_on_a_phone(made: tuple[Report, str]) -> None:
-    """Pictures as wide as one, in points, and the rows of the ranking as cards: no verdict is off the screen."""
+    """Pictures as wide as one, in points, and the rows of the ranking as cards.
+
+    No verdict is off the screen.
+    """
     page = made[0].files[0].read_text()
     widths = [float(box.split()[2]) for box in re.findall(r'viewBox="([^"]+)"', page)]
     assert len(widths) == 4

@@ -1,4 +1,7 @@
-"""The pictures of a comparison: they show what was computed, and one bad contender does not squeeze the others."""
+"""The pictures of a comparison.
+
+They show what was computed, and one bad contender does not squeeze the others.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,10 @@ def test_a_bad_contender_is_named_above_curves_and_basins(
 
 
 def test_four_contenders_are_no_fog(tmp_path: Path, make_run: MakeRun) -> None:
-    """Two have a band; on the page, and there alone, the seeds of the others wait to be pointed at."""
+    """Two have a band.
+
+    On the page, and there alone, the seeds of the others wait to be pointed at.
+    """
     for number in range(8):
         optimizer = ("adamw", "lamb", "adamax", "lion")[number % 4]
         make_run(

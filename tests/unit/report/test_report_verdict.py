@@ -1,4 +1,7 @@
-"""The line: which optimizer at which lr could be the best, and nobody wins by what was lost or left out."""
+"""The line.
+
+Which optimizer at which lr could be the best, and nobody wins by what was lost or left out.
+"""
 
 from __future__ import annotations
 

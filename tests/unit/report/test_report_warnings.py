@@ -220,7 +220,10 @@ def test_the_best_lr_wants_results_close_by(
     grid: dict[float, Change],
     expected: list[tuple[str, str]],
 ) -> None:
-    """A neighbour that diverged bounds the search only where it is near; one that has not ended is named by itself."""
+    """A neighbour that diverged bounds the search only where it is near.
+
+    One that has not ended is named by itself.
+    """
     for number, (lr, options) in enumerate(grid.items()):
         make_run(tmp_path / f"a{number}", lr=lr, max_steps=20, **options)
         make_run(tmp_path / f"b{number}", lr=2e-3, optimizer="lamb", max_steps=20, seed=number)

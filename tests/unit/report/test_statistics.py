@@ -1,4 +1,7 @@
-"""The comparison of contenders: cases computed by hand, scipy as an oracle, and what must not change a verdict."""
+"""The comparison of contenders.
+
+Cases computed by hand, scipy as an oracle, and what must not change a verdict.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def _verdicts(judged: Judgement) -> dict[str, Verdict]:
 
 
 def test_a_case_computed_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, sd 1, t = 2 sqrt(3) on 2 degrees, p = (1 - t / sqrt(t^2 + 2)) / 2 = 0.0371."""
+    """Differences 1, 2, 3.
+
+    Mean 2, sd 1, t = 2 sqrt(3) on 2 degrees, p = (1 - t / sqrt(t^2 + 2)) / 2 = 0.0371.
+    """
     judged = compare(
         {"a": {0: 1.0, 1: 5.0, 2: 3.0}, "b": {0: 2.0, 1: 7.0, 2: 6.0}}, mode="min", matters=0.5
     )
@@ -260,7 +266,10 @@ def test_each_pair_is_compared_over_the_seeds_that_both_have() -> None:
 
 
 def test_easy_seeds_make_no_reference() -> None:
-    """b has the best mean, since it did not run the hard seeds, and is worse on all that it shares; d ran once."""
+    """b has the best mean, since it did not run the hard seeds, and is worse on all that it shares.
+
+    D ran once.
+    """
     a = {0: 1.0, 1: 1.1, 2: 0.9, 3: 9.0, 4: 9.1}
     judged = compare(
         {"a": a, "b": {0: 2.0, 1: 2.2, 2: 1.8}, "d": {0: 0.5}}, mode="min", matters=0.1

@@ -1,4 +1,7 @@
-"""What a report finds in stored sweeps of every kind, so that a change of the report shows what it changes."""
+"""What a report finds in stored sweeps of every kind.
+
+So that a change of the report shows what it changes.
+"""
 
 from __future__ import annotations
 

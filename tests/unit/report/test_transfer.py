@@ -141,7 +141,10 @@ def test_two_keys(sweep: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_keys_that_moved_together(sweep: Callable[..., Path]) -> None:
-    """A key of the same group goes along; one of another has to be named, and the target to lie on their line."""
+    """A key of the same group goes along.
+
+    One of another has to be named, and the target to lie on their line.
+    """
     heads = {32: 2, 64: 4, 128: 8}
     for width, count in heads.items():
         folder = sweep({width: LRS}, config={WIDTH: width, "model.n_head": count})

@@ -1,4 +1,7 @@
-"""The page that follows a sweep: made anew as runs write, served on this machine alone, ended with the last job."""
+"""The page that follows a sweep.
+
+Made anew as runs write, served on this machine alone, ended with the last job.
+"""
 
 from __future__ import annotations
 

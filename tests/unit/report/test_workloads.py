@@ -1,4 +1,7 @@
-"""Several workloads: scores between a measured floor and the best mean; what teaches nothing is left out."""
+"""Several workloads: scores between a measured floor and the best mean.
+
+What teaches nothing is left out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is built before the first step: how long, with which groups, judged by what, and what is refused."""
+"""What is built before the first step.
+
+How long, with which groups, judged by what, and what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`summary.json` as it is written: by a start, by the lines of metrics, by another start, by each kind of end."""
+"""`summary.json` as it is written.
+
+By a start, by the lines of metrics, by another start, by each kind of end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The scheduler carries curves to groups: ratios stay, state is JSON, per-group schedules, weight decay, plateau."""
+"""The scheduler carries curves to groups.
+
+Ratios stay, state is JSON, per-group schedules, weight decay, plateau.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The schedule is a torch LRScheduler: what accelerate, Lightning, pickle and torch's own schedulers ask of one."""
+"""The schedule is a torch LRScheduler.
+
+What accelerate, Lightning, pickle and torch's own schedulers ask of one.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,10 @@ def test_a_state_as_checkpoints_hold_it() -> None:
 
 
 def test_a_group_added_later_joins_at_the_step_the_schedule_has_come_to() -> None:
-    """Also for the very next step of the optimizer, which comes before the next one of the schedule."""
+    """Also for the very next step of the optimizer.
+
+    Which comes before the next one of the schedule.
+    """
     optimizer = Lamb([("first", _param())], lr=1.0, weight_decay=0.1)
     scheduler = build_scheduler(optimizer, "linear", num_training_steps=10, weight_decay_curve="lr")
     _step(scheduler, 4)
@@ -175,7 +181,10 @@ def test_every_optimizer_takes_a_group_later(case: Case) -> None:
 
 @pytest.mark.parametrize("member", ["lamb", "sgd", "adamw"])
 def test_a_group_added_later_counts_on(member: str) -> None:
-    """Functions of the step and bias corrections that count the optimizer's steps; also in a member that is new."""
+    """Functions of the step and bias corrections that count the optimizer's steps.
+
+    Also in a member that is new.
+    """
     first, second = _param(), _param()
     optimizer = Composite(
         [{"params": [("first", first)]}, {"params": [("other", _param())], "optimizer": "adamw"}],
@@ -281,7 +290,10 @@ def test_accelerate_steps_it_with_the_optimizer_and_keeps_its_state(tmp_path: Pa
 
 
 def test_a_schedule_over_a_wrapped_optimizer_drives_the_one_inside() -> None:
-    """As accelerate's `prepare` returns it: a torch optimizer without hooks, and with the real one in it."""
+    """As accelerate's `prepare` returns it.
+
+    A torch optimizer without hooks, and with the real one in it.
+    """
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:

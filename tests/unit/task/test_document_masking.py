@@ -1,4 +1,7 @@
-"""Documents of a block that see nothing of each other: the same loss and gradient as each of them alone."""
+"""Documents of a block that see nothing of each other.
+
+The same loss and gradient as each of them alone.
+"""
 
 from __future__ import annotations
 

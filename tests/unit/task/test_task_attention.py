@@ -48,7 +48,10 @@ def varlen(
     max_seqlen_k: Any = None,
     dropout_p: float = 0.0,
 ) -> Any:
-    """What flash_attn_varlen_func computes: causal attention within each sequence; shape (tokens, heads, size)."""
+    """What flash_attn_varlen_func computes: causal attention within each sequence.
+
+    Shape (tokens, heads, size).
+    """
     assert causal
     assert dropout_p == 0
     assert torch.equal(cu_seqlens_q, cu_seqlens_k)
@@ -91,7 +94,10 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
-    """FlexAttention as it is written: torch neither compiles it, nor differentiates it on the CPU."""
+    """FlexAttention as it is written.
+
+    Torch neither compiles it, nor differentiates it on the CPU.
+    """
     with torch.compiler.set_stance("force_eager"):
         yield
 

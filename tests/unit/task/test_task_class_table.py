@@ -1,4 +1,7 @@
-"""Figures of each class, against scikit-learn and an entity count by hand; several parts are merged as ranks' are."""
+"""Figures of each class, against scikit-learn and an entity count by hand.
+
+Several parts are merged as ranks' are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Losses, gradients, pooling and folders of embeddings are those of sentence-transformers; what is refused."""
+"""Losses, gradients, pooling and folders of embeddings are those of sentence-transformers.
+
+What is refused.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def test_losses_and_gradients_are_those_of_sentence_transformers(name: str) -> N
 def test_a_folder_means_to_sentence_transformers_what_it_means_here(
     name: str, tmp_path: Path
 ) -> None:
-    """Its embeddings of the folder that is written here are ours; and the folder is read as it was meant."""
+    """Its embeddings of the folder that is written here are ours.
+
+    And the folder is read as it was meant.
+    """
     mode, side = name.split()
     normalize = dict(record.POOLINGS)[mode]
     record.write_folder(tmp_path, mode, normalize=normalize, left=side == "left")

@@ -1,4 +1,7 @@
-"""What is known of the data before the first step: counted on examples that were written out by hand."""
+"""What is known of the data before the first step.
+
+Counted on examples that were written out by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Any number of labels: read from lists and from columns, and judged as scikit-learn and transformers judge them."""
+"""Any number of labels.
+
+Read from lists and from columns, and judged as scikit-learn and transformers judge them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Causal, masked and sequence-to-sequence language models: what a batch holds, and what it is weighted by."""
+"""Causal, masked and sequence-to-sequence language models.
+
+What a batch holds, and what it is weighted by.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,10 @@ UNEQUAL = {
 def test_rows_of_unequal_choices_are_what_they_are_alone(
     smoothing: float, make_task: Make, make_source: Make, tokenizer: Make
 ) -> None:
-    """Loss, gradients and predictions of a batch are those of its rows one by one, which transformers computes."""
+    """Loss, gradients and predictions of a batch are those of its rows one by one.
+
+    Which transformers computes.
+    """
     task = make_task("multiple_choice", make_source(UNEQUAL))
     task.label_smoothing = smoothing
     assert any("from 2 to 4 choices" in note for note in task.notes)

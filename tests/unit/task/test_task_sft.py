@@ -1,4 +1,7 @@
-"""Fine-tuning on chats: which tokens carry loss, what is cut, and packed rows that are as each alone."""
+"""Fine-tuning on chats.
+
+Which tokens carry loss, what is cut, and packed rows that are as each alone.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,10 @@ def test_completions(
 
 
 def test_a_prompt_is_asked_as_it_was_learnt(make_source: Make, make_task: Make, bpe: Any) -> None:
-    """One that ends with a turn of the assistant, too: `optrun predict` asks with what stands before the completion."""
+    """One that ends with a turn of the assistant, too.
+
+    `optrun predict` asks with what stands before the completion.
+    """
     rows = {
         "prompt": [said("Hi", "Ho")],
         "completion": [[{"role": "assistant", "content": "the cat"}]],

@@ -1,4 +1,7 @@
-"""A stream's examples are those of the same rows read whole, for every task that reads streams; and what is refused."""
+"""A stream's examples are those of the same rows read whole, for every task that reads streams.
+
+And what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From a configuration to a batch in a model, for every task: what the rooms promise each other fits."""
+"""From a configuration to a batch in a model, for every task.
+
+What the rooms promise each other fits.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,10 @@ class Recorder(Callback):
 
 
 class Saves:
-    """In place of the disk: keeps the weight and the counters of each step that it is asked to save."""
+    """In place of the disk.
+
+    Keeps the weight and the counters of each step that it is asked to save.
+    """
 
     writing = False
     on_save: Callable[[Path], None]

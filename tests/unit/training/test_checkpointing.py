@@ -22,7 +22,10 @@ from optrun.training.state import RandomStates
 def _manager(
     folder: Path, said: list[str], snapshot: Callable[[], object] = lambda: None
 ) -> tuple[CheckpointManager, Any]:
-    """A manager whose disk refuses, for there is no folder of checkpoints; and the state that it saves."""
+    """A manager whose disk refuses, for there is no folder of checkpoints.
+
+    And the state that it saves.
+    """
     config = store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", [])))
     state = SimpleNamespace(global_step=3, ranking={})
     setup: Any = SimpleNamespace(
@@ -50,7 +53,10 @@ def _manager(
 
 
 def test_a_save_of_the_present_step_waits_for_the_next_look_of_all_ranks(tmp_path: Path) -> None:
-    """A refused save may have ended on one rank and not on the other: one would try again a step before the other."""
+    """A refused save may have ended on one rank and not on the other.
+
+    One would try again a step before the other.
+    """
     said: list[str] = []
     manager, state = _manager(tmp_path, said)
     manager.save(RandomStates(torch.device("cpu")))
@@ -67,7 +73,10 @@ def test_a_save_of_the_present_step_waits_for_the_next_look_of_all_ranks(tmp_pat
 
 
 def test_training_that_stands_still_for_a_save_says_so(tmp_path: Path) -> None:
-    """While it copies, and while it waits for the one before, whoever asks for it; so its own limit counts."""
+    """While it copies, and while it waits for the one before, whoever asks for it.
+
+    So its own limit counts.
+    """
     table, phases = Heartbeats.create(1), list[Phase]()
     heartbeat.begin(table)
     try:

@@ -15,7 +15,10 @@ from optrun.training.ranking import Ranking
 
 
 def theirs(values: list[float], mode: str, patience: int, threshold: float) -> list[int]:
-    """Their counter after each evaluation; Trainer settles the best after its callbacks have seen the metrics."""
+    """Their counter after each evaluation.
+
+    Trainer settles the best after its callbacks have seen the metrics.
+    """
     args: Any = SimpleNamespace(
         metric_for_best_model="m", greater_is_better=mode == "max", save_strategy="no"
     )

@@ -74,7 +74,10 @@ def counted(state: TrainState) -> dict[str, Any]:
 def test_a_run_that_is_prolonged_is_the_longer_run(
     tmp_path: Path, stop: int, intervals: tuple[str, ...]
 ) -> None:
-    """N steps, and on to M, are M steps, but for what the end of N alone asked for, which is marked."""
+    """N steps, and on to M, are M steps, but for what the end of N alone asked for.
+
+    Which is marked.
+    """
     whole = Run(tmp_path, *intervals, steps=6)()
     first = Run(tmp_path, *intervals, steps=stop)()
     assert first.events[-1] == "finished"
@@ -162,7 +165,10 @@ def test_a_request_to_save_is_answered_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("hook", "last"), [("begin", 1), ("step", 2), ("evaluate", 2), ("log", 3)])
 def test_a_component_ends_it_well(tmp_path: Path, hook: str, last: int) -> None:
-    """In a step or an evaluation with this step, in any other hook with the next; once, by the first who asks."""
+    """In a step or an evaluation with this step, in any other hook with the next.
+
+    Once, by the first who asks.
+    """
 
     def then(heard: str, training: TrainingContext) -> None:
         if heard == hook and training.global_step in (0 if hook == "begin" else 2, last):
@@ -247,7 +253,10 @@ def test_a_step_that_was_stopped_before_its_evaluation_begins_with_it(tmp_path: 
 
 
 def test_back_to_the_last_scheduled_checkpoint_and_past_the_bad_data(tmp_path: Path) -> None:
-    """An example that is no number comes once an epoch; the steps since the checkpoint are passed over with it."""
+    """An example that is no number comes once an epoch.
+
+    The steps since the checkpoint are passed over with it.
+    """
     (tmp_path / "checkpoints").mkdir()
     rows = [*EXAMPLES[:-1], math.nan]
     words = ("on_nonfinite=rollback", "logging_steps=1", "max_rollbacks=5")

@@ -83,7 +83,10 @@ def test_a_rank_is_measured_before_its_gradient_is_averaged(tmp_path: Path) -> N
 def test_in_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two micro-batches measure it; it changes no other number; one micro-batch and fsdp are refused."""
+    """Two micro-batches measure it; it changes no other number.
+
+    One micro-batch and fsdp are refused.
+    """
     monkeypatch.chdir(tmp_path)
     words = [
         *TINY_GPT,

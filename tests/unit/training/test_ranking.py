@@ -36,7 +36,10 @@ def test_without_a_loss_the_later_of_equals_is_best() -> None:
 
 
 def test_what_an_older_optrun_saved_is_taken_up() -> None:
-    """It knew no losses, and counted no ties, so none are told: what has a loss comes before its equals."""
+    """It knew no losses, and counted no ties, so none are told.
+
+    What has a loss comes before its equals.
+    """
     values = TrainState(
         global_step=2, ranking={"1": 0.5, "2": 1.0}, ranked_by="eval/accuracy max"
     ).to_dict()

@@ -13,7 +13,10 @@ from optrun.training.utilization import PEAKS, peak_flops
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_operations_are_those_of_the_products(batch: int) -> None:
-    """12 n d^2 of a layer's four products, 2 n^2 d of attention, d V of the head; twice, for multiply and add."""
+    """12 n d^2 of a layer's four products, 2 n^2 d of attention, d V of the head.
+
+    Twice, for multiply and add.
+    """
     d, n, layers, vocabulary = 32, 16, 2, 100
     sizes = GPT2Config(n_embd=d, n_layer=layers, n_head=2, vocab_size=vocabulary, n_positions=n)
     model = GPT2LMHeadModel(sizes)

@@ -1,4 +1,6 @@
-"""Adam, Adamax and LAMB over a list of tensors, in Triton: each formula as the loop beside it in Python writes it.
+"""Adam, Adamax and LAMB over a list of tensors, in Triton.
+
+Each formula as the loop beside it in Python writes it.
 
 Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where
 tensors lie, and their numbers, stand in tables. LAMB's sums are added in float64, lane by lane,
@@ -18,7 +20,10 @@ import triton.language as tl
 from optrun.optimizer.kernels.rows import NUMBERS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1 as this file was imported."""
+"""Whether Triton's interpreter runs the kernels, on the CPU.
+
+TRITON_INTERPRET=1 as this file was imported.
+"""
 REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
 CHUNK = 8192
 """Elements of a program."""
@@ -31,7 +36,10 @@ Sums are added in an order that warps decide, too; multiply-adds are not fused, 
 """
 
 PLACES = ("params", "grads", "firsts", "seconds", "size", "chunks")
-"""What is told of each tensor besides `NUMBERS`: four addresses, elements, which chunk is its first."""
+"""What is told of each tensor besides `NUMBERS`.
+
+Four addresses, elements, which chunk is its first.
+"""
 
 # Triton takes constants of a file only as these.
 _PLACES, _NUMBERS = tl.constexpr(len(PLACES)), tl.constexpr(len(NUMBERS))
@@ -201,7 +209,10 @@ def lamb_moments(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the first half of `lamb._single_tensor_lamb`: moments, squares of weights and directions by chunk."""
+    """Compute the first half of `lamb._single_tensor_lamb`.
+
+    Moments, squares of weights and directions by chunk.
+    """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
@@ -272,7 +283,10 @@ def lamb_update(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the second half of `lamb._single_tensor_lamb`: the direction again, as long as the ratio says."""
+    """Compute the second half of `lamb._single_tensor_lamb`.
+
+    The direction again, as long as the ratio says.
+    """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS

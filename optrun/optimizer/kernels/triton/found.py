@@ -1,4 +1,7 @@
-"""Whether the Triton kernels step tensors on a device, or why not; a device has to show that it computes them right."""
+"""Whether the Triton kernels step tensors on a device, or why not.
+
+A device has to show that it computes them right.
+"""
 
 from __future__ import annotations
 

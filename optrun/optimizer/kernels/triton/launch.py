@@ -80,7 +80,10 @@ def _current(where: torch.device) -> AbstractContextManager[object]:
 
 @lru_cache(maxsize=32)
 def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
-    """List for each chunk its tensor and its first element: shape (chunks, 2), int64, on the CPU; read-only."""
+    """List for each chunk its tensor and its first element: shape (chunks, 2), int64, on the CPU.
+
+    Read-only.
+    """
     counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
     tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
     begins = torch.arange(len(tensors), device="cpu") - (counts.cumsum(0) - counts)[tensors]
@@ -95,7 +98,10 @@ def _table(
     rows: Rows,
     where: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Copy everything that a step knows of each tensor at once: `device.PLACES`, int64, and its numbers, float64."""
+    """Copy everything that a step knows of each tensor at once.
+
+    `device.PLACES`, int64, and its numbers, float64.
+    """
     counts = [-(-size // chunk) for size in sizes]
     firsts = [0, *accumulate(counts[:-1])]
     own = [[*four, size, first] for four, size, first in zip(addresses, sizes, firsts, strict=True)]

@@ -1,4 +1,7 @@
-"""One small step of each formula on a device, held against the formula: where that fails, other kernels step there."""
+"""One small step of each formula on a device, held against the formula.
+
+Where that fails, other kernels step there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Clips: against torch, with sparse gradients, opt-outs, groups, and the global norm computed once."""
+"""Clips.
+
+Against torch, with sparse gradients, opt-outs, groups, and the global norm computed once.
+"""
 
 from __future__ import annotations
 

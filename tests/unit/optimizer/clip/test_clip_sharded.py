@@ -1,4 +1,7 @@
-"""Two ranks clip what one process clips: the norm is that of all pieces, whatever is replicated or sharded."""
+"""Two ranks clip what one process clips.
+
+The norm is that of all pieces, whatever is replicated or sharded.
+"""
 
 from __future__ import annotations
 
