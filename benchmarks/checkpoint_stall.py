@@ -167,9 +167,10 @@ def measure(
         if repeat:  # the first one makes the memory
             for name, value in spent.items():
                 seconds.setdefault(name, []).append(value)
-    return sum(
-        tensor.numel() * tensor.element_size() for tensor in everything.values()
-    ) / 2**20, seconds
+    return (
+        sum(tensor.numel() * tensor.element_size() for tensor in everything.values()) / 2**20,
+        seconds,
+    )
 
 
 def main() -> None:
@@ -191,14 +192,17 @@ def main() -> None:
         named = {"stall": f"stall, {checksum}", "save": f"save, {checksum}"}
         for name in ("stall", "save", "torch.save", "safetensors"):
             base = "copy" if name == "stall" else "plain"
-            row = f"| {named.get(name, name)} | {base} | {cells(over(seconds[name], seconds[base]))} |"
+            row = (
+                f"| {named.get(name, name)} | {base} |"
+                f" {cells(over(seconds[name], seconds[base]))} |"
+            )
             if name in named or not any(line.startswith(f"| {name} ") for line in rows):
                 rows.append(row)
     shutil.rmtree(folder)
     copied, plain = (size / statistics.median(seconds[name]) for name in ("copy", "plain"))
     print(
-        f"A state of {size:.0f} MiB on {given.device}; a copy makes {copied:.0f} MiB/s, a plain flushed write "
-        f"{plain:.0f} MiB/s; {given.repeats} repeats.\n"
+        f"A state of {size:.0f} MiB on {given.device}; a copy makes {copied:.0f} MiB/s, a plain"
+        f" flushed write {plain:.0f} MiB/s; {given.repeats} repeats.\n"
     )
     print("\n".join(rows))
 

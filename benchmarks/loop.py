@@ -229,7 +229,10 @@ def measure(steps: int, repeats: int, only: str) -> str:
             found[name].append(loop(steps, every))
     bases = found.pop("a bare loop")
     rows = [
-        f"1.00 is {statistics.median(bases):.1f} CPU ms, a step of the bare loop; {repeats} turns of {steps} steps.",
+        (
+            f"1.00 is {statistics.median(bases):.1f} CPU ms, a step of the bare loop; {repeats}"
+            f" turns of {steps} steps."
+        ),
         "",
         "| a step of | CPU time over the bare loop | middle half | ms more | middle half |",
         "| --- | --- | --- | --- | --- |",

@@ -270,7 +270,10 @@ def measure(given: argparse.Namespace) -> str:
     absent = "– | | " if gpu else "not measured | | "
     params = bert(given.layers, given.vocabulary, "meta")
     count, elements = len(params), sum(param.numel() for param in params.values())
-    head = f"{elements / 1e6:.0f} million float32 weights in {count} tensors; {', '.join(told)}; {given.rounds} rounds."
+    head = (
+        f"{elements / 1e6:.0f} million float32 weights in {count} tensors; {', '.join(told)};"
+        f" {given.rounds} rounds."
+    )
     columns = [f"{where}: ratio | middle half | extra memory" for where in ("CPU", "GPU")]
     if why_not_compiled():
         head += f" Without the compiled kernel: {why_not_compiled()}."

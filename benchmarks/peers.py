@@ -395,7 +395,10 @@ def table(place: Path, steps: int, repeats: int, only: str) -> Iterator[str]:
                 }
                 losses, first = (found[which][0]["losses"] for which in (at, able[0]))
                 furthest = max(abs(a - b) for a, b in zip(losses, first, strict=True))
-                said += f" {middle['seconds']:.0f} | {tokens[task] / middle['counted']:,.0f} | {middle['peak']:,.0f} |"
+                said += (
+                    f" {middle['seconds']:.0f} | {tokens[task] / middle['counted']:,.0f} |"
+                    f" {middle['peak']:,.0f} |"
+                )
                 yield f"{said} {losses[-1]:.5f} | {'–' if at == able[0] else f'{furthest:.0e}'} |"
             else:
                 yield f"{said} {peers[at].lacking()} | | | | |"
@@ -427,8 +430,9 @@ def main() -> None:
         return
     print(f"{given.steps} steps of {BATCH} rows, medians of {given.repeats} runs.\n")
     print(
-        "| rows | by | CPU seconds with the start | tokens a CPU second | peak memory, MiB | loss of the last step "
-        "| largest difference of a loss |\n| --- | --- | --- | --- | --- | --- | --- |"
+        "| rows | by | CPU seconds with the start | tokens a CPU second | peak memory, MiB | loss"
+        " of the last step | largest difference of a loss |\n| --- | --- | --- | --- | --- | --- |"
+        " --- |"
     )
     with tempfile.TemporaryDirectory() as folder:
         for row in table(Path(folder), given.steps, given.repeats, given.only):

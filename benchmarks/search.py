@@ -96,7 +96,8 @@ def main() -> None:
     for text, one in rows:
         found = [one(seed) for seed in range(studies)]
         print(
-            f"{text:42} {median(each for each, _ in found):14.4f} {median(lost for _, lost in found):9.0f}"
+            f"{text:42} {median(each for each, _ in found):14.4f}"
+            f" {median(lost for _, lost in found):9.0f}"
         )
 
 

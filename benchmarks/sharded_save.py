@@ -146,13 +146,15 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
     if rank == 0:
         base = statistics.median(seconds["whole"])
         print(
-            f"A state of {3 * count * SIDE * SIDE * 4 / 2**20:.0f} MiB, {ranks} gloo ranks; 1.00 is {base:.2f} s, "
-            f"{sizes['whole']:,} bytes, sharded {sizes['sharded']:,}; {repeats} repeats.\n"
+            f"A state of {3 * count * SIDE * SIDE * 4 / 2**20:.0f} MiB, {ranks} gloo ranks; 1.00 is"
+            f" {base:.2f} s, {sizes['whole']:,} bytes, sharded {sizes['sharded']:,}; {repeats}"
+            " repeats.\n"
         )
         print("| | seconds over the whole save | middle half |\n| --- | --- | --- |")
         for name, spent in seconds.items():
             print(
-                f"| {name.replace('torch', 'torch.distributed.checkpoint')} | {cells(over(spent, seconds['whole']))} |"
+                f"| {name.replace('torch', 'torch.distributed.checkpoint')} |"
+                f" {cells(over(spent, seconds['whole']))} |"
             )
     dist.destroy_process_group()
 
@@ -286,7 +288,8 @@ def memory_main(rank: int, folder: str, ranks: int) -> None:
         )
         print(f"A model of {size:.0f} MiB, {ranks} ranks: a share of {size / ranks:.0f} MiB.\n")
         print(
-            "| | rank 0 | other ranks | with mapped files, rank 0 | other ranks |\n| --- | --- | --- | --- | --- |"
+            "| | rank 0 | other ranks | with mapped files, rank 0 | other ranks |\n| --- | --- |"
+            " --- | --- | --- |"
         )
         for phase in found:
             others = [max(own[phase][which] for own in every[1:]) for which in (0, 1)]

@@ -125,10 +125,8 @@ def measured(program: str, *words: str, folder: str) -> dict[str, float]:
     code = (
         "import resource\n"
         + program
-        + (
-            "\nimport sys\nwho = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)"
-            "\nsys.stdout.write('%d' % max(resource.getrusage(one).ru_maxrss for one in who))\n"
-        )
+        + "\nimport sys\nwho = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)"
+        "\nsys.stdout.write('%d' % max(resource.getrusage(one).ru_maxrss for one in who))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
@@ -183,7 +181,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = [row for size in sizes for row in rows(size, folder, given.without)]
     print(
-        f"\n{VOCABULARY:,} entries, {os.cpu_count()} cores; imports alone take some 500 MB of memory.\n"
+        f"\n{VOCABULARY:,} entries, {os.cpu_count()} cores; imports alone take some 500 MB of"
+        " memory.\n"
     )
     print(
         "| text | way | seconds | thousand tokens per CPU second of tokenising | peak memory, MB |"

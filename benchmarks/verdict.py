@@ -315,7 +315,10 @@ def question_rows(tables: int) -> Iterator[list[str]]:
     for difference in (1.0, 2.0):
         rates = [confirmed(k, n, difference, tables // 5) for n in (3, 5) for k in range(2, 8)]
         yield [
-            f"`confirm power=0.8` of a difference of {difference:g} sd, after 3 or 5 seeds, 2 to 7 contenders",
+            (
+                f"`confirm power=0.8` of a difference of {difference:g} sd, after 3 or 5 seeds, 2"
+                " to 7 contenders"
+            ),
             "0.39 to 0.57",
             f"{min(rates):.2f} to {max(rates):.2f}",
         ]
@@ -328,7 +331,10 @@ def question_rows(tables: int) -> Iterator[list[str]]:
     ]
     alone, chance, little = (found_over_workloads(gain, tables) for gain in (None, 0.0, 6.0))
     yield [
-        "worse by 2 sd on five workloads: ruled out; beside one at chance; beside one that gains 6 sd",
+        (
+            "worse by 2 sd on five workloads: ruled out; beside one at chance; beside one that"
+            " gains 6 sd"
+        ),
         "100 %; 13 %; 13 %",
         f"{alone:.0%}; {chance:.0%}; {little:.0%}",
     ]

@@ -21,5 +21,6 @@ sweep = optrun.sweep(
 for run in sweep.runs:
     losses = [f"{record['eval/loss']:.3f}" for record in run.metrics if "eval/loss" in record]
     print(
-        f"{run.config.optimizer.name:6} seed {run.config.seed}: evaluation loss {' -> '.join(losses)}"
+        f"{run.config.optimizer.name:6} seed {run.config.seed}: evaluation loss"
+        f" {' -> '.join(losses)}"
     )

@@ -17,5 +17,6 @@ result = optrun.run(
 print(f"{result.exit_reason}: {result.run_dir}")
 print(f"evaluation loss {result.metrics['eval/loss']:.3f}")
 print(
-    f"{sum(p.numel() for p in result.model.parameters()):,} parameters in a {type(result.model).__name__}"
+    f"{sum(p.numel() for p in result.model.parameters()):,} parameters in a"
+    f" {type(result.model).__name__}"
 )

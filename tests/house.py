@@ -157,7 +157,8 @@ def main() -> None:
     print(f"Any: {sum(len(ANY.findall(text)) for text in sources().values()):,}")
     lines_of = list(first_lines())
     print(
-        f"functions: {sum(1 for _ in functions()):,}; docstrings {len(lines_of):,}, riddles {len(riddles()):,}"
+        f"functions: {sum(1 for _ in functions()):,}; docstrings {len(lines_of):,}, riddles"
+        f" {len(riddles()):,}"
     )
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages())
     readme = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())

@@ -42,7 +42,10 @@ TINY_BERT = [
     "model.vocab_size=320",
 ]
 
-TEXT = "the quick brown fox jumps over a lazy dog while seven wizards mix black quartz and vow to fix it again"
+TEXT = (
+    "the quick brown fox jumps over a lazy dog while seven wizards mix black quartz and vow to fix"
+    " it again"
+)
 WORDS = TEXT.split()
 
 

@@ -29,7 +29,8 @@ def command_line_of(
         isinstance(token, str) for token in overrides
     ):
         raise TypeError(
-            f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb", "lr=2e-3"].'
+            f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb",'
+            ' "lr=2e-3"].'
         )
     for token in overrides:
         if token.startswith("-"):

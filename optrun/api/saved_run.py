@@ -243,7 +243,8 @@ def _from_pretrained(folder: Path) -> PreTrainedModel:
     kind = getattr(transformers, names[0], None)
     if kind is None:
         raise CheckpointError(
-            f"{folder}: its model class {names[0]!r} is not one of transformers; load it by its own."
+            f"{folder}: its model class {names[0]!r} is not one of transformers; load it by its"
+            " own."
         )
     model: PreTrainedModel = kind.from_pretrained(str(folder))
     return model.eval()

@@ -71,7 +71,8 @@ def run(
         hydra = store.open_hydra(command_line.config_dir)
         if is_sweep(hydra, command_line):
             raise ConfigError(
-                "this recipe is a sweep: optrun.sweep(...) starts it; hydra.mode=RUN makes one run of it."
+                "this recipe is a sweep: optrun.sweep(...) starts it; hydra.mode=RUN makes one run"
+                " of it."
             )
         return result_of(train(hydra, command_line, caller(quiet=quiet)))
 

@@ -130,8 +130,8 @@ def save_checkpoint(
     except OSError as error:
         _discard(aside, folder, saving)
         raise StorageError(
-            f"{folder}: the checkpoint could not be saved: {error.strerror or error}. Older checkpoints are untouched; "
-            f"{_room(run, snapshot)}, then go on with resume={run.path}"
+            f"{folder}: the checkpoint could not be saved: {error.strerror or error}. Older"
+            f" checkpoints are untouched; {_room(run, snapshot)}, then go on with resume={run.path}"
         ) from error
     except BaseException:
         _discard(aside, folder, saving)
@@ -159,8 +159,8 @@ def _make_aside(run: RunDir, folder: Path, aside: Path, snapshot: Snapshot) -> P
     free = shutil.disk_usage(run.checkpoints).free
     if free < snapshot.size + MARGIN:
         raise StorageError(
-            f"{folder}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free. Older checkpoints "
-            "are untouched; make room."
+            f"{folder}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free."
+            " Older checkpoints are untouched; make room."
         )
     if aside.is_dir() and not aside.is_symlink():
         remove_folder(aside)
@@ -226,8 +226,8 @@ def refuse_not_finite(snapshot: Snapshot) -> None:
     name = name or first_not_finite(snapshot.optimizer, infinite=False)
     if name is not None:
         raise NonFiniteError(
-            f"step {snapshot.global_step}: {name} holds NaN or infinity after the update, so this state was not saved. "
-            "Older checkpoints are untouched."
+            f"step {snapshot.global_step}: {name} holds NaN or infinity after the update, so this"
+            " state was not saved. Older checkpoints are untouched."
         )
 
 
@@ -390,8 +390,8 @@ def refuse_mutated(
             )
         if entry["xxh3"] not in (None, tensor_digest(now[name])):
             raise CheckpointError(
-                f"{file}: tensor {name} differs in memory from what it is in the checkpoint (checksum, after loading): "
-                "nothing is trained on this."
+                f"{file}: tensor {name} differs in memory from what it is in the checkpoint"
+                " (checksum, after loading): nothing is trained on this."
             )
 
 

@@ -120,8 +120,8 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
     for rank, other in enumerate(others, start=1):
         if other != first:
             raise OptrunError(
-                f"not saved: rank 0 saves step {first[0]} with {first[1]} tensors, rank {rank} step {other[0]} with "
-                f"{other[1]}; names, dtypes and shapes have to be the same."
+                f"not saved: rank 0 saves step {first[0]} with {first[1]} tensors, rank {rank} step"
+                f" {other[0]} with {other[1]}; names, dtypes and shapes have to be the same."
             )
 
 

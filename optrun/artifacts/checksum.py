@@ -113,5 +113,8 @@ def file_problem(path: Path, entry: Entry) -> str | None:
         if digest_of(file, entry.algorithm, entry.size).hexdigest() == entry.hexdigest:
             return None
     if entry.grows:
-        return f"{path}: its first {entry.size:,} bytes are not those that were sealed: changed, taken out or put in."
+        return (
+            f"{path}: its first {entry.size:,} bytes are not those that were sealed: changed, taken"
+            " out or put in."
+        )
     return f"{path}: its bytes changed since it was written (checksum differs)."

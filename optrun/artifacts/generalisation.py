@@ -100,11 +100,14 @@ class Generalisation:
             figures += f", train/loss {number(self.train_loss)} over the last logged steps"
         if floor is not None:
             figures = (
-                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} labels, always {floor.label!r} "
-                f"{number(floor.accuracy)}; {figures}"
+                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} labels, always"
+                f" {floor.label!r} {number(floor.accuracy)}; {figures}"
             )
         if self.seen:
-            figures += f"; {self.seen:,} of {self.texts:,} evaluation texts stand in the training data, too"
+            figures += (
+                f"; {self.seen:,} of {self.texts:,} evaluation texts stand in the training"
+                " data, too"
+            )
         return f"{words}: {figures}"
 
 

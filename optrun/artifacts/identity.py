@@ -48,7 +48,8 @@ def run_id_of(run: RunDir) -> str | None:
     if len(ids) > 1:
         listed = ", ".join(f"{name} of {run_id[:12]}" for name, run_id in run_ids.items())
         raise CheckpointError(
-            f"{run.checkpoints}: checkpoints of {len(ids)} runs ({listed}), and {run.summary}, which says which of "
-            "them this is, cannot be read. Restore it, or take the others away."
+            f"{run.checkpoints}: checkpoints of {len(ids)} runs ({listed}), and {run.summary},"
+            " which says which of them this is, cannot be read. Restore it, or take the others"
+            " away."
         )
     return ids.pop()

@@ -103,9 +103,9 @@ def _take(path: Path, descriptor: int) -> None:
             raise StorageError(f"{path}: the lock cannot be taken: {error.strerror}.") from error
         if os.environ.get(UNLOCKED) != "1":
             raise StorageError(
-                f"{path}: this file system has no locks ({error.strerror}), so two processes could write this run at "
-                f"once. Choose another place with hydra.run.dir=DIR, or set {UNLOCKED}=1 where you are sure that there "
-                "is only one."
+                f"{path}: this file system has no locks ({error.strerror}), so two processes could"
+                " write this run at once. Choose another place with hydra.run.dir=DIR, or set"
+                f" {UNLOCKED}=1 where you are sure that there is only one."
             ) from error
 
 
@@ -197,8 +197,8 @@ def starting(path: Path) -> Iterator[None]:
 
 def _locked(path: Path, holder: str) -> LockedError:
     return LockedError(
-        f"{path.parent}: another process writes this run{holder}. Wait for it, stop it, or choose another directory "
-        "with hydra.run.dir=DIR."
+        f"{path.parent}: another process writes this run{holder}. Wait for it, stop it, or choose"
+        " another directory with hydra.run.dir=DIR."
     )
 
 

@@ -114,7 +114,8 @@ class MetricsWriter:
         step = record.get("step")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(
-                f"step={step!r}: a metrics record needs the number of optimizer steps, an integer >= 0"
+                f"step={step!r}: a metrics record needs the number of optimizer steps, an integer"
+                " >= 0"
             )
         clean = {name: to_json(value, where=name) for name, value in record.items()}
         # One write of one line: what another reader sees ends at a line end, or in one torn last

@@ -187,7 +187,10 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
             if not (kind_of(there[name]) if name in there else matches(name, NEEDED))
         ]
         if len(taken) == len(found):
-            way += f" Or take it as it is, with a record: optrun verify {shlex.quote(str(run.path))} --accept "
+            way += (
+                f" Or take it as it is, with a record: optrun verify {shlex.quote(str(run.path))}"
+                " --accept "
+            )
             way += ", then ".join(map(shlex.quote, taken[:3]))
         raise CheckpointError(f"{' '.join(wrong)} {way}")
 
@@ -227,13 +230,14 @@ def accept(run: RunDir, given: str) -> Accepted:
             raise ConfigError(f"--accept {given}: {what}. {hint}")
         if matches(name, WEIGHTS):
             raise CheckpointError(
-                f"{run.path / name}: holds weights or the state of training, which no person can vouch for. Restore it "
-                "from a copy; a resume passes over a damaged checkpoint, and optrun export writes a model anew."
+                f"{run.path / name}: holds weights or the state of training, which no person can"
+                " vouch for. Restore it from a copy; a resume passes over a damaged checkpoint,"
+                " and optrun export writes a model anew."
             )
         if not there and matches(name, NEEDED):
             raise CheckpointError(
-                f"{run.path / name}: missing, and a run is nothing without it. Restore it from a copy; a resume that "
-                f"goes on writes {names.TOKENIZER}/ anew."
+                f"{run.path / name}: missing, and a run is nothing without it. Restore it from a"
+                f" copy; a resume that goes on writes {names.TOKENIZER}/ anew."
             )
         if name not in check_run(run, (name,)).wrong:
             raise ConfigError(

@@ -64,15 +64,17 @@ class Trunk:
         """
         if not self.folder.is_dir():
             raise CheckpointError(
-                f"branch_from={self.folder}: the trunk's checkpoint is gone: moved, or deleted by the retention of a "
-                "run that goes on (its checkpoint.keep_last). Name one that stays, or the place where it lies now."
+                f"branch_from={self.folder}: the trunk's checkpoint is gone: moved, or deleted by"
+                " the retention of a run that goes on (its checkpoint.keep_last). Name one that"
+                " stays, or the place where it lies now."
             )
         refuse_other_format(self.folder)
         found = checkpoint_digest(self.folder)
         if found != self.digest:
             raise CheckpointError(
-                f"branch_from={self.folder}: its content is another one now: digest {found}, and {self.digest} when "
-                "this branch was asked for. A changed trunk makes another branch: begin it anew."
+                f"branch_from={self.folder}: its content is another one now: digest {found}, and"
+                f" {self.digest} when this branch was asked for. A changed trunk makes another"
+                " branch: begin it anew."
             )
 
 

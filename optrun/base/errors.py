@@ -141,8 +141,8 @@ def refuse_url(key: str, value: object) -> None:
         if isinstance(text, str) and _URL.match(text):
             shown = re.sub(r"//[^/]*@", "//", text)  # who asks, and perhaps with which password
             raise ConfigError(
-                f"{key}={shown}: a URL. Expected a path: optrun reads and writes local files. Mount what it names, or "
-                "copy it here first."
+                f"{key}={shown}: a URL. Expected a path: optrun reads and writes local files. Mount"
+                " what it names, or copy it here first."
             )
 
 
@@ -230,7 +230,8 @@ def refuse_format(where: object, version: object, known: int) -> None:
         who = "an optrun from before the first release"
         advice = "go on with that version (summary.json names it), or start a new run"
     raise OtherFormatError(
-        f"{where}: written by {who}, format {version}; this one reads format {known}. Nothing was changed: {advice}."
+        f"{where}: written by {who}, format {version}; this one reads format {known}. Nothing was"
+        f" changed: {advice}."
     )
 
 

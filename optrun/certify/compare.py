@@ -92,13 +92,19 @@ def _tensors(
     difference = None
     for key in {**one, **two}:
         if key not in one or key not in two:
-            difference = f"{file}: tensor {key} is only in {'the undisturbed' if key in one else 'the resumed'} run"
+            difference = (
+                f"{file}: tensor {key} is only in"
+                f" {'the undisturbed' if key in one else 'the resumed'} run"
+            )
         elif one[key].dtype != two[key].dtype or one[key].shape != two[key].shape:
             difference = f"{file}: tensor {key}: {_kind(one[key])} against {_kind(two[key])}"
         elif tensor_digest(one[key]) != tensor_digest(two[key]):
             apart = (one[key].double() - two[key].double()).abs()
             count, most = int((apart != 0).sum()), float(apart.max())
-            difference = f"{file}: tensor {key}: {count:,} of {apart.numel():,} values differ, by {most:g} at most"
+            difference = (
+                f"{file}: tensor {key}: {count:,} of {apart.numel():,} values differ, by {most:g}"
+                " at most"
+            )
         if difference is not None:
             break
     return Section(
@@ -127,7 +133,10 @@ def first_difference(one: object, two: object, where: str) -> str | None:
     if isinstance(one, Mapping) and isinstance(two, Mapping):
         for key in {**one, **two}:
             if key not in one or key not in two:
-                return f"{where}.{key}: only in {'the undisturbed' if key in one else 'the resumed'} run"
+                return (
+                    f"{where}.{key}: only in"
+                    f" {'the undisturbed' if key in one else 'the resumed'} run"
+                )
             found = first_difference(one[key], two[key], f"{where}.{key}")
             if found is not None:
                 return found

@@ -384,8 +384,9 @@ def referee(
     except ConfigError as error:
         own = dict.fromkeys(name for presets in DIALECTS.values() for name in presets)
         raise ConfigError(
-            f"dialect={dialect}: no package whose formula is known here, and no optimizer that is registered. "
-            f"{did_you_mean(dialect, own)} A class of your own comes by --plugin FILE.py."
+            f"dialect={dialect}: no package whose formula is known here, and no optimizer that is"
+            f" registered. {did_you_mean(dialect, own)} A class of your own comes by --plugin"
+            " FILE.py."
         ) from error
     try:
         return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(
@@ -393,8 +394,8 @@ def referee(
         )
     except Exception as error:  # whatever a class of others raises
         raise ConfigError(
-            f"dialect={dialect}: {cls.__qualname__} cannot be built over the tensors of this model with lr, betas, eps "
-            f"and weight_decay alone: {error}"
+            f"dialect={dialect}: {cls.__qualname__} cannot be built over the tensors of this model"
+            f" with lr, betas, eps and weight_decay alone: {error}"
         ) from error
 
 

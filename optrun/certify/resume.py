@@ -132,7 +132,8 @@ def certify(
             code = child.wait()
             if code != 0:
                 raise TrialFailed(
-                    f"the run ends with exit code {code} although nobody killed it:\n{child.last_lines()}"
+                    f"the run ends with exit code {code} although nobody killed"
+                    f" it:\n{child.last_lines()}"
                 )
     finally:
         run.kill()

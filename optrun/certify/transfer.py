@@ -75,8 +75,8 @@ def certify(
     config = request.config
     if isinstance(config.model, PretrainedConfig) or isinstance(config.adapter, LoraConfig):
         raise ConfigError(
-            f"model={config.model.name} adapter={config.adapter.name}: a coordinate check builds models of several "
-            "widths from scratch. Take model=from_config and adapter=none."
+            f"model={config.model.name} adapter={config.adapter.name}: a coordinate check builds"
+            " models of several widths from scratch. Take model=from_config and adapter=none."
         )
     parametrization = config.parametrization
     base = parametrization.base if isinstance(parametrization, MupConfig) else {}
@@ -101,8 +101,9 @@ def certify(
             continue
         if not keys or not all(isinstance(size, int | Mapping) for size in keys.values()):
             raise ConfigError(
-                f"optrun certify transfer: {along}: {type(architecture).__name__} has no key for it that is known. "
-                "Name it with its value at the base: parametrization.base.KEY=NUMBER."
+                f"optrun certify transfer: {along}: {type(architecture).__name__} has no key for it"
+                " that is known. Name it with its value at the base:"
+                " parametrization.base.KEY=NUMBER."
             )
         trials = _Trials(replace(request, config=small), prepared, keys, parametrization, steps)
 

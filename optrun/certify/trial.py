@@ -422,7 +422,8 @@ class Trials:
                 exact and entry["from_step"] > max(before, 0)
             ):
                 raise TrialFailed(
-                    f"a start of the run went on from step {entry['from_step']}, although step {before} was committed."
+                    f"a start of the run went on from step {entry['from_step']}, although step"
+                    f" {before} was committed."
                 )
 
 

@@ -44,11 +44,13 @@ def resolve(hydra: Hydra, config_name: str, tokens: Sequence[str]) -> tuple[list
         return list(tokens), None
     if not automatic:
         raise ConfigError(
-            f"{given['lr_from']}: says where lr=auto takes its number from. Add lr=auto, or leave it out."
+            f"{given['lr_from']}: says where lr=auto takes its number from. Add lr=auto, or leave"
+            " it out."
         )
     if not isinstance(values.get("lr_from"), str):
         raise ConfigError(
-            "lr=auto: takes its number from a sweep over lr of the same recipe: add lr_from=SWEEP_DIR."
+            "lr=auto: takes its number from a sweep over lr of the same recipe: add"
+            " lr_from=SWEEP_DIR."
         )
     refuse_url("lr_from", values["lr_from"])
     from optrun.report.transfer.answer import rate_from

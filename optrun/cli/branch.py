@@ -75,8 +75,9 @@ class Branching:
         self._trunks: dict[str, _Known] = {}
         if command_line.names_config and any(map(is_branch, command_line.overrides)):
             raise ConfigError(
-                f"-cn {command_line.config_name}: a branch has the configuration of its trunk, and the recipe would be "
-                "left unread. Leave -cn out, and give what should be different as key=value."
+                f"-cn {command_line.config_name}: a branch has the configuration of its trunk, and"
+                " the recipe would be left unread. Leave -cn out, and give what should be"
+                " different as key=value."
             )
 
     def pinned(self, tokens: Sequence[str]) -> list[str]:
@@ -94,7 +95,8 @@ class Branching:
                     override.is_sweep_override() and not override.is_choice_sweep()
                 ):
                     raise ConfigError(
-                        f"{token}: expected a run directory or a checkpoint, or under -m a list of them."
+                        f"{token}: expected a run directory or a checkpoint, or under -m a list of"
+                        " them."
                     )
                 values = _values(override)
                 if values != [None]:
@@ -223,7 +225,8 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     ):
         if override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
+                f"{override.input_line}: several trunks are a sweep. Add -m to run one job for"
+                " each."
             )
     branching = Branching(hydra, command_line)
     whole = branching(branching.checked(command_line.overrides, sweep=False))

@@ -98,7 +98,8 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
             replaced.append(f"{token}: nothing is tracked here")
         elif key == "training.num_train_epochs":
             replaced.append(
-                f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)"
+                f"{token}: certify takes training.max_steps={forced['training.max_steps']}"
+                " (--steps)"
             )
         elif (taken := key if key in forced else key.partition(".")[0]) in forced:
             if key != taken or token.partition("=")[2] != forced[taken]:

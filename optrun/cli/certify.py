@@ -12,7 +12,8 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "certify",
-        "resume | optimizer [dialect=NAME] | transfer [widths=1,2,4,8] [depths=1,2,4] [seeds=0-1] [KEY=VALUE ...]",
+        "resume | optimizer [dialect=NAME] | transfer [widths=1,2,4,8] [depths=1,2,4] [seeds=0-1]"
+        " [KEY=VALUE ...]",
         """
 resume: trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at
 random moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states,
@@ -56,8 +57,9 @@ def run(arguments: VerbArguments) -> int:
     claim, options = "".join(arguments.positional), arguments.options
     if claim not in ("resume", "optimizer", "transfer"):
         raise ConfigError(
-            "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], "
-            "optrun certify optimizer dialect=NAME [KEY=VALUE ...], or optrun certify transfer [KEY=VALUE ...]"
+            "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], optrun"
+            " certify optimizer dialect=NAME [KEY=VALUE ...], or optrun certify transfer [KEY=VALUE"
+            " ...]"
         )
     for key, value in arguments.own.items():
         owner = "optimizer" if key == "dialect" else "transfer"

@@ -37,8 +37,8 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     if not dialect:
         names = "; ".join(f"{choice}: {', '.join(presets)}" for choice, presets in DIALECTS.items())
         raise ConfigError(
-            "optrun certify optimizer takes one dialect=NAME: a package, or an optimizer of yours by --plugin FILE.py. "
-            f"Packages are, for {names}."
+            "optrun certify optimizer takes one dialect=NAME: a package, or an optimizer of yours"
+            f" by --plugin FILE.py. Packages are, for {names}."
         )
     request, notes = _composed(arguments.command_line(), dialect)
 
@@ -101,8 +101,8 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     )
     if request.config.parametrization.name != "standard":
         raise ConfigError(
-            f"parametrization={request.config.parametrization.name}: a dialect is compared at one size; leave it out. "
-            "optrun certify transfer checks a parametrization."
+            f"parametrization={request.config.parametrization.name}: a dialect is compared at one"
+            " size; leave it out. optrun certify transfer checks a parametrization."
         )
     choice = choice_of(request.config.optimizer)
     own = DIALECTS.get(choice, {})
@@ -110,23 +110,28 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
         overrides = [*overrides, f"optimizer.dialect={dialect}"]
     if choice in DIALECTS and dialect not in own and family not in (None, dialect):
         raise ConfigError(
-            f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice} has {', '.join(own)}."
+            f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice}"
+            f" has {', '.join(own)}."
         )
     if choice not in DIALECTS and is_own(choice) and family not in (None, dialect):
         raise ConfigError(
             f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
         )
-    return compose_request(
-        store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)
-    ), notes
+    return (
+        compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)),
+        notes,
+    )
 
 
 def describe(verdict: Verdict) -> list[str]:
     """Say what came out, line by line."""
     lines = [
         f"optimizer={verdict.choice} against {verdict.reference}",
-        f"{verdict.steps} steps in float64 over {verdict.tensors} tensors in {verdict.groups} groups of this model, "
-        "sides cut to 8; weights and gradients drawn so that each term shows",
+        (
+            f"{verdict.steps} steps in float64 over {verdict.tensors} tensors in {verdict.groups}"
+            " groups of this model, sides cut to 8; weights and gradients drawn so that each term"
+            " shows"
+        ),
     ]
     parting = verdict.parting
     if parting is None:
@@ -135,8 +140,8 @@ def describe(verdict: Verdict) -> list[str]:
             f"equal: the largest difference is {verdict.largest:.1e} of a tensor's largest entry",
         ]
     lines.append(
-        f"not equal: they part at step {parting.step}, first in {parting.tensor}: {parting.ours:.12g} here, "
-        f"{parting.reference:.12g} there"
+        f"not equal: they part at step {parting.step}, first in {parting.tensor}:"
+        f" {parting.ours:.12g} here, {parting.reference:.12g} there"
     )
     if verdict.overrides:
         told = (

@@ -136,8 +136,8 @@ def _show(desk: Desk, paper: Certificate) -> None:
         f"{count} of {victim} {where}" for (victim, where), count in paper.victims.most_common()
     )
     desk.say(
-        f"{len(paper.kills)} kills in {paper.runs} runs of {paper.steps} steps, {paper.starts} starts, "
-        f"{paper.seconds:.0f} s: {fell or 'none'}"
+        f"{len(paper.kills)} kills in {paper.runs} runs of {paper.steps} steps, {paper.starts}"
+        f" starts, {paper.seconds:.0f} s: {fell or 'none'}"
     )
     if paper.difference is None:
         desk.say("certified: resumed runs equal the undisturbed run to the last bit", "bold green")

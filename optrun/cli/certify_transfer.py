@@ -81,8 +81,8 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     config = request.config
     models = sum(len(check.sizes) for check in checks) * len(seeds)
     desk.say(
-        f"parametrization={config.parametrization.name} optimizer={config.optimizer.name} lr={config.lr:g}: "
-        f"{models} models of {steps} steps, {time.monotonic() - began:.0f} s"
+        f"parametrization={config.parametrization.name} optimizer={config.optimizer.name}"
+        f" lr={config.lr:g}: {models} models of {steps} steps, {time.monotonic() - began:.0f} s"
     )
     desk.say(f"written to {path} and {picture}")
     if not failures:
@@ -114,7 +114,10 @@ def _show(console: Console, check: CoordinateCheck) -> None:
 
     from optrun.optimizer.coordinates import MEASURES
 
-    title = f"power of the {check.along} (x{', x'.join(f'{size:g}' for size in check.sizes)}) in mean absolute sizes"
+    title = (
+        f"power of the {check.along} (x{', x'.join(f'{size:g}' for size in check.sizes)}) in mean"
+        " absolute sizes"
+    )
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )

@@ -15,8 +15,8 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "confirm",
-        "DIR [seeds=FIRST-LAST] [difference=D] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR] "
-        "[hydra.KEY=VALUE ...]",
+        "DIR [seeds=FIRST-LAST] [difference=D] [power=0.8] [baseline=NAME] [metric=NAME]"
+        " [by=KEY,KEY] [out=DIR] [hydra.KEY=VALUE ...]",
         """
 Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
 verdict from these alone. The same line goes on where it was stopped. A confirmation is planned once.

@@ -169,8 +169,9 @@ def refuse_meaningless(overrides: list[str]) -> None:
         known = is_hydra(key) or key.split(".")[0] in RunConfig.__dataclass_fields__
         if known and key not in _KEYS and key.split(".")[0] not in _GROUPS:
             raise ConfigError(
-                f"{override.input_line}: has no effect on an evaluation, which trains nothing; leave it out. optrun "
-                f"evaluate takes keys of {', '.join(_GROUPS)}, and {', '.join(_KEYS)}."
+                f"{override.input_line}: has no effect on an evaluation, which trains nothing;"
+                f" leave it out. optrun evaluate takes keys of {', '.join(_GROUPS)}, and"
+                f" {', '.join(_KEYS)}."
             )
 
 

@@ -48,8 +48,8 @@ def run(arguments: VerbArguments) -> int:
     for token in arguments.overrides:
         if key_of(token) == "resume" and token != "resume=null":
             raise ConfigError(
-                f"{token}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
-                "stands in its config.yaml."
+                f"{token}: explain shows what a configuration means, not a run. Leave it out; what"
+                " a run computes stands in its config.yaml."
             )
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")

@@ -36,7 +36,10 @@ def explain(hydra: Hydra, token: str) -> str:
     if value in CHOICES[key]:
         return _choice(key, value)
     if value in options:
-        return f"{key}={value} is a file of your own: optrun {key}={value} --cfg job --package {key} shows its values."
+        return (
+            f"{key}={value} is a file of your own: optrun {key}={value} --cfg job --package {key}"
+            " shows its values."
+        )
     raise no_such_choice(key, value, options)
 
 

@@ -118,7 +118,8 @@ def _refuse_bare(token: str, after: str) -> None:
         raise ConfigError(f"{token!r}: {_MEANT[token]}")
     if token[0] in "\u2012\u2013\u2014\u2212":
         raise ConfigError(
-            f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type - or --."
+            f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type -"
+            " or --."
         )
     if (
         after

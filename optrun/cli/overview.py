@@ -16,7 +16,9 @@ _TRAINING = {
     "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then the comparison",
     "-cn NAME [KEY=VALUE ...]": "a recipe",
     "resume=RUN_DIR|CHECKPOINT|latest|auto": "go on where it stopped, in the same run directory",
-    "branch_from=RUN_DIR|CHECKPOINT [...]": "a new run from there: its weights and place in the data",
+    "branch_from=RUN_DIR|CHECKPOINT [...]": (
+        "a new run from there: its weights and place in the data"
+    ),
 }
 _MORE = """\
 optrun --help optimizer       its choices, each in a sentence    optrun --help optimizer=lamb   every key of one

@@ -86,8 +86,10 @@ class Proposal:
         return [
             (f"train: {self.steps:,} steps{self._time(self.steps)}", self.overrides),
             (
-                f"compare {' and '.join(self.grids)}, each with learning rates of its own: {jobs} runs of {steps:,} "
-                f"steps{self._time(jobs * steps)}",
+                (
+                    f"compare {' and '.join(self.grids)}, each with learning rates of its own:"
+                    f" {jobs} runs of {steps:,} steps{self._time(jobs * steps)}"
+                ),
                 ["-m", *grids, f"seed={_SEEDS}", *common],
             ),
             (
@@ -284,7 +286,8 @@ def _understood(source: Source, own: Sequence[str], say: Say) -> Roles | None:
         if empty:
             say(
                 "empty",
-                f"{empty:,} row{'s have' if empty != 1 else ' has'} nothing in one of these columns",
+                f"{empty:,} row{'s have' if empty != 1 else ' has'} nothing in one of these"
+                " columns",
             )
     return roles
 
@@ -304,9 +307,11 @@ def _repeated(rows: Any, roles: Roles | None) -> tuple[int, int]:
 
 def _columns(roles: Roles) -> list[str]:
     shown = [
-        f"{column} is the {key.removesuffix('_column').replace('_', ' ')}"
-        if key != column
-        else column
+        (
+            f"{column} is the {key.removesuffix('_column').replace('_', ' ')}"
+            if key != column
+            else column
+        )
         for key, column in roles.columns.items()
     ]
     unread = [f"not read: {', '.join(roles.unread)}"] if roles.unread else []
@@ -337,7 +342,8 @@ def _task(roles: Roles | None, own: Sequence[str], *, named: bool) -> tuple[str,
         return said or "causal_lm", []
     if said is None and roles.task not in registry.choices("task"):
         raise ConfigError(
-            f"{' and '.join(roles.columns)} are columns of a task called {roles.task}, which this optrun does not have."
+            f"{' and '.join(roles.columns)} are columns of a task called {roles.task}, which this"
+            " optrun does not have."
         )
     columns = [
         f"data.{key}={_value(column)}"
@@ -401,7 +407,10 @@ class _Run:
                     say("model", f"{path}, pretrained, which lies in the cache")
                     return
             self.model = _SCRATCH.get(config.task.AUTO_CLASS, ["model=bert_tiny"])
-            why = "from scratch: no pretrained one is at hand (model=pretrained model.path=NAME takes one)"
+            why = (
+                "from scratch: no pretrained one is at hand (model=pretrained model.path=NAME takes"
+                " one)"
+            )
         try:
             facts = self.explain()
         except ConfigError as error:
@@ -452,12 +461,14 @@ class _Run:
         if trial is not None and seconds is not None:
             say(
                 "time",
-                f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without evaluation",
+                f"{seconds:.2g} s a step on {trial.device}, measured in two trial steps without"
+                " evaluation",
             )
         elif trial is not None:
             say(
                 "time",
-                "not measured: the start model is first run over all rows, as the reference of the loss",
+                "not measured: the start model is first run over all rows, as the reference of the"
+                " loss",
             )
         common, grids = without(self.overrides, *_OF_ONE_RUN), {}
         for name in _CONTENDERS:
@@ -521,5 +532,6 @@ def _lengths(trial: Trial) -> list[str]:
         return []
     half, most, longest = (int(np.quantile(trial.lengths, at)) for at in (0.5, 0.95, 1.0))
     return [
-        f"tokens of an example: half have up to {half:,}, 95 % up to {most:,}, the longest {longest:,}"
+        f"tokens of an example: half have up to {half:,}, 95 % up to {most:,}, the longest"
+        f" {longest:,}"
     ]

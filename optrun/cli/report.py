@@ -13,8 +13,8 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "report",
-        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [matters=D] [by=KEY,KEY] [target=LEVEL]"
-        " [objectives=NAME,NAME] [port=N] [watch=true]",
+        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [matters=D] [by=KEY,KEY]"
+        " [target=LEVEL] [objectives=NAME,NAME] [port=N] [watch=true]",
         """
 Compares runs, sweeps, or folders of them: which could be the best, a table here, report.html, report.md and report.csv
 on disk (in the first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in out). Reads files only.

@@ -53,8 +53,9 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
     if value != "auto" and trunk_of(command_line.overrides) is not None:
         raise ConfigError(
-            f"resume={value} and branch_from: resume goes on with a run, in its directory; branch_from begins a new "
-            "one. Give one of them; with resume=auto a branch begins where there is none to go on with."
+            f"resume={value} and branch_from: resume goes on with a run, in its directory;"
+            " branch_from begins a new one. Give one of them; with resume=auto a branch begins"
+            " where there is none to go on with."
         )
     given_dir = _run_dir(command_line)
     target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
@@ -80,8 +81,8 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     noted = original_command(run.hydra)
     if noted is None:
         raise ConfigError(
-            f"{run.path}: this run was killed before it noted how it was started. Repeat its command with "
-            f"{shlex.quote(place)}."
+            f"{run.path}: this run was killed before it noted how it was started. Repeat its"
+            f" command with {shlex.quote(place)}."
         )
     name, tokens = noted
     if command_line.names_config and command_line.config_name != name:
@@ -102,7 +103,8 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes)
     rebase_paths(cfg, original_cwd(run.hydra))
     sys.stderr.write(
-        f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n"
+        f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts"
+        " over.\n"
     )
     return start(hydra, replace(again, overrides=checked), cfg, caller)
 
@@ -189,15 +191,15 @@ def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
         )
         if not same or (began is not None and named is not None and named.digest != began.digest):
             raise ConfigError(
-                f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes on. A branch from "
-                "elsewhere is a new run, in another directory."
+                f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes"
+                " on. A branch from elsewhere is a new run, in another directory."
             )
     kept = [token for token in changes if not is_branch(token)]
     for override in overrides.parse(kept):
         if override.key_or_group == "branch_schedule":
             raise ConfigError(
-                f"{override.input_line}: what the schedule of a branch counts from was settled when it left its trunk. "
-                "Leave it out, or begin another branch."
+                f"{override.input_line}: what the schedule of a branch counts from was settled when"
+                " it left its trunk. Leave it out, or begin another branch."
             )
     return kept
 
@@ -212,8 +214,9 @@ def _without_experiment(changes: list[str], run: RunDir) -> list[str]:
     for token in found:
         if token not in _begun(run).get("overrides", []):
             raise ConfigError(
-                f"{token}: the run in {run.path} goes on with the configuration it has, and its summary.json does not "
-                "say that it began with this. Leave it out, and give what should change as key=value."
+                f"{token}: the run in {run.path} goes on with the configuration it has, and its"
+                " summary.json does not say that it began with this. Leave it out, and give what"
+                " should change as key=value."
             )
     return [token for token in changes if token not in found]
 
@@ -239,6 +242,6 @@ def _begun(run: RunDir) -> PlainMapping:
 
 def _other_recipe(run: RunDir, config_name: str, began: str) -> ConfigError:
     return ConfigError(
-        f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
-        "Leave -cn out, and give what should change as key=value."
+        f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the"
+        " configuration it has. Leave -cn out, and give what should change as key=value."
     )

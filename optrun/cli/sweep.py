@@ -279,9 +279,10 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
         return []
     if launcher != "basic":
         raise ConfigError(
-            f"hydra/launcher={launcher}: expected basic, the default. With {KEY}={options.devices} optrun starts a "
-            "process on each device of this machine by itself; on a cluster a launcher's own keys ask for devices, "
-            "such as hydra.launcher.gpus_per_node=1. Leave one of them out."
+            f"hydra/launcher={launcher}: expected basic, the default. With {KEY}={options.devices}"
+            " optrun starts a process on each device of this machine by itself; on a cluster a"
+            " launcher's own keys ask for devices, such as hydra.launcher.gpus_per_node=1. Leave"
+            " one of them out."
         )
     devices = find_devices(options.devices)
     for job in jobs:
@@ -300,8 +301,9 @@ def _tell_devices(
         widest = max(job_devices(job.values, len(devices)) for job in jobs)
         if options.n_jobs * widest < len(devices):
             view.note(
-                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are under way at a time; "
-                f"hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)} devices."
+                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are under way at a time;"
+                f" hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)}"
+                " devices."
             )
 
 
@@ -313,8 +315,8 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
     doubled = [job for job in jobs if job.left_out]
     for job in doubled[:_SHOWN_LEFT_OUT]:
         view.note(
-            f"{'; '.join(job.left_out)}: left out: the same run as {job.label}, since no result depends on what "
-            "differs. To run it, too, give it a hydra.sweep.dir of its own."
+            f"{'; '.join(job.left_out)}: left out: the same run as {job.label}, since no result"
+            " depends on what differs. To run it, too, give it a hydra.sweep.dir of its own."
         )
     if len(doubled) > _SHOWN_LEFT_OUT:
         view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
@@ -384,7 +386,8 @@ def _contenders(
     for token in command.overrides:
         if token.startswith("hydra.sweep.subdir="):
             raise ConfigError(
-                f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves all."
+                f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves"
+                " all."
             )
     files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
     below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))

@@ -49,9 +49,11 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
             given, nnodes = config.training.nproc_per_node, config.distributed.nnodes
             if nnodes > 1:
                 raise ConfigError(
-                    f"distributed.nnodes={nnodes}: expected 1 in a sweep, where optrun starts the ranks of a job on "
-                    "one machine. SLURM starts them on several: hydra/launcher=slurm hydra.launcher.nodes=N "
-                    f"hydra.launcher.tasks_per_node=GPUS, without distributed.nnodes. In the job {job.label}."
+                    f"distributed.nnodes={nnodes}: expected 1 in a sweep, where optrun starts the"
+                    " ranks of a job on one machine. SLURM starts them on several:"
+                    " hydra/launcher=slurm hydra.launcher.nodes=N"
+                    " hydra.launcher.tasks_per_node=GPUS, without distributed.nnodes. In the job"
+                    f" {job.label}."
                 )
             ranks = None if given == "auto" else int(given)
             try:
@@ -83,20 +85,21 @@ def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
     """
     if not str(launcher["_target_"]).endswith(".SlurmLauncher"):
         raise ConfigError(
-            f"{shown}: expected 1 each. Tasks become the ranks of a job with hydra/launcher=slurm alone; else "
-            "training.nproc_per_node=N starts N ranks on the machine of a job."
+            f"{shown}: expected 1 each. Tasks become the ranks of a job with hydra/launcher=slurm"
+            " alone; else training.nproc_per_node=N starts N ranks on the machine of a job."
         )
     for job in jobs:
         if job.values["distributed"]["name"] == "none":
             raise ConfigError(
-                f"{shown}: each task is a rank of its job, and distributed=none trains in one process. Expected "
-                f"distributed=ddp or distributed=fsdp, or 1 for both keys. In the job {job.label}."
+                f"{shown}: each task is a rank of its job, and distributed=none trains in one"
+                " process. Expected distributed=ddp or distributed=fsdp, or 1 for both keys. In"
+                f" the job {job.label}."
             )
         for key in OF_AGENT:
             if is_typed(key, job.overrides):
                 raise ConfigError(
-                    f"{key}: has no effect with {shown}, where each task is a rank. Leave it out. In the job "
-                    f"{job.label}."
+                    f"{key}: has no effect with {shown}, where each task is a rank. Leave it out."
+                    f" In the job {job.label}."
                 )
 
 
@@ -124,8 +127,9 @@ def refuse_unjudged(jobs: list[Job]) -> None:
         by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
         if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
             raise ConfigError(
-                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
-                "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
+                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an"
+                " evaluation, and there is none. Give data.eval or a fraction above 0, and train on"
+                " all rows when the choice is made."
             )
 
 
@@ -149,8 +153,9 @@ def refuse_unfit_confirmation(
 
     if (count := len(by_workload([job.values for job in jobs]))) > 1:
         raise ConfigError(
-            f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that judges), and a "
-            "confirmation is of one choice on one of them. Leave it out, or sweep over each workload by itself."
+            f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that"
+            " judges), and a confirmation is of one choice on one of them. Leave it out, or sweep"
+            " over each workload by itself."
         )
     try:
         request = read_request(**vars(asked))

@@ -44,8 +44,9 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         then, now = known.get(name, {}), _contents(text, sizes_alone=sizes_alone)
         if then and then != now and (user := _trained_on(directory, text)):
             raise ConfigError(
-                f"{key}={text}: {_difference(then, now)}; {user} was trained on what it was. Restore it, or choose "
-                "another hydra.sweep.dir: one sweep compares runs on the same files."
+                f"{key}={text}: {_difference(then, now)}; {user} was trained on what it was."
+                " Restore it, or choose another hydra.sweep.dir: one sweep compares runs on the"
+                " same files."
             )
         known[name] = now
     try:

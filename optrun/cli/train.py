@@ -76,8 +76,8 @@ def run(argv: list[str]) -> int:
     if args.cfg or args.info:
         if resumes:
             raise ConfigError(
-                f"resume: --{'cfg' if args.cfg else 'info'} shows what a command line composes, and no run. Leave it "
-                "out; what a run computes stands in its config.yaml."
+                f"resume: --{'cfg' if args.cfg else 'info'} shows what a command line composes, and"
+                " no run. Leave it out; what a run computes stands in its config.yaml."
             )
         whole = command_line if sweeps else whole_command_line(hydra, command_line)
         tokens = (
@@ -92,7 +92,8 @@ def run(argv: list[str]) -> int:
         )
         if args.cfg and several:
             raise ConfigError(
-                f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its values."
+                f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its"
+                " values."
             )
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
@@ -208,8 +209,9 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     _refuse_call_in_rank(caller)
     if caller.launched is not None and caller.launched.size > 1:
         raise ConfigError(
-            f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by rank 0 alone. "
-            f"Start it without {caller.launched.launcher}; a job of it may have distributed=ddp."
+            f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by"
+            f" rank 0 alone. Start it without {caller.launched.launcher}; a job of it may have"
+            " distributed=ddp."
         )
     own = [token for token in command_line.overrides if overrides.is_search(token)]
     common = [token for token in command_line.overrides if not overrides.is_search(token)]
@@ -253,7 +255,7 @@ def _refuse_call_in_rank(caller: Caller) -> None:
     found = launched(os.environ)
     if caller.leader is None and found is not None and found.size > 1:
         raise ConfigError(
-            f"{found.shown}: optrun.run and optrun.sweep start their ranks themselves, with distributed=ddp; they are "
-            f"no part of {found.launcher}'s. Call them in one process, or start the command: {found.launcher} ... -m "
-            "optrun distributed=ddp."
+            f"{found.shown}: optrun.run and optrun.sweep start their ranks themselves, with"
+            f" distributed=ddp; they are no part of {found.launcher}'s. Call them in one process,"
+            f" or start the command: {found.launcher} ... -m optrun distributed=ddp."
         )

@@ -34,7 +34,8 @@ def run(arguments: VerbArguments) -> int:
     """
     if "to" not in arguments.own:
         raise ConfigError(
-            'optrun transfer: to is missing: the size that lr is for, as in to="training.max_steps=10000".'
+            "optrun transfer: to is missing: the size that lr is for, as in"
+            ' to="training.max_steps=10000".'
         )
     from rich.console import Console
 

@@ -52,7 +52,8 @@ def read_request(
     for key, given in (("power", power), ("difference", difference)):
         if seeds is not None and given is not None:
             raise ConfigError(
-                f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one out."
+                f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one"
+                " out."
             )
     return Asked(
         seeds=None if seeds is None else read_seeds(seeds),
@@ -100,7 +101,8 @@ def read_seeds(given: object) -> list[int]:
         span = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
         if not 0 < len(span) <= 10_000 or set(span) & set(found):
             raise ConfigError(
-                f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or 5,6,7."
+                f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or"
+                " 5,6,7."
             )
         found += span
     return found

@@ -61,7 +61,8 @@ def _accept(paths: list[str], file: str) -> None:
     target = locate(paths[0])
     if len(paths) > 1 or target.checkpoint is not None:
         raise ConfigError(
-            f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or not."
+            f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or"
+            " not."
         )
     try:
         accept(target.run, file)

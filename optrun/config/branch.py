@@ -223,8 +223,8 @@ def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) ->
             for key, (before, now) in fixed.items()
         )
         raise ConfigError(
-            f"{listed}: a branch has the model of its trunk and its place in the data, and takes both from {where}. "
-            "Leave it out, or start a new run without branch_from."
+            f"{listed}: a branch has the model of its trunk and its place in the data, and takes"
+            f" both from {where}. Leave it out, or start a new run without branch_from."
         )
 
 
@@ -242,8 +242,9 @@ def refuse_ended(where: str, step: int, total: int, key: str) -> None:
     """
     if step >= total:
         raise ConfigError(
-            f"{key}: {total:,} steps in all, and the trunk {where} is at step {step:,}: nothing would be trained. "
-            f"Expected more than {step:,}, such as training.max_steps={step + max(step // 10, 1)}."
+            f"{key}: {total:,} steps in all, and the trunk {where} is at step {step:,}: nothing"
+            f" would be trained. Expected more than {step:,}, such as"
+            f" training.max_steps={step + max(step // 10, 1)}."
         )
 
 

@@ -49,7 +49,8 @@ def choice(
     if not isinstance(config_or_name, str):
         if not isinstance(config_or_name, tuple(schemas.values())):
             raise TypeError(
-                f"{group}: expected the name of a choice or its configuration, got {type(config_or_name).__name__}."
+                f"{group}: expected the name of a choice or its configuration, got"
+                f" {type(config_or_name).__name__}."
             )
         if options:
             raise TypeError(
@@ -66,7 +67,8 @@ def choice(
         if key not in names or key == "name":
             valid = [name for name in names if name != "name"]
             raise ConfigError(
-                f"{group}.{key}: {group}={config_or_name} has no such key. {did_you_mean(key, valid)}"
+                f"{group}.{key}: {group}={config_or_name} has no such key."
+                f" {did_you_mean(key, valid)}"
             )
     values = default_values(group, config_or_name) | dict(options)
     missing = [name for name in names if values.get(name) == "???" or name not in values]

@@ -42,7 +42,8 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
         names = users_files()
         where = shown(list(names.values())[-1]) if names else config_name
         return ConfigError(
-            f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one out."
+            f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one"
+            " out."
         )
     named = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and named is not None:
@@ -127,7 +128,8 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     if name.endswith("_schema"):
         near = did_you_mean(name, [f"{choice}_schema" for choice in CHOICES.get(group, ())])
     return ConfigError(
-        f"{where}{group or 'defaults'}={name}: no such {group if group in GROUPS else 'configuration'}. {near}"
+        f"{where}{group or 'defaults'}={name}: no such"
+        f" {group if group in GROUPS else 'configuration'}. {near}"
     )
 
 
@@ -166,8 +168,9 @@ def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseE
         and config_path.startswith(group.replace(".", "/"))
     ):
         return (
-            f"{key}: the defaults list names no schema. Begin with a choice to change, such as `defaults: "
-            f"[{next(iter(choices))}, _self_]`, or with its schema, `defaults: [{next(iter(choices))}_schema, _self_]`."
+            f"{key}: the defaults list names no schema. Begin with a choice to change, such as"
+            f" `defaults: [{next(iter(choices))}, _self_]`, or with its schema, `defaults:"
+            f" [{next(iter(choices))}_schema, _self_]`."
         )
     if config_path.startswith(f"{key}/"):
         return f"{key}: no such group. {did_you_mean(key, GROUPS)}"
@@ -179,7 +182,10 @@ def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseE
 
 def _unfit(key: str, cause: OmegaConfBaseException) -> str:
     text = str(in_yaml(cause.value)).replace("None", "null")
-    return f"{key}={text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}: expected {expected_type(cause)}."
+    return (
+        f"{key}={text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}: expected"
+        f" {expected_type(cause)}."
+    )
 
 
 def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
@@ -228,11 +234,17 @@ def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) ->
         near = did_you_mean(found[1], all_keys(cfg)) if cfg is not None else ""
         return f"there is no key {found[1]}. {near if near.startswith('Did') else ''}".strip()
     if found := re.search(r"Environment variable '([^']+)' not found", message):
-        return f"the environment variable {found[1]} is not set. Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
+        return (
+            f"the environment variable {found[1]} is not set. Set it, or write"
+            f" ${{oc.env:{found[1]},DEFAULT}}."
+        )
     if found := re.search(r"Missing mandatory value: (\S+)", message):
         return f"{found[1]} has no value: give {found[1]}=VALUE."
     if "Recursive interpolation" in message:
         return "it leads back to itself."
     if found := re.search(r"Unsupported interpolation type (\S+)", message):
-        return f"there is no resolver {found[1]}. OmegaConf has oc.env and others below oc., Hydra has now and hydra."
+        return (
+            f"there is no resolver {found[1]}. OmegaConf has oc.env and others below oc., Hydra has"
+            " now and hydra."
+        )
     return f"expected {expected_type(error)}."

@@ -97,7 +97,8 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
     others = [f"optimizer={other}" for other, presets in DIALECTS.items() if dialect in presets]
     near = f"{' and '.join(others)} has it." if others else did_you_mean(dialect, own)
     raise ConfigError(
-        f"optimizer.dialect={dialect}: no such dialect of {choice}. {near} Expected null or one of {', '.join(own)}."
+        f"optimizer.dialect={dialect}: no such dialect of {choice}. {near} Expected null or one of"
+        f" {', '.join(own)}."
     )
 
 

@@ -40,8 +40,12 @@ SWEEPER = _table(
     },
     {
         "study_name": "the sweep directory is the study; hydra.sweep.dir=DIR names it",
-        "max_failure_rate": "a failed trial ends no other; hydra.sweeper.retry_failed=true tries it again",
-        "custom_search_space": "a configuration names no code; hydra.sweeper.params holds the space",
+        "max_failure_rate": (
+            "a failed trial ends no other; hydra.sweeper.retry_failed=true tries it again"
+        ),
+        "custom_search_space": (
+            "a configuration names no code; hydra.sweeper.params holds the space"
+        ),
         "optuna_config.*": "its keys stand in hydra.sweeper itself, such as hydra.sweeper.n_trials",
         "sampler.*": "each sampler has Optuna's own defaults, and hydra.sweeper.seed",
     },
@@ -89,11 +93,12 @@ KNOWN = SWEEPER | _table(
         "warmup_steps": "scheduler.num_warmup_steps",
         "gradient_clip_val max_grad_norm": "clip.max_norm",
         "gradient_clip_algorithm": "clip=NAME",
-        "group_by_length early_stopping_patience early_stopping_threshold global_batch_size nproc_per_node "
-        "precision per_device_train_batch_size num_train_epochs max_steps gradient_accumulation_steps "
-        "label_smoothing_factor gradient_checkpointing logging_steps eval_steps per_device_eval_batch_size "
-        "dataloader_num_workers": "training.{}",
-        "evaluation_strategy val_check_interval check_val_every_n_epoch eval_strategy": "training.eval_steps",
+        "group_by_length early_stopping_patience early_stopping_threshold global_batch_size nproc_per_node precision per_device_train_batch_size num_train_epochs max_steps gradient_accumulation_steps label_smoothing_factor gradient_checkpointing logging_steps eval_steps per_device_eval_batch_size dataloader_num_workers": (
+            "training.{}"
+        ),
+        "evaluation_strategy val_check_interval check_val_every_n_epoch eval_strategy": (
+            "training.eval_steps"
+        ),
         "no_cuda use_cpu": "training.device=cpu",
         "use_mps_device": "training.device=mps",
         "epochs num_epochs max_epochs": "training.num_train_epochs",
@@ -119,8 +124,7 @@ KNOWN = SWEEPER | _table(
         "ddp_backend": "distributed=ddp distributed.backend=NAME",
         "ddp_timeout": "distributed.timeout_seconds",
         "fsdp": "distributed=fsdp",
-        "r target_modules target_parameters modules_to_save rank_pattern alpha_pattern "
-        "layers_to_transform exclude_modules init_lora_weights lora_alpha lora_dropout use_rslora use_dora": (
+        "r target_modules target_parameters modules_to_save rank_pattern alpha_pattern layers_to_transform exclude_modules init_lora_weights lora_alpha lora_dropout use_rslora use_dora": (
             "adapter=lora adapter.{}=VALUE"
         ),
         "use_peft use_lora lora": "adapter=lora",
@@ -140,25 +144,42 @@ KNOWN = SWEEPER | _table(
         "default_root_dir output_dir": "hydra.run.dir",
     },
     {
-        "overwrite_output_dir": "nothing is overwritten; hydra.run.dir=DIR chooses another directory",
+        "overwrite_output_dir": (
+            "nothing is overwritten; hydra.run.dir=DIR chooses another directory"
+        ),
         "dry_run": "optrun explain shows what a run would do, and trains nothing",
         "num_labels num_classes": "the labels are counted in the rows",
-        "dropout": "each architecture has names of its own, in model.config, such as model.config.resid_pdrop of gpt2",
+        "dropout": (
+            "each architecture has names of its own, in model.config, such as"
+            " model.config.resid_pdrop of gpt2"
+        ),
         "logging_dir": "everything lies in the run directory, hydra.run.dir",
-        "precompute_ref_log_probs": "it is always so; the log-probabilities of the start model are kept",
+        "precompute_ref_log_probs": (
+            "it is always so; the log-probabilities of the start model are kept"
+        ),
         "loss_weights": "task.loss_type is one loss",
         "truncation_mode": "data.max_length keeps the start of a row",
-        "deterministic full_determinism": "on a processor a run is the same each time; on an accelerator torch decides",
+        "deterministic full_determinism": (
+            "on a processor a run is the same each time; on an accelerator torch decides"
+        ),
         "lr_scheduler_kwargs": "an argument is a key of its own, scheduler.KEY=VALUE",
         "optim_args": "an argument is a key of its own, optimizer.KEY=VALUE",
         "optim_target_modules": "param_groups.rules tells parameters apart, by their names",
-        "average_tokens_across_devices": "it is always so; a step counts the tokens or examples of all ranks",
-        "bf16_full_eval fp16_full_eval": "an evaluation computes as training does, in training.precision",
-        "tf32": "float32 is computed as torch does by itself; training.precision=bf16 is the faster",
+        "average_tokens_across_devices": (
+            "it is always so; a step counts the tokens or examples of all ranks"
+        ),
+        "bf16_full_eval fp16_full_eval": (
+            "an evaluation computes as training does, in training.precision"
+        ),
+        "tf32": (
+            "float32 is computed as torch does by itself; training.precision=bf16 is the faster"
+        ),
         "activation_checkpointing_kwargs gradient_checkpointing_kwargs": (
             "training.gradient_checkpointing=true needs no arguments"
         ),
-        "torch_compile_backend torch_compile_mode": "training.compile=true takes torch.compile's own defaults",
+        "torch_compile_backend torch_compile_mode": (
+            "training.compile=true takes torch.compile's own defaults"
+        ),
         "use_liger_kernel liger_kernel_config": "the model computes as transformers has it",
         "use_cache": "training keeps no cache of keys and values",
         "neftune_noise_alpha": "embeddings are trained without added noise",
@@ -167,65 +188,96 @@ KNOWN = SWEEPER | _table(
             "training.gradient_accumulation_steps takes less memory"
         ),
         "auto_find_batch_size": (
-            "a batch size that is found by trial makes another run each time; give training.per_device_train_batch_size"
+            "a batch size that is found by trial makes another run each time; give"
+            " training.per_device_train_batch_size"
         ),
         "logging_first_step": "training.logging_steps=1 logs every step",
         "log_on_each_node": "rank 0 prints and logs; each other one writes logs/rank-N.log",
         "include_num_input_tokens_seen": "perf/tokens_per_second stands in metrics.jsonl",
-        "log_level log_level_replica": "the log of a run is its optrun.log; of ranks above 0, logs/rank-N.log",
+        "log_level log_level_replica": (
+            "the log of a run is its optrun.log; of ranks above 0, logs/rank-N.log"
+        ),
         "disable_tqdm": "a bar is shown in a terminal alone, and plain lines elsewhere",
         "trackio_space_id trackio_bucket_id trackio_static_space_id": (
             "a space of trackio's is told to trackio itself, in the environment"
         ),
-        "eval_delay": "training.eval_steps says how often, and a new run is evaluated before its first step",
+        "eval_delay": (
+            "training.eval_steps says how often, and a new run is evaluated before its first step"
+        ),
         "prediction_loss_only": "every metric of the task is computed",
         "eval_on_start": "a new run is always evaluated before its first step",
         "eval_do_concat_batches eval_accumulation_steps include_for_metrics batch_eval_metrics": (
             "metrics are counted batch by batch, so that no evaluation has to fit into memory"
         ),
-        "eval_use_gather_object": "ranks divide the batches of an evaluation, and what they counted is merged",
-        "save_only_model": "a checkpoint holds all that the next step depends on; optrun export writes the model alone",
+        "eval_use_gather_object": (
+            "ranks divide the batches of an evaluation, and what they counted is merged"
+        ),
+        "save_only_model": (
+            "a checkpoint holds all that the next step depends on; optrun export writes the model"
+            " alone"
+        ),
         "save_on_each_node": "a run has one directory, hydra.run.dir, which all machines see",
         "enable_jit_checkpoint": "SIGTERM always saves, and the run exits with 75",
         "push_to_hub hub_private_repo hub_model_id hub_strategy hub_always_push": (
-            "training publishes nothing; optrun export RUN_DIR DEST push_to_hub=NAME [private=true] does"
+            "training publishes nothing; optrun export RUN_DIR DEST push_to_hub=NAME [private=true]"
+            " does"
         ),
         "hub_token": "a token stays in the environment, as HF_TOKEN; nothing of it is written",
-        "hub_revision": "optrun export RUN_DIR DEST push_to_hub=NAME makes one commit on the main branch",
+        "hub_revision": (
+            "optrun export RUN_DIR DEST push_to_hub=NAME makes one commit on the main branch"
+        ),
         "load_best_model_at_end": (
-            "the best stays beside the last, as checkpoints/best; optrun export RUN_DIR/checkpoints/best DEST "
-            "writes its model"
+            "the best stays beside the last, as checkpoints/best; optrun export"
+            " RUN_DIR/checkpoints/best DEST writes its model"
         ),
         "ignore_data_skip": "a resumed run goes on at the very example where it stopped",
         "restore_callback_states_from_checkpoint": "a resumed run takes up all that was saved",
         "data_seed": "seed orders the data, too",
-        "accelerator_config": "distributed=NAME says how ranks share a run; each makes its own batches",
+        "accelerator_config": (
+            "distributed=NAME says how ranks share a run; each makes its own batches"
+        ),
         "parallelism_config": (
             "distributed=fsdp has distributed.data_parallel_replicate_degree and "
             "distributed.data_parallel_shard_degree; neither tensors nor sequences are cut"
         ),
         "context_parallel_degree context_parallel_size cp_size": (
-            "a sequence is not cut over ranks; docs/distributed.md#long-sequences says what is missing in torch. "
-            "distributed=fsdp, training.gradient_checkpointing=true and training.chunked_loss=true take less memory"
+            "a sequence is not cut over ranks; docs/distributed.md#long-sequences says what is"
+            " missing in torch. distributed=fsdp, training.gradient_checkpointing=true and"
+            " training.chunked_loss=true take less memory"
         ),
-        "dataloader_drop_last": "every example is seen; a short last batch is weighted by what is in it",
+        "dataloader_drop_last": (
+            "every example is seen; a short last batch is weighted by what is in it"
+        ),
         "dataloader_pin_memory": "memory is pinned where there is a CUDA device",
-        "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context "
-        "dataloader_in_order": "training.dataloader_num_workers says how many; their order is always that of the data",
+        "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order": (
+            "training.dataloader_num_workers says how many; their order is always that of the data"
+        ),
         "remove_unused_columns": (
-            "columns are found or named, data.text_column=NAME and data.label_column=NAME, and no other is used"
+            "columns are found or named, data.text_column=NAME and data.label_column=NAME, and no"
+            " other is used"
         ),
         "length_column_name": "training.group_by_length=true counts the tokens itself",
         "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph": (
-            "distributed=ddp looks for unused parameters by itself, and leaves the rest as torch has it"
+            "distributed=ddp looks for unused parameters by itself, and leaves the rest as torch"
+            " has it"
         ),
-        "fsdp_config": "an argument is a key of its own, distributed.KEY=VALUE with distributed=fsdp",
-        "deepspeed": "distributed=fsdp cuts parameters, gradients and optimizer state over the ranks",
+        "fsdp_config": (
+            "an argument is a key of its own, distributed.KEY=VALUE with distributed=fsdp"
+        ),
+        "deepspeed": (
+            "distributed=fsdp cuts parameters, gradients and optimizer state over the ranks"
+        ),
         "debug": "training.on_nonfinite says what happens with NaN and infinity",
         "skip_memory_metrics": "perf/peak_memory_bytes stands in metrics.jsonl",
-        "do_train do_eval": "`optrun` trains and evaluates, `optrun evaluate RUN_DIR` evaluates alone",
-        "do_predict": "optrun predict RUN_DIR data.eval=FILE out=FILE writes a prediction for each row",
-        "local_rank": "with distributed=NAME optrun starts the ranks, or torchrun, srun or mpirun tells each",
+        "do_train do_eval": (
+            "`optrun` trains and evaluates, `optrun evaluate RUN_DIR` evaluates alone"
+        ),
+        "do_predict": (
+            "optrun predict RUN_DIR data.eval=FILE out=FILE writes a prediction for each row"
+        ),
+        "local_rank": (
+            "with distributed=NAME optrun starts the ranks, or torchrun, srun or mpirun tells each"
+        ),
     },
 )
 """Those, every field of `transformers.TrainingArguments` (as tested), names of its scripts and earlier versions, of
@@ -235,9 +287,13 @@ OPTIMIZERS = _table(
     {
         "trust_clip": "optimizer.max_trust=1.0",
         "use_nvlamb": "optimizer.always_adapt=true",
-        "decoupled_decay weight_decouple decoupled_weight_decay": "optimizer.weight_decay_mode=decoupled",
+        "decoupled_decay weight_decouple decoupled_weight_decay": (
+            "optimizer.weight_decay_mode=decoupled"
+        ),
         "corrected_weight_decay": "optimizer.weight_decay_mode=corrected",
-        "adam_w_mode": "optimizer.l2=COEFFICIENT for False; optimizer.weight_decay=COEFFICIENT for True",
+        "adam_w_mode": (
+            "optimizer.l2=COEFFICIENT for False; optimizer.weight_decay=COEFFICIENT for True"
+        ),
         "max_coeff": "optimizer.max_trust",
         "min_coeff": "optimizer.min_trust",
         "eps_inside_sqrt": "optimizer.eps_root=EPS optimizer.eps=0",
@@ -262,7 +318,9 @@ OPTIMIZERS = _table(
         "trust_coefficient": "it is a factor on lr",
         "maximize": "a loss is minimised; to maximise a quantity, minimise its negative",
         "capturable": "no step is captured in a CUDA graph; leave it out",
-        "differentiable": "no gradient flows through a step; leave it out, or take torch.optim's own class",
+        "differentiable": (
+            "no gradient flows through a step; leave it out, or take torch.optim's own class"
+        ),
     },
 )
 """Keywords of other packages' optimizers, below `optimizer`."""
@@ -320,7 +378,9 @@ def explained(found: str, written: bool = False) -> str:
 CHOICES = {
     "task": _table(
         {
-            "text_classification classification sentiment sentiment_analysis": "task=sequence_classification",
+            "text_classification classification sentiment sentiment_analysis": (
+                "task=sequence_classification"
+            ),
             "regression": "task=sequence_classification task.problem_type=regression",
             "ner": "task=token_classification",
             "summarization translation seq2seq": "task=seq2seq_lm",
@@ -334,13 +394,13 @@ CHOICES = {
         },
         {
             "qa question_answering": (
-                "no span of a text is predicted. task=seq2seq_lm writes an answer, with data.text_column and "
-                "data.target_column; task=multiple_choice picks one"
+                "no span of a text is predicted. task=seq2seq_lm writes an answer, with"
+                " data.text_column and data.target_column; task=multiple_choice picks one"
             ),
             "grpo ppo rloo online_dpo reinforce nash_md xpo gkd dapo rlhf": (
-                "it generates answers while it trains, so its batches are no function of the rows, and neither an "
-                "exact resume nor a verdict would hold. task=preference learns from rows (DPO, ORPO, SimPO and "
-                "others); TRL has trainers that generate"
+                "it generates answers while it trains, so its batches are no function of the rows,"
+                " and neither an exact resume nor a verdict would hold. task=preference learns from"
+                " rows (DPO, ORPO, SimPO and others); TRL has trainers that generate"
             ),
         },
     ),

@@ -108,7 +108,8 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
         )
     if group == EXPERIMENT and not options:
         return ConfigError(
-            f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir DIR."
+            f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir"
+            " DIR."
         )
     other = other_choice(group, str(name))
     if other is not None and other.startswith("not offered"):

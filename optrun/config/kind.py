@@ -46,15 +46,16 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     kinds = [choice for choice, known in schemas.items() if known is schema]
     if not kinds:
         raise ConfigError(
-            f"{group}={name}: built on no choice of {group}. Begin its file with the one it changes, such as "
-            f"`defaults: [{next(iter(schemas))}, _self_]`; expected one of {', '.join(schemas)}."
+            f"{group}={name}: built on no choice of {group}. Begin its file with the one it"
+            f" changes, such as `defaults: [{next(iter(schemas))}, _self_]`; expected one of"
+            f" {', '.join(schemas)}."
         )
     if name in kinds:
         return name
     if not getattr(schema, "named_by_library", False) and name in schemas:
         raise ConfigError(
-            f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}. "
-            f"{group}={name} chooses it; a name of your own is one that no other has."
+            f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}."
+            f" {group}={name} chooses it; a name of your own is one that no other has."
         )
     return kinds[0]
 

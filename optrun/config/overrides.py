@@ -229,7 +229,8 @@ def refuse_twice(parsed: list[Override]) -> None:
         for override in parsed
     ):
         raise ConfigError(
-            "training.max_steps and training.num_train_epochs are both given: max_steps would decide alone. Give one."
+            "training.max_steps and training.num_train_epochs are both given: max_steps would"
+            " decide alone. Give one."
         )
 
 
@@ -285,7 +286,8 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     if known is None:
         needs = "may have" if group == store.EXPERIMENT else "needs"
         raise ConfigError(
-            f"{override.input_line}: a run {needs} one {group}. Write {group}=NAME; {did_you_mean('', options)}"
+            f"{override.input_line}: a run {needs} one {group}. Write {group}=NAME;"
+            f" {did_you_mean('', options)}"
         )
     for value in unknown:
         inner = value.rpartition("/")[0] if group == store.EXPERIMENT else ""
@@ -307,8 +309,9 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
         raise unknown_hydra_group(hydra.config_loader.list_groups("hydra"), key)
     if value not in options:
         raise ConfigError(
-            f"{key}={value}: not installed, or no such name. {did_you_mean(value, options)} Here are: "
-            f"{', '.join(sorted(options))}. Launchers come with the extras optrun[joblib] and optrun[slurm]."
+            f"{key}={value}: not installed, or no such name. {did_you_mean(value, options)} Here"
+            f" are: {', '.join(sorted(options))}. Launchers come with the extras optrun[joblib] and"
+            " optrun[slurm]."
         )
 
 
@@ -371,12 +374,14 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         raise unknown_key(base, key)
     if override.is_delete():
         raise ConfigError(
-            f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it."
+            f"{token}: {key} cannot be taken away; give it a value, or null where the comment"
+            " allows it."
         )
     given = _typed_values(override)
     if override.is_range_sweep() and len(given) == 1:
         raise ConfigError(
-            f"{token}: it holds {given[0]} alone: range() goes in steps of 1. List the values: {key}=A,B,C."
+            f"{token}: it holds {given[0]} alone: range() goes in steps of 1. List the values:"
+            f" {key}=A,B,C."
         )
     for value in given:
         assign(base, key, plain_value(value))

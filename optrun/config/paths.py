@@ -23,7 +23,8 @@ def shipped(folder: str, mark: str) -> Path:
         if (candidate / mark).is_file():
             return candidate
     raise ConfigError(
-        f"{folder}/{mark} is missing beside {_PACKAGE}: the installation is not whole. Install optrun again."
+        f"{folder}/{mark} is missing beside {_PACKAGE}: the installation is not whole. Install"
+        " optrun again."
     )
 
 

@@ -58,16 +58,16 @@ def refuse_unsafe(cfg: DictConfig) -> None:
             )  # others are texts, such as the one that stands for an image
         if named or _PASSWORD.match(value):
             raise ConfigError(
-                f"{key}: this looks like a secret, and a configuration is written into the run directory. Expected it "
-                "in the environment, of which nothing is written."
+                f"{key}: this looks like a secret, and a configuration is written into the run"
+                " directory. Expected it in the environment, of which nothing is written."
             )
 
 
 def code_refusal(key: str, value: object) -> ConfigError:
     """Make the refusal of a key that names code."""
     return ConfigError(
-        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
-        "optimizer=lamb; leave this key out."
+        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name,"
+        " such as optimizer=lamb; leave this key out."
     )
 
 
@@ -103,6 +103,6 @@ def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
         "model.trust_remote_code", typed
     ):
         raise ConfigError(
-            "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "
-            "the person who runs it sees it."
+            "model.trust_remote_code=true stands in a configuration file; it counts only on the"
+            " command line, where the person who runs it sees it."
         )

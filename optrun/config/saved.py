@@ -86,8 +86,8 @@ def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
     key = unresolved_key(values)
     if key is not None:
         raise ConfigError(
-            f"{where}: {key} holds `${{`. Expected a resolved value, or ${{oc.env:NAME}} or ${{oc.env:NAME,DEFAULT}} "
-            "as the run was given it: nothing else is resolved again."
+            f"{where}: {key} holds `${{`. Expected a resolved value, or ${{oc.env:NAME}} or"
+            " ${oc.env:NAME,DEFAULT} as the run was given it: nothing else is resolved again."
         )
 
 
@@ -115,7 +115,8 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
             isinstance(one, Mapping) and "name" in one for one in several.values()
         ):
             raise ConfigError(
-                f"{where}: {group}.trackers={several}: expected NAME: {{KEY: VALUE}} of each, its name there."
+                f"{where}: {group}.trackers={several}: expected NAME: {{KEY: VALUE}} of each, its"
+                " name there."
             )
         for name, tracker in several.items():
             inner = _filled(group, tracker)
@@ -156,11 +157,13 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line}: several values are a sweep, which cannot be resumed as one run."
+                f"{override.input_line}: several values are a sweep, which cannot be resumed as one"
+                " run."
             )
         if override.is_delete():
             raise ConfigError(
-                f"{override.input_line}: what a run has cannot be taken away from it; give it a value."
+                f"{override.input_line}: what a run has cannot be taken away from it; give it a"
+                " value."
             )
     for override in (override for override in parsed if override.key_or_group in store.GROUPS):
         _change_choice(hydra, result, override)
@@ -188,9 +191,9 @@ def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
     resolved = not any(own._get_node(name)._is_interpolation() for name in own)
     if resolved and "dialect" in own and override.value() != own.dialect:
         raise ConfigError(
-            f"{override.input_line}: the options of optimizer.dialect={own.dialect or 'null'} stand in the run's "
-            "configuration, and another name changes none of them. Give the options themselves, such as "
-            "optimizer.eps=1e-8, or begin a new run."
+            f"{override.input_line}: the options of optimizer.dialect={own.dialect or 'null'} stand"
+            " in the run's configuration, and another name changes none of them. Give the options"
+            " themselves, such as optimizer.eps=1e-8, or begin a new run."
         )
 
 
@@ -333,8 +336,8 @@ def variables_asked(values: PlainMapping, where: str, typed: Sequence[str]) -> l
         if (key == "run_name" or key.startswith("tracking.")) and tracker not in _LOCAL_TRACKERS:
             example = shlex.quote(f"{key}={quoted(text)}")
             raise ConfigError(
-                f"{where}: {key}={text}: tracking={tracker} may send this to another machine, and a file may not ask "
-                f"for that. Give {example} on the command line if you mean it."
+                f"{where}: {key}={text}: tracking={tracker} may send this to another machine, and a"
+                f" file may not ask for that. Give {example} on the command line if you mean it."
             )
         names = ", ".join(dict.fromkeys(found[1] for found in REFERENCE.finditer(text)))
         notes.append(f"{where}: {key} takes the environment variable {names}")

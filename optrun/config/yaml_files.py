@@ -129,8 +129,8 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
         return
     if not isinstance(_tree(path), yaml.MappingNode):
         raise ConfigError(
-            f"{shown(path)}: no keys and values in it. A recipe begins with `defaults: [config, _self_]`, a choice "
-            "with one to change, such as `defaults: [lamb, _self_]`."
+            f"{shown(path)}: no keys and values in it. A recipe begins with `defaults: [config,"
+            " _self_]`, a choice with one to change, such as `defaults: [lamb, _self_]`."
         )
     group, package = _group(config_path), result.header["package"]
     if (group in GROUPS or not group) and package not in (None, "_group_", group or "_global_"):
@@ -142,11 +142,13 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
         )
     if group.split("/")[0] == EXPERIMENT and package != "_global_":
         raise ConfigError(
-            f"{shown(path, 1)}: begin with the line `# @package _global_`: its values are those of a run."
+            f"{shown(path, 1)}: begin with the line `# @package _global_`: its values are those of"
+            " a run."
         )
     if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
         raise ConfigError(
-            f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key: value}}."
+            f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key:"
+            " value}."
         )
 
 
@@ -232,7 +234,10 @@ def mentioned(name: str) -> str | None:
     """Locate a name in the defaults list of a user's file."""
     for path in users_files().values():
         for key, value, line in entries(path):
-            piece = f"{key.rsplit('.', 1)[-1]} {value.value if isinstance(value, yaml.ScalarNode) else ''}"
+            piece = (
+                f"{key.rsplit('.', 1)[-1]}"
+                f" {value.value if isinstance(value, yaml.ScalarNode) else ''}"
+            )
             if key.startswith("defaults.") and name in re.split(r"[\s@]+/?", piece):
                 return shown(path, line)
     return None

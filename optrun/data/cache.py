@@ -196,11 +196,13 @@ def _wait_for(lock: int, folder: Path) -> bool:
         if now - begun > _TOLD_SECONDS and not told:
             told = True
             tell(
-                f"waiting for {_holder(lock)}, which makes what is needed here, too: {folder.parent.name}"
+                f"waiting for {_holder(lock)}, which makes what is needed here, too:"
+                f" {folder.parent.name}"
             )
         time.sleep(_LOOK_SECONDS)
     tell(
-        f"{_holder(lock)} has given no sign of life for {_SILENT_SECONDS:g} s: {folder.parent.name} are made here"
+        f"{_holder(lock)} has given no sign of life for {_SILENT_SECONDS:g} s: {folder.parent.name}"
+        " are made here"
     )
     return False
 
@@ -280,8 +282,8 @@ def _whole_or_made(folder: Path, key: str, make: Callable[[Path], None]) -> Path
         if error.errno not in _DISK_REFUSED:
             raise
         raise StorageError(
-            f"{aside.parent}: the cache cannot be written: {error.strerror}. Make room, or set OPTRUN_CACHE to another "
-            "folder."
+            f"{aside.parent}: the cache cannot be written: {error.strerror}. Make room, or set"
+            " OPTRUN_CACHE to another folder."
         ) from error
     finally:
         if lasting:

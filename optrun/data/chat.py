@@ -140,15 +140,16 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
         if wanted not in fitting:
             lacking = " and ".join(name for name in _COLUMNS[wanted] if name not in there)
             raise ConfigError(
-                f"task.layout={wanted.value}: {split.key} has no column {lacking}. {columns_in_words(split.rows)}"
+                f"task.layout={wanted.value}: {split.key} has no column {lacking}."
+                f" {columns_in_words(split.rows)}"
             )
         fitting = [wanted]
     if not fitting:
         known = "; ".join(" and ".join(names) for names in _COLUMNS.values())
         raise ConfigError(
-            f"{split.key} has no chats that task=sft knows by their columns: {known}. {columns_in_words(split.rows)} "
-            "data.messages_column names a column of turns, data.text_column and data.target_column those of prompts "
-            "and completions."
+            f"{split.key} has no chats that task=sft knows by their columns: {known}."
+            f" {columns_in_words(split.rows)} data.messages_column names a column of turns,"
+            " data.text_column and data.target_column those of prompts and completions."
         )
     if len(fitting) > 1:
         words = ", ".join(
@@ -167,8 +168,8 @@ def _refuse_beside_turns(source: Source) -> None:
         other = getattr(source.columns, key, None)
         if turns is not None and other is not None:
             raise ConfigError(
-                f"data.messages_column={turns}: whole chats stand there, so data.{key}={other} has nothing to name. "
-                "Leave one of them out."
+                f"data.messages_column={turns}: whole chats stand there, so data.{key}={other} has"
+                " nothing to name. Leave one of them out."
             )
 
 
@@ -433,7 +434,8 @@ def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
         role = _SHAREGPT.get(said, said if said in roles else None)
         if role is None:
             raise Unreadable(
-                f"has an unknown speaker in turn {number}: {said!r}. {did_you_mean(said, [*_SHAREGPT, *roles])}"
+                f"has an unknown speaker in turn {number}: {said!r}."
+                f" {did_you_mean(said, [*_SHAREGPT, *roles])}"
             )
         turn["content"] = turn.pop("value", "")
     if role not in roles:
@@ -467,7 +469,8 @@ def _expect_answers(turns: list[Message], what: str) -> None:
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
         raise Unreadable(
-            f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out."
+            f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it"
+            " out."
         )
 
 

@@ -54,7 +54,8 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
                 and meanings.setdefault(one, key) != key
             ):
                 raise ConfigError(
-                    f"data.{key}={name}: data.{meanings[one]} is that column already. Give each its own."
+                    f"data.{key}={name}: data.{meanings[one]} is that column already. Give each its"
+                    " own."
                 )
         if name is not None and key not in used:
             names = ", ".join(f"data.{name}" for name in used) or "none"
@@ -131,7 +132,8 @@ def _named_or_usual(
     if source.columns is None:
         wanted = f"{key.removesuffix('_column').removesuffix('s')}s"
         raise ConfigError(
-            f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or data=hub."
+            f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or"
+            " data=hub."
         )
     found = usual_columns(usual, split.rows.column_names)
     if len(found) == 1:
@@ -165,7 +167,8 @@ def _headless(split: Split) -> str:
         return ""
     names = ", ".join(f"NAME{at}" for at, _ in enumerate(split.rows.column_names, 1))
     return (
-        f" A row stands in place of a line of names: {', '.join(map(repr, split.rows.column_names))}. "
+        " A row stands in place of a line of names:"
+        f" {', '.join(map(repr, split.rows.column_names))}. "
         f'"data.column_names=[{names}]" gives the columns their names, such as text and label.'
     )
 
@@ -201,14 +204,15 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         found_column = same_column(wanted, split.rows.column_names)
         if found_column in taken and found_column is not None:
             raise ConfigError(
-                f"data.text_column={wanted}: {split.key} has its labels or targets there, not its texts."
+                f"data.text_column={wanted}: {split.key} has its labels or targets there, not its"
+                " texts."
             )
         if found_column is not None:
             return found_column
         if evaluation and len(candidates) == 1:
             source.notes.append(
-                f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is read "
-                f"(data.eval_text_column={candidates[0]} says so)"
+                f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is"
+                f" read (data.eval_text_column={candidates[0]} says so)"
             )
             return candidates[0]
         key = "data.text_column"
@@ -281,7 +285,8 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     if name not in candidates:
         refuse_mixed(split, name)
         raise ConfigError(
-            f"data.text_column={name}: task=token_classification expects lists of words there.{_no_lists(split)}"
+            f"data.text_column={name}: task=token_classification expects lists of words"
+            f" there.{_no_lists(split)}"
         )
     return name
 
@@ -314,8 +319,8 @@ def choices_column(source: Source, split: Split) -> str:
     if not _holds_words(split.rows.features[name]):
         refuse_mixed(split, name)
         raise ConfigError(
-            f"data.choices_column={name}: {split.key} has no lists of texts there. {columns_in_words(split.rows)}"
-            f"{_no_lists(split)}"
+            f"data.choices_column={name}: {split.key} has no lists of texts there."
+            f" {columns_in_words(split.rows)}{_no_lists(split)}"
         )
     return name
 
@@ -350,8 +355,8 @@ def image_column(source: Source, split: Split) -> str:
         )
         return paths[0]
     raise ConfigError(
-        f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
-        f"{columns_in_words(split.rows)}"
+        f"data.image_column is needed: {split.key} has"
+        f" {'several columns' if found else 'no column'} of images. {columns_in_words(split.rows)}"
     )
 
 
@@ -410,14 +415,16 @@ def refuse_mixed(split: Split, column: str) -> None:
             here = _KINDS.get(type(value), "")
             if here and kind and here != kind:
                 raise ConfigError(
-                    f"{split.key}: column {column} mixes kinds of values: row {split.number(where)} has "
-                    f"{short(first)}, row {split.number(row)} has {short(value)}. Write all of them alike."
+                    f"{split.key}: column {column} mixes kinds of values: row {split.number(where)}"
+                    f" has {short(first)}, row {split.number(row)} has {short(value)}. Write all of"
+                    " them alike."
                 )
             kind, where, first = (kind, where, first) if kind else (here, row, value)
     if kind in ("a number", "true or false"):
         raise ConfigError(
-            f"{split.key}: column {column} mixes kinds of values: some rows write {json.dumps(first)} and its like "
-            "without quotes, others as texts in quotes. Write all of them one way."
+            f"{split.key}: column {column} mixes kinds of values: some rows write"
+            f" {json.dumps(first)} and its like without quotes, others as texts in quotes. Write"
+            " all of them one way."
         )
 
 
@@ -438,8 +445,8 @@ def texts(split: Split, column: str) -> Iterator[str]:
         text = text_of(value)
         if text is None:
             raise ConfigError(
-                f"{split.key}: row {split.number(row)} has {short(value)} in column {column}, where a text is "
-                f"expected. {columns_in_words(split.rows)}"
+                f"{split.key}: row {split.number(row)} has {short(value)} in column {column}, where"
+                f" a text is expected. {columns_in_words(split.rows)}"
             )
         yield text
 

@@ -104,7 +104,8 @@ def member_of(path: Path) -> str:
         else "no file"
     )
     raise UnreadableFileError(
-        f"this archive holds {holds}; one is read. Unpack it, and name its files: data.train=FILE data.eval=FILE"
+        f"this archive holds {holds}; one is read. Unpack it, and name its files: data.train=FILE"
+        " data.eval=FILE"
     )
 
 
@@ -136,8 +137,8 @@ def chunks_of(path: Path) -> Iterator[bytes]:
             unpacked += len(chunk)
             if unpacked > max(_UNPACKED, held * _RATIO):
                 raise UnreadableFileError(
-                    f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text, which packs to a tenth. "
-                    "Unpack it yourself, and give what is in it."
+                    f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text,"
+                    " which packs to a tenth. Unpack it yourself, and give what is in it."
                 )
             yield chunk
 
@@ -180,7 +181,8 @@ def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str
         )
     if end != b"PAR1":
         raise UnreadableFileError(
-            "cannot be read as parquet: its end is missing. It was cut short: fetch or write it again."
+            "cannot be read as parquet: its end is missing. It was cut short: fetch or write it"
+            " again."
         )
     return UTF8, ""
 
@@ -230,7 +232,10 @@ def _fault(path: Path, kind: str, encoding: str) -> str | None:
     for chunk in chain([head], chunks):
         if message is None and b"\x00" in chunk:
             line += chunk[: chunk.index(b"\x00")].count(b"\n")
-            message = f"cannot be read as {kind}: line {line:,} holds zero bytes, as a binary or a damaged file does."
+            message = (
+                f"cannot be read as {kind}: line {line:,} holds zero bytes, as a binary or a"
+                " damaged file does."
+            )
         if message is not None:
             return message
         line += chunk.count(b"\n")
@@ -280,8 +285,8 @@ def _shallow(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 break
         if left.count(b"[") + left.count(b"{") > _DEPTH:
             raise UnreadableFileError(
-                f"cannot be read as json: more than {_DEPTH} brackets are open at once; expected fewer. "
-                "Close them, or write what is in them as a text."
+                f"cannot be read as json: more than {_DEPTH} brackets are open at once; expected"
+                " fewer. Close them, or write what is in them as a text."
             )
         yield chunk
 
@@ -290,13 +295,19 @@ def _beginning(head: bytes, path: Path, kind: str) -> str | None:
     begin = head.lstrip()
     cannot = f"cannot be read as {kind}: "
     if kind != "text" and begin[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return f"{cannot}it begins with {begin_of(begin)}: a web page, such as an error or a login, in place of the data."
+        return (
+            f"{cannot}it begins with {begin_of(begin)}: a web page, such as an error or a login, in"
+            " place of the data."
+        )
     if kind in ("csv", "tsv") and begin.startswith((b'{"', b"[{")):
         return f"{cannot}its lines are JSON. Call it {called(path, '.jsonl')}."
     if kind == "json" and begin and not begin.startswith((b"{", b"[")):
         return f"{cannot}it begins with {begin_of(begin)}, where JSON begins with {{ or [."
     if kind == "json" and _LIST_A_LINE.match(begin):
-        return f"{cannot}each line is a list: {begin_of(begin)}. Name what is in it: {_ROW}, one object a line."
+        return (
+            f"{cannot}each line is a list: {begin_of(begin)}. Name what is in it: {_ROW}, one"
+            " object a line."
+        )
     return None
 
 

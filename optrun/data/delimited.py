@@ -131,7 +131,8 @@ def dialect_of(key: str, path: Path, kind: str, encoding: str, options: ReadOpti
     if len(found) > 1:
         ways = " or ".join(map(_said, found))
         raise ConfigError(
-            f"{key}={path}: its columns may be separated in several ways: {header[:80]!r}. Say {ways}."
+            f"{key}={path}: its columns may be separated in several ways: {header[:80]!r}. Say"
+            f" {ways}."
         )
     return Dialect(found[0], True, note=f"columns separated by {found[0]!r} (data.delimiter)")
 
@@ -174,8 +175,9 @@ def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
                     )
                 elif here != names:
                     raise ConfigError(
-                        f"{asked.key}={path}: its columns are {', '.join(here)}; those of {asked.files[0]} are "
-                        f"{', '.join(names)}. Give files with the same columns in the same order."
+                        f"{asked.key}={path}: its columns are {', '.join(here)}; those of"
+                        f" {asked.files[0]} are {', '.join(names)}. Give files with the same"
+                        " columns in the same order."
                     )
                 for batch in _batches(
                     text, dialect, names, named=asked.options.column_names is not None
@@ -206,7 +208,10 @@ def _understood(key: str, path: Path, text: Path, dialect: Dialect) -> Iterator[
             with open_bytes(text) as stream:
                 first = stream.read(80).split(b"\n")[0].decode(errors="replace").strip()
             if first.startswith("#"):
-                why = f"it begins with {first!r}, where the names of the columns belong. Take comments out of the file."
+                why = (
+                    f"it begins with {first!r}, where the names of the columns belong. Take"
+                    " comments out of the file."
+                )
         raise ConfigError(f"{key}={path}: cannot be read as {kind}: {why}") from error
 
 
@@ -238,8 +243,8 @@ def _header(asked: Reading, path: Path, text: Path, dialect: Dialect) -> list[st
         there: list[str] = rows.schema.names
     if said is not None and len(said) != len(there):
         raise ConfigError(
-            f"data.column_names={list(said)}: {asked.key}={path} has {len(there)} columns in its first row. Expected "
-            "a name for each."
+            f"data.column_names={list(said)}: {asked.key}={path} has {len(there)} columns in its"
+            " first row. Expected a name for each."
         )
     names = there if said is None else list(said)
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -284,7 +289,10 @@ def _reason(message: str, dialect: Dialect) -> str:
     if "invalid UTF8" in line or "codec can't decode" in line:
         return "its bytes are no UTF-8."
     if "columns, got" in line and dialect.quoted and line.count('"') % 2:
-        return f"{line} (a quotation mark is opened and not closed; inside of quotes it is written twice)"
+        return (
+            f"{line} (a quotation mark is opened and not closed; inside of quotes it is written"
+            " twice)"
+        )
     if "columns, got" in line and dialect.quoted:
         mark = "a comma" if dialect.delimiter == "," else repr(dialect.delimiter)
         first = "; or the first line does not name the columns" if "row 1: " in line else ""

@@ -125,12 +125,14 @@ def of_one_byte(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str,
     where = f"the bytes of line {fault.line:,} are no UTF-8"
     if 4 * utf8 > groups:
         raise UnreadableFileError(
-            f"{where}, and those of other lines are: the file is damaged, or joined of several encodings. In cp1252 "
-            f"that line is {shown!r}; data.encoding=cp1252 reads all of it so."
+            f"{where}, and those of other lines are: the file is damaged, or joined of several"
+            f" encodings. In cp1252 that line is {shown!r}; data.encoding=cp1252 reads all of"
+            " it so."
         )
     if undefined or 20 * strange > groups:
         raise UnreadableFileError(
-            f"{where}, and in cp1252 they would be {shown!r}, which is no text. Name the encoding, such as "
-            "data.encoding=cp1251 (Cyrillic), cp1250 (Central Europe), gb18030 (Chinese) or shift_jis (Japanese)."
+            f"{where}, and in cp1252 they would be {shown!r}, which is no text. Name the encoding,"
+            " such as data.encoding=cp1251 (Cyrillic), cp1250 (Central Europe), gb18030 (Chinese)"
+            " or shift_jis (Japanese)."
         )
     return name, f"line {fault.line:,} is {shown!r}"

@@ -83,8 +83,9 @@ def _refuse_idle(
         formats = [row.name for row in FORMATS.values() if name in row.options]
         if value is not None and not kinds & set(formats):
             raise ConfigError(
-                f"data.{name}={value}: has no effect on {' and '.join(sorted(kinds)) or 'a stream'}; it is read for "
-                f"{', '.join(formats)}. Leave it out."
+                f"data.{name}={value}: has no effect on"
+                f" {' and '.join(sorted(kinds)) or 'a stream'}; it is read for"
+                f" {', '.join(formats)}. Leave it out."
             )
 
 
@@ -182,9 +183,15 @@ def _why_nothing(name: str) -> str:
     if path.is_dir():
         return why_not(path, by_ending())
     if path.exists():
-        return f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once. Write it to one."
+        return (
+            f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once."
+            " Write it to one."
+        )
     if path.is_symlink():
-        return f"a link to {path.readlink()}, where there is nothing. Link to the file again, or give the file itself."
+        return (
+            f"a link to {path.readlink()}, where there is nothing. Link to the file again, or give"
+            " the file itself."
+        )
     if glob.has_magic(name):
         return "no file matches this glob."
     beside = (

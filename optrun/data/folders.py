@@ -69,12 +69,18 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
             f"data.train={shlex.quote(str(train))}",
             *(f"data.eval={shlex.quote(str(held[0]))}" for _ in held[:1]),
         ]
-        return f"this is a folder, and its folders {', '.join(p.name for p in splits)} are splits. Take {' '.join(keys)}"
+        return (
+            f"this is a folder, and its folders {', '.join(p.name for p in splits)} are splits."
+            f" Take {' '.join(keys)}"
+        )
     files = [path for path in files_of(folder)[:1000] if path.suffix.lower() in endings]
     if not files:
         return f"this is a folder, and no file in it ends with one of {', '.join(endings)}."
     if any(path.suffix.lower() in IMAGES for path in files_of(folder)[:1000]):
-        return f"this is a folder with images and other files. Take data=hub data.path={shlex.quote(str(folder))}."
+        return (
+            "this is a folder with images and other files. Take data=hub"
+            f" data.path={shlex.quote(str(folder))}."
+        )
     pattern = f"{'*' if any(path.parent == folder for path in files) else '**/*'}{files[0].suffix}"
     return f"this is a folder. Give files or a glob, such as {shlex.quote(str(folder / pattern))}."
 

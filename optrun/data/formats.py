@@ -191,8 +191,8 @@ def format_of(key: str, path: Path, said: str | None) -> Format:
     if ending not in known:
         what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
         raise ConfigError(
-            f"{key}={path}: {what}. Known endings: {', '.join(known)} (also with {', '.join(COMPRESSED)}); "
-            f"data.format=NAME says what a file with another one holds."
+            f"{key}={path}: {what}. Known endings: {', '.join(known)} (also with"
+            f" {', '.join(COMPRESSED)}); data.format=NAME says what a file with another one holds."
         )
     return known[ending]
 
@@ -206,7 +206,8 @@ def one_format(key: str, found: Iterable[Format]) -> Format:
     kinds = {row.name: row for row in found}
     if len(kinds) > 1:
         raise ConfigError(
-            f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format."
+            f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one"
+            " format."
         )
     return next(iter(kinds.values()))
 
@@ -220,16 +221,16 @@ def streamed_format(key: str, file: Path | File) -> Format:
     ending = Path(str(file)).suffix.lower()
     if ending in COMPRESSED:
         raise ConfigError(
-            f"{key}={file}: data.streaming=true cannot begin in the middle of a compressed file. Unpack it, or write "
-            "it as parquet, which is compressed inside."
+            f"{key}={file}: data.streaming=true cannot begin in the middle of a compressed file."
+            " Unpack it, or write it as parquet, which is compressed inside."
         )
     streamed = {
         ending: row for ending, row in by_ending().items() if row.stream and ending not in row.whole
     }
     if ending not in streamed:
         raise ConfigError(
-            f"{key}={file}: data.streaming=true reads {', '.join(streamed)}. Write its rows as one of these, or take "
-            "data.streaming=false."
+            f"{key}={file}: data.streaming=true reads {', '.join(streamed)}. Write its rows as one"
+            " of these, or take data.streaming=false."
         )
     return streamed[ending]
 
@@ -259,7 +260,8 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
                 raw = file.read(64)
             if raw.startswith(b"version https://git-lfs"):
                 raise UnreadableFileError(
-                    "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
+                    "this is a pointer of Git LFS, the data themselves are not here. Fetch them:"
+                    " git lfs pull"
                 )
             found = next(
                 (row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind
@@ -287,6 +289,7 @@ def refuse_other_content(key: str, path: Path, kind: Format) -> None:
     if encoding != UTF8:
         new = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
         raise ConfigError(
-            f"{key}={path}: its bytes are {encoding}, no UTF-8, and a stream is read where it lies. Convert it: iconv "
-            f"-f {encoding.replace('latin-1', 'latin1')} -t utf-8 {shlex.quote(str(path))} > {new}"
+            f"{key}={path}: its bytes are {encoding}, no UTF-8, and a stream is read where it lies."
+            f" Convert it: iconv -f {encoding.replace('latin-1', 'latin1')} -t utf-8"
+            f" {shlex.quote(str(path))} > {new}"
         )

@@ -79,7 +79,8 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
         )
     if local.is_file():
         raise ConfigError(
-            f"data.path={config.path}: this is a file. Give its folder, or use data=files data.train={config.path}."
+            f"data.path={config.path}: this is a file. Give its folder, or use data=files"
+            f" data.train={config.path}."
         )
 
     def why(error: Exception) -> str:
@@ -95,7 +96,8 @@ def _load(config: HubConfig) -> Mapping[str, Dataset]:
         if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
             if config.subset is not None:
                 raise ConfigError(
-                    f"data.subset={config.subset}: a folder written by save_to_disk has no subsets; leave it null."
+                    f"data.subset={config.subset}: a folder written by save_to_disk has no subsets;"
+                    " leave it null."
                 )
             loaded = datasets.load_from_disk(str(local))
             found = (
@@ -146,14 +148,16 @@ def commit_of(config: HubConfig) -> str:
     )
     if Path(config.path).expanduser().exists():
         raise ConfigError(
-            f"{named}: data.streaming=true reads a dataset of the hub, and this lies here. Its files are read as a "
+            f"{named}: data.streaming=true reads a dataset of the hub, and this lies here. Its"
+            " files are read as a "
             f'stream by data=files "data.train={config.path}/*.parquet" data.streaming=true.'
         )
     missing = hub.missing(config.path)
     if missing is not None:
         raise ConfigError(
-            f"{named}: data.streaming=true reads from the hub while it trains, and {missing}. Take "
-            "data.streaming=false, which reads what was fetched before, or files of your own (data=files)."
+            f"{named}: data.streaming=true reads from the hub while it trains, and {missing}. Take"
+            " data.streaming=false, which reads what was fetched before, or files of your own"
+            " (data=files)."
         )
     with understood(named, partial(hub.why_not, config.path, missing)):
         found = HfApi().dataset_info(config.path, revision=config.revision, timeout=hub.TIMEOUT).sha
@@ -172,8 +176,9 @@ def _load_stream(config: HubConfig) -> Source:
     train, held = config.train_split, _held(config, list(files))
     if held is None and config.eval_fraction:
         raise ConfigError(
-            f"data.streaming=true: {config.path} has no split to evaluate on (it has {', '.join(files)}), and none is "
-            "cut from a stream. Name one with data.eval_split=NAME, or take data.eval_fraction=0."
+            f"data.streaming=true: {config.path} has no split to evaluate on (it has"
+            f" {', '.join(files)}), and none is cut from a stream. Name one with"
+            " data.eval_split=NAME, or take data.eval_fraction=0."
         )
     notes = [f"{config.path} is read at revision {commit}, also after a resume"]
     rows: object = open_stream(_KEY, files[train], config.shuffle_window, notes)
@@ -202,7 +207,8 @@ def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
         )
         if elsewhere is not None:
             raise ConfigError(
-                f"{_KEY}={config.path}: {elsewhere} is not in its repository, so it has no revision."
+                f"{_KEY}={config.path}: {elsewhere} is not in its repository, so it has no"
+                " revision."
             )
         paths = sorted({url.removeprefix(address) for urls in splits.values() for url in urls})
         found: dict[str, HubFile] = {}

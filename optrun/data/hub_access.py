@@ -63,17 +63,23 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
     kinds = {kind.__name__ for each in seen for kind in type(each).__mro__}
     if "GatedRepoError" in kinds:
         return (
-            f"the hub has it behind a gate. Ask for access at https://huggingface.co/{name}, then log in with `hf auth "
-            "login` (or set HF_TOKEN)."
+            f"the hub has it behind a gate. Ask for access at https://huggingface.co/{name}, then"
+            " log in with `hf auth login` (or set HF_TOKEN)."
         )
     if missing is not None and kinds & {"OSError", "ConnectionError", "LocalEntryNotFoundError"}:
         return f"{nowhere(missing)}, and it is not there."
     if "RevisionNotFoundError" in kinds:
         return "the hub has no such revision of it."
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
-        return "no such local folder, and the hub has nothing of this name for you. If it is private: `hf auth login`."
+        return (
+            "no such local folder, and the hub has nothing of this name for you. If it is private:"
+            " `hf auth login`."
+        )
     message = " ".join(str(seen[-1]).split())
-    return f"{nowhere(missing)}: {type(seen[-1]).__name__}: {message if len(message) <= 300 else message[:300] + ' ...'}"
+    return (
+        f"{nowhere(missing)}: {type(seen[-1]).__name__}:"
+        f" {message if len(message) <= 300 else message[:300] + ' ...'}"
+    )
 
 
 def from_cache(names: Iterable[str | None]) -> list[str]:

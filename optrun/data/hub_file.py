@@ -97,12 +97,13 @@ class HubFile:
         except Exception as error:  # the hub's client and whichever HTTP library it is built on
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise self._refusal(
-                f"the hub does not give its bytes: {why}. Where the run has saved, resume= goes on as soon as the hub "
-                "answers."
+                f"the hub does not give its bytes: {why}. Where the run has saved, resume= goes on"
+                " as soon as the hub answers."
             ) from error
         if len(found) != end - begin:
             raise self._refusal(
-                f"{len(found):,} bytes came where {end - begin:,} were asked for: this hub answers no range requests."
+                f"{len(found):,} bytes came where {end - begin:,} were asked for: this hub answers"
+                " no range requests."
             )
         return found
 
@@ -124,8 +125,8 @@ class HubFile:
             yield chunk
         if total.hexdigest() != expected:
             raise self._refusal(
-                f"the hub gives other bytes than it names: {kind} {total.hexdigest()}, and {expected} in its listing. "
-                "Try again."
+                f"the hub gives other bytes than it names: {kind} {total.hexdigest()}, and"
+                f" {expected} in its listing. Try again."
             )
 
     def opened(self) -> io.RawIOBase:

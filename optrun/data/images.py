@@ -114,7 +114,8 @@ class Images:
             self.rows = split.rows.select_columns([column])
         else:
             raise ConfigError(
-                f"data.image_column={column}: {split.key} holds {feature} there, no images and no paths."
+                f"data.image_column={column}: {split.key} holds {feature} there, no images and no"
+                " paths."
             )
         self.split = split
         self.column = column

@@ -100,6 +100,7 @@ class LocalFile:
             same = False
         if not same:
             raise OptrunError(
-                f"{self.key}={self.path}: this file changed while it was read as a stream, so its rows are no longer "
-                "where they were. Leave the files of a stream as they are; start again with the file as it is now."
+                f"{self.key}={self.path}: this file changed while it was read as a stream, so its"
+                " rows are no longer where they were. Leave the files of a stream as they are;"
+                " start again with the file as it is now."
             )

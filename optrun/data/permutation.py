@@ -63,7 +63,8 @@ class KeyedPermutation:
         )
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= self._size):
             raise IndexError(
-                f"places from 0 to {self._size - 1} are there, not {wanted.min()} to {wanted.max()}."
+                f"places from 0 to {self._size - 1} are there, not {wanted.min()} to"
+                f" {wanted.max()}."
             )
         found = self._once(wanted.astype(np.uint64))
         while (beyond := found >= self._size).any():

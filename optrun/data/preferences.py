@@ -69,8 +69,8 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
             close = nearest(wanted, there)
             hint = f" Did you mean {' or '.join(close)}? Call it {wanted}." if close else ""
             raise ConfigError(
-                f"{split.key} has no column {wanted}: task=preference reads {CHOSEN}, {REJECTED}, and {PROMPT} where "
-                f"the prompt stands apart.{hint} {columns_in_words(split.rows)}"
+                f"{split.key} has no column {wanted}: task=preference reads {CHOSEN}, {REJECTED},"
+                f" and {PROMPT} where the prompt stands apart.{hint} {columns_in_words(split.rows)}"
             )
     prompt = named(source.columns, "text_column", split) or (PROMPT if PROMPT in there else None)
     return PairColumns(prompt, TOOLS in there)
@@ -103,7 +103,8 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
     if len({type(answer) for answer in answers}) != 1 or len(answers) != 2:
         kinds = " and ".join(type(cells[name]).__name__ for name in (CHOSEN, REJECTED))
         raise Unreadable(
-            f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are expected."
+            f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are"
+            " expected."
         )
     if columns.prompt is None or (isinstance(prompt, str) and isinstance(answers[0], list)):
         at = _shared(*answers)

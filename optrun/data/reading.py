@@ -62,8 +62,10 @@ class Reading:
     def in_utf8(self, folder: Path) -> list[Path]:
         """Write files that are no UTF-8, or packed as few readers take them, as UTF-8 into a folder."""
         return [
-            path
-            if encoding == UTF8 and compression_of(path) in _USUAL
-            else as_utf8(path, encoding, folder)
+            (
+                path
+                if encoding == UTF8 and compression_of(path) in _USUAL
+                else as_utf8(path, encoding, folder)
+            )
             for path, encoding in zip(self.files, self.encodings, strict=True)
         ]

@@ -78,7 +78,10 @@ def columns_in_words(rows: Dataset) -> str:
             and isinstance(cell, list)
             and not isinstance(cell[0], dict)
         ):
-            advice = 'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one object a line.'
+            advice = (
+                'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one'
+                " object a line."
+            )
         advice = advice or _advice(name, cell)
     return f"Columns: {', '.join(described)}." + (f" {advice}" if advice else "")
 
@@ -98,9 +101,10 @@ def _advice(name: str, value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         if any(keys <= set(value[0]) for keys in _CHAT):
             return (
-                f"{name} holds chats, which task=sft reads. For another task write each as one text, for instance with "
-                f"tokenizer.apply_chat_template(row[{name!r}], tokenize=False) (task=causal_lm), or question and "
-                "answer as text and target (task=seq2seq_lm)."
+                f"{name} holds chats, which task=sft reads. For another task write each as one"
+                f" text, for instance with tokenizer.apply_chat_template(row[{name!r}],"
+                " tokenize=False) (task=causal_lm), or question and answer as text and target"
+                " (task=seq2seq_lm)."
             )
         return f"Write what is to be read from {name} as a text, in a column of its own."
     if isinstance(value, dict):
@@ -120,7 +124,10 @@ def labelled_lines(rows: Dataset) -> str:
     if not lines:
         return ""
     if looks_tagged(rows):
-        return f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. data.format=conll reads them."
+        return (
+            f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. data.format=conll"
+            " reads them."
+        )
     for pattern, form, command in _LINES:
         found = [match[1] for line in lines if (match := pattern.match(line))]
         if len(found) == len(lines) and len(set(found)) < len(found):
@@ -133,7 +140,8 @@ def labelled_lines(rows: Dataset) -> str:
                 else ""
             )
             return (
-                f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with the label "
+                f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with"
+                " the label "
                 rf"{found[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
             )
     return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
@@ -200,9 +208,9 @@ def _rows_inside(row: Json, path: Path) -> str | None:
     new = new if new != name else shlex.quote(str(path.with_name(f"{path.stem}-rows.jsonl")))
     values: list[Any] = list(row.values())
     by_column = (
-        f"It has one {'list' if isinstance(values[0], list) else 'object'} for each column ({_some(row)}), where rows "
-        f"are read: python -c \"import pandas; pandas.read_json({str(path)!r}).to_json({new!r}, orient='records', "
-        'lines=True)"'
+        f"It has one {'list' if isinstance(values[0], list) else 'object'} for each column"
+        f' ({_some(row)}), where rows are read: python -c "import pandas;'
+        f" pandas.read_json({str(path)!r}).to_json({new!r}, orient='records', lines=True)\""
     )
     if all(
         isinstance(value, list) and len(value) == len(values[0]) > 1 for value in values
@@ -213,7 +221,10 @@ def _rows_inside(row: Json, path: Path) -> str | None:
     ):
         if all(inner.isdigit() for inner in values[0]):
             return by_column
-        return f"It has one object for each row ({_some(values[0])}). Take them out: jq -c '.[]' {name} > {new}"
+        return (
+            f"It has one object for each row ({_some(values[0])}). Take them out: jq -c '.[]'"
+            f" {name} > {new}"
+        )
     found = _list_of_objects(row)
     if found is None:
         return None
@@ -221,8 +232,9 @@ def _rows_inside(row: Json, path: Path) -> str | None:
     if any(chat <= set(objects[0]) for chat in _CHAT):
         return None  # one chat: the message about its column says more
     return (
-        f"Its key {'.'.join(keys)!r} holds a list of {len(objects):,} objects ({_some(objects[0])}): the rows. Take "
-        f"them out: jq -c '.{'.'.join(keys)}[]' {name} > {new}"
+        f"Its key {'.'.join(keys)!r} holds a list of {len(objects):,} objects"
+        f" ({_some(objects[0])}): the rows. Take them out: jq -c '.{'.'.join(keys)}[]' {name} >"
+        f" {new}"
     )
 
 

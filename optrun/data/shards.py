@@ -196,8 +196,10 @@ class Lines(Shard):
             for name in unread:
                 if row.get(name):  # an empty one says as much as none
                     raise ConfigError(
-                        f"{self.key}={self.file}: row {number:,} has a column {name}, which none of the first {HEAD} "
-                        f"rows of any file has, so it would not be read. Put a row with it among the first {HEAD} of "
+                        f"{self.key}={self.file}: row {number:,} has a column {name}, which none of"
+                        f" the first {HEAD} "
+                        "rows of any file has, so it would not be read. Put a row with it among"
+                        f" the first {HEAD} of "
                         f'a file, or give it in each row, if only as "{name}": null.'
                     )
             rows.append(row if columns is None else {name: row.get(name) for name in columns})
@@ -212,7 +214,8 @@ class Lines(Shard):
             ) from error
         if not isinstance(row, dict):
             raise ConfigError(
-                f'{self.key}={self.file}: row {number:,} is no object, such as {{"text": ...}}, but {raw[:40]!r}.'
+                f'{self.key}={self.file}: row {number:,} is no object, such as {{"text": ...}}, but'
+                f" {raw[:40]!r}."
             )
         return row
 

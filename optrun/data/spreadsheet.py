@@ -59,12 +59,13 @@ def read_spreadsheet(asked: Reading) -> Dataset:
         twice = [name for name in here if here.count(name) > 1]
         if not here or "" in here or twice:
             raise ConfigError(
-                f"{asked.key}={path}: expected the names of the columns in the first row, each once; found {here}. "
-                "data.column_names=[NAME, ...] says them where no row does."
+                f"{asked.key}={path}: expected the names of the columns in the first row, each"
+                f" once; found {here}. data.column_names=[NAME, ...] says them where no row does."
             )
         if names and here != names:
             raise ConfigError(
-                f"{asked.key}={path}: its columns are {', '.join(here)}; before, {', '.join(names)}."
+                f"{asked.key}={path}: its columns are {', '.join(here)}; before,"
+                f" {', '.join(names)}."
             )
         names = here
         for number, row in enumerate(table, 1):
@@ -91,8 +92,8 @@ def _sheet(asked: Reading, path: Path) -> Iterator[list[str | None]]:
         import openpyxl
     except ImportError as error:
         raise ConfigError(
-            f"{asked.key}={path}: Excel files need the package openpyxl, which is not installed. pip install "
-            "'optrun[excel]', or save it as CSV (UTF-8)."
+            f"{asked.key}={path}: Excel files need the package openpyxl, which is not installed."
+            " pip install 'optrun[excel]', or save it as CSV (UTF-8)."
         ) from error
     refuse_bomb(f"{asked.key}={path}", path)
     sheets: list[list[tuple[object, ...]]] = []
@@ -112,8 +113,9 @@ def _sheet(asked: Reading, path: Path) -> Iterator[list[str | None]]:
         for cell, source in zip(row, written, strict=True):
             if cell is None and source is not None:
                 raise ConfigError(
-                    f"{asked.key}={path}: row {number:,} of the sheet has a formula without a value ({source}). Open "
-                    "it in a spreadsheet program and save it, or write the values."
+                    f"{asked.key}={path}: row {number:,} of the sheet has a formula without a value"
+                    f" ({source}). Open it in a spreadsheet program and save it, or write the"
+                    " values."
                 )
         if any(cell is not None for cell in row):
             yield [_as_text(cell) for cell in row]

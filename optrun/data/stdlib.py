@@ -49,8 +49,8 @@ def stdlib_files() -> list[Path]:
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise ConfigError(
-            f"data=stdlib: no .py files below {root}: this Python came without the source of its library. "
-            "Use data=files data.train=PATH."
+            f"data=stdlib: no .py files below {root}: this Python came without the source of its"
+            " library. Use data=files data.train=PATH."
         )
     return sorted(files)
 
@@ -82,7 +82,10 @@ def stdlib_source(
     # "a".
     picked = [files[index] for index in generator(0, "split").permutation(len(files))[:most]]
     held = max(1, round(config.eval_fraction * len(picked))) if config.eval_fraction else 0
-    note = f"{what}{len(picked) - held} files of the standard library to train on, {'of ' if what else ''}{held} others"
+    note = (
+        f"{what}{len(picked) - held} files of the standard library to train on,"
+        f" {'of ' if what else ''}{held} others"
+    )
     key = f"data={config.name}"
     train, evaluation = (
         Split(rows(picked[held:]), key),

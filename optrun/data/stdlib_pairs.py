@@ -31,5 +31,8 @@ def pairs_of(path: Path) -> Iterator[dict[str, str]]:
     """Yield the first paragraph of each docstring of a file, and the code of its function without it."""
     for node, summary in functions_of(path):
         if len(node.body) > 1 and _SHORTEST <= len(summary) <= _LONGEST:
-            code = f"def {node.name}({ast.unparse(node.args)}): {ast.unparse(ast.Module(node.body[1:], []))}"
+            code = (
+                f"def {node.name}({ast.unparse(node.args)}):"
+                f" {ast.unparse(ast.Module(node.body[1:], []))}"
+            )
             yield {"summary": summary, "code": " ".join(code.split())[:_LONGEST]}

@@ -261,8 +261,9 @@ def open_stream(
     rows = StreamRows(key, shards, window)
     if opening.read:
         notes.append(
-            f"{key}: {len(rows):,} rows of {len(files):,} files found by reading {opening.read / 1e6:,.0f} MB once "
-            f"({time.monotonic() - begun:.0f} s); where they are is remembered"
+            f"{key}: {len(rows):,} rows of {len(files):,} files found by reading"
+            f" {opening.read / 1e6:,.0f} MB once ({time.monotonic() - begun:.0f} s); where they are"
+            " is remembered"
         )
     return rows
 
@@ -432,8 +433,9 @@ class StreamedBlocks:
         if len(sampled) < count:
             full = tokens.sum() / max(1, blocks[sampled].sum() * self.length)
             self.notes.append(
-                f"{self.rows.key}: blocks are planned by {len(sampled)} of {count:,} windows, and are {full:.1%} full "
-                f"there; a window with more tokens for a byte than {_MARGIN} times the most of these loses the rest"
+                f"{self.rows.key}: blocks are planned by {len(sampled)} of {count:,} windows, and"
+                f" are {full:.1%} full there; a window with more tokens for a byte than {_MARGIN}"
+                " times the most of these loses the rest"
             )
         blocks[sampled] = -(-tokens // self.length)
         planned: np.ndarray = np.maximum(blocks, 1)

@@ -44,8 +44,9 @@ def read_tagged(asked: Reading) -> Dataset:
             columns = columns or len(cells)
             if len(cells) != columns or columns < 2:
                 raise ConfigError(
-                    f"{asked.key}={path}: line {number:,} has {len(cells)} columns: {line[:60]!r}. Expected "
-                    f"{max(columns, 2)}: a word first, its tag last, and an empty line after each sentence."
+                    f"{asked.key}={path}: line {number:,} has {len(cells)} columns: {line[:60]!r}."
+                    f" Expected {max(columns, 2)}: a word first, its tag last, and an empty line"
+                    " after each sentence."
                 )
             words[-1].append(cells[0])
             tags[-1].append(cells[-1].strip())

@@ -98,7 +98,8 @@ class TokenBlocks:
             wrong = file.largest if file.largest >= size else file.least
             if not 0 <= wrong < size:
                 raise ConfigError(
-                    f"{key}={file.path}: it holds the token id {wrong:,}, and the tokenizer has {size:,} entries, from "
-                    "0. It was written with another vocabulary (name its tokenizer with model.tokenizer), or its ids "
-                    "are of another type (data.dtype)."
+                    f"{key}={file.path}: it holds the token id {wrong:,}, and the tokenizer has"
+                    f" {size:,} entries, from 0. It was written with another vocabulary (name its"
+                    " tokenizer with model.tokenizer), or its ids are of another type"
+                    " (data.dtype)."
                 )

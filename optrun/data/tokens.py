@@ -66,7 +66,8 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         )
         if config.eval_fraction:
             notes.append(
-                f"no evaluation split given: the last {total - border:,} tokens of data.train held back"
+                f"no evaluation split given: the last {total - border:,} tokens of data.train held"
+                " back"
             )
         else:
             notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
@@ -92,8 +93,8 @@ def _split(
     blocks: Any = TokenBlocks(files, config.max_length, begin, end)
     if not len(blocks) and not empty:
         raise ConfigError(
-            f"{key}: {end - begin:,} tokens do not fill one block of data.max_length={config.max_length}. Give "
-            "more, or take shorter blocks."
+            f"{key}: {end - begin:,} tokens do not fill one block of"
+            f" data.max_length={config.max_length}. Give more, or take shorter blocks."
         )
     return Split(blocks, key)
 
@@ -102,7 +103,8 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     where = f"{key}={path}"
     if path.suffix == ".idx":
         raise ConfigError(
-            f"{where}: this is Megatron's index. Give the ids beside it: {path.with_suffix('.bin')}."
+            f"{where}: this is Megatron's index. Give the ids beside it:"
+            f" {path.with_suffix('.bin')}."
         )
     size = path.stat().st_size
     if not size:
@@ -125,7 +127,8 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     item = np.dtype(dtype).itemsize
     if config.dtype is not None and np.dtype(_typed(config.dtype)) != np.dtype(dtype):
         raise ConfigError(
-            f"data.dtype={config.dtype}: {path} says itself that its ids are {np.dtype(dtype).name}. Leave it null."
+            f"data.dtype={config.dtype}: {path} says itself that its ids are"
+            f" {np.dtype(dtype).name}. Leave it null."
         )
     if (size - begin) % item or (count is not None and size - begin != count * item):
         said = (
@@ -134,7 +137,8 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
             else f"tokens of {item} bytes"
         )
         raise ConfigError(
-            f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to."
+            f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or"
+            " added to."
         )
     ids = (
         np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin))
@@ -177,13 +181,14 @@ def _megatron(where: str, path: Path) -> tuple[str, int]:
     fixed = struct.Struct("<9sQBQQ")
     if len(raw) < fixed.size or not raw.startswith(_MEGATRON):
         raise ConfigError(
-            f"{where}: this is not Megatron's index, which begins with {_MEGATRON[:7].decode()}. Where the .bin beside "
-            "it is nanoGPT's, take the .idx away."
+            f"{where}: this is not Megatron's index, which begins with {_MEGATRON[:7].decode()}."
+            " Where the .bin beside it is nanoGPT's, take the .idx away."
         )
     _, version, code, sequences, documents = fixed.unpack_from(raw)
     if version != 1 or code not in _MEGATRON_IDS:
         raise ConfigError(
-            f"{where}: version {version}, type {code}. Known are version 1 and the types {_listed(_MEGATRON_IDS)}."
+            f"{where}: version {version}, type {code}. Known are version 1 and the types"
+            f" {_listed(_MEGATRON_IDS)}."
         )
     if len(raw) != fixed.size + 12 * sequences + 8 * documents:
         raise ConfigError(

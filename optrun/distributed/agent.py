@@ -153,7 +153,8 @@ def run_ranks(
                 return Ended(ended, stops=len(stops))
             except _AskedToStop:
                 raise StoppedEarly(
-                    f"{stops[0].name} received while waiting for the other machines; the checkpoints are as they were."
+                    f"{stops[0].name} received while waiting for the other machines; the"
+                    " checkpoints are as they were."
                 ) from None
             except Exception as error:
                 if not is_lost_machine(error):
@@ -175,9 +176,10 @@ def run_ranks(
 def _unmet(ranks: Ranks) -> ConfigError:
     """Make the refusal of machines that never met."""
     return ConfigError(
-        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.fewest} machines came within "
-        f"{ranks.limits.meeting:g} s (distributed.timeout_seconds). Expected the same command on each of them "
-        "(distributed.nnodes), and that each can reach this address, which belongs to one of them."
+        f"distributed.rdzv_endpoint={ranks.rdzv_endpoint}: not all of the {ranks.fewest} machines"
+        f" came within {ranks.limits.meeting:g} s (distributed.timeout_seconds). Expected the same"
+        " command on each of them (distributed.nnodes), and that each can reach this address,"
+        " which belongs to one of them."
     )
 
 
@@ -185,9 +187,10 @@ def _left_alone(ranks: Ranks, ends: list[RankEnd]) -> OptrunError:
     """Say that the other machines are gone; a rank's own reason counts more."""
     own = error_of([end for end in ends if not end.lost_rank and end.code != -signal.SIGTERM])
     return own or OptrunError(
-        f"another machine is gone, and did not come back within {ranks.limits.meeting:g} s "
-        f"(distributed.timeout_seconds); distributed.max_restarts={ranks.max_restarts}. The checkpoints are as they "
-        "were. Go on with the same command on each machine, and resume=auto."
+        f"another machine is gone, and did not come back within {ranks.limits.meeting:g} s"
+        f" (distributed.timeout_seconds); distributed.max_restarts={ranks.max_restarts}. The"
+        " checkpoints are as they were. Go on with the same command on each machine, and"
+        " resume=auto."
     )
 
 

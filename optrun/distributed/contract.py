@@ -104,13 +104,16 @@ def _difference(every: Sequence[Any], others: Sequence[int]) -> str:
     (host, ours), (other_host, theirs) = every[0], every[others[0]]
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     parts = [
-        f"{name}={_shown(theirs.get(name))} on {other_host} (rank {others[0]}), {_shown(ours.get(name))} on {host} "
-        "(rank 0)"
+        f"{name}={_shown(theirs.get(name))} on {other_host} (rank {others[0]}),"
+        f" {_shown(ours.get(name))} on {host} (rank 0)"
         for name in names[:_NAMED]
     ]
     more = f"; {len(names) - _NAMED} more keys" if len(names) > _NAMED else ""
     also = f" {len(others) - 1} more ranks differ from rank 0." if len(others) > 1 else ""
-    return f"The ranks would not run the same: {'; '.join(parts)}{more}. Expected the same on all ranks.{also}"
+    return (
+        f"The ranks would not run the same: {'; '.join(parts)}{more}. Expected the same on all"
+        f" ranks.{also}"
+    )
 
 
 def _shown(value: str | None) -> str:

@@ -130,8 +130,9 @@ def _number(env: Mapping[str, str], name: str, launcher: str, others: str = "") 
     text = env.get(name, "").strip()
     if not text:
         raise ConfigError(
-            f"{name} is missing, although {others} says that there are several ranks, as {launcher} does. Expected "
-            f"both, with distributed=ddp; or no {others.partition('=')[0]}, and optrun starts the ranks itself."
+            f"{name} is missing, although {others} says that there are several ranks, as {launcher}"
+            f" does. Expected both, with distributed=ddp; or no {others.partition('=')[0]}, and"
+            " optrun starts the ranks itself."
         )
     if not text.isdecimal():
         raise ConfigError(f"{name}={text}: expected a whole number, as {launcher} sets it.")
@@ -164,9 +165,10 @@ def _address(launched: Launched) -> str:
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return "127.0.0.1"
     raise ConfigError(
-        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0, as torchrun sets it, and with mpirun "
-        "on several machines: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500. To let optrun start the ranks, start it "
-        "by itself with distributed=ddp."
+        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0, as torchrun sets"
+        " it, and with mpirun on several machines: mpirun -x MASTER_ADDR=HOST -x"
+        " MASTER_PORT=29500. To let optrun start the ranks, start it by itself with"
+        " distributed=ddp."
     )
 
 
@@ -179,7 +181,8 @@ def _port(launched: Launched) -> str:
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return str(_FIRST_PORT + os.getppid() % _PORTS)  # mpirun started them all
     raise ConfigError(
-        f"MASTER_PORT is missing ({launched.shown}): expected the port where the ranks meet, such as 29500."
+        f"MASTER_PORT is missing ({launched.shown}): expected the port where the ranks meet, such"
+        " as 29500."
     )
 
 

@@ -68,8 +68,8 @@ def find_hung(
         ends[local_rank] = RankEnd(
             silent[local_rank].rank,
             EXIT_FAILED,
-            f"no sign of life for {limit}{state}{frame}; all ranks were ended. If it only needs longer, raise "
-            f"{limit.key}. The checkpoints are as they were",
+            f"no sign of life for {limit}{state}{frame}; all ranks were ended. If it only needs"
+            f" longer, raise {limit.key}. The checkpoints are as they were",
             where=str(silent[local_rank]),
         )
     return ends

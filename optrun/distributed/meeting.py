@@ -88,12 +88,13 @@ class Meeting:
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             if "EADDRINUSE" in str(error) or "in use" in str(error):
                 raise UnmetError(
-                    f"MASTER_PORT={port}: in use on {host} by another program. Expected a free port, the same for all "
-                    "ranks."
+                    f"MASTER_PORT={port}: in use on {host} by another program. Expected a free"
+                    " port, the same for all ranks."
                 ) from error
             raise UnmetError(
-                f"rank {rank} of {size} found nobody at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {timeout:g} s "
-                "(distributed.timeout_seconds). Is rank 0 started, and can this machine reach it?"
+                f"rank {rank} of {size} found nobody at {host}:{port} (MASTER_ADDR, MASTER_PORT)"
+                f" within {timeout:g} s (distributed.timeout_seconds). Is rank 0 started, and can"
+                " this machine reach it?"
             ) from error
         meeting = cls(PrefixStore("optrun", store), rank, size, timeout)
         start = meeting._greet(f"{host}:{port}")
@@ -120,17 +121,18 @@ class Meeting:
                 start = self._gather_words() if self.rank == 0 else self._await_welcome(word)
         except LostRankError as error:
             raise UnmetError(
-                f"rank {self.rank} of {self.size}: rank 0 has left {where} before all ranks had come; it says why, and "
-                f"waits for {self.timeout:g} s (distributed.timeout_seconds). Start optrun for each of them, or say "
-                "how many there are."
+                f"rank {self.rank} of {self.size}: rank 0 has left {where} before all ranks had"
+                f" come; it says why, and waits for {self.timeout:g} s"
+                " (distributed.timeout_seconds). Start optrun for each of them, or say how many"
+                " there are."
             ) from error
         if start is None:
             missing = self._missing("hello", range(self.size), 0.0)
             who = ranks_shown(missing) if missing else "one that was started before, and is gone"
             raise UnmetError(
-                f"{self.size - max(1, len(missing))} of {self.size} ranks came to {where} within {self.timeout:g} s "
-                f"(distributed.timeout_seconds); missing: {who}. Start optrun for each of them, or say how many there "
-                "are."
+                f"{self.size - max(1, len(missing))} of {self.size} ranks came to {where} within"
+                f" {self.timeout:g} s (distributed.timeout_seconds); missing: {who}. Start optrun"
+                " for each of them, or say how many there are."
             )
         return start
 

@@ -51,15 +51,16 @@ def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:
     groups, shards = config.data_parallel_replicate_degree, config.data_parallel_shard_degree
     if ranks % groups:
         raise ConfigError(
-            f"distributed.data_parallel_replicate_degree={groups}: expected a divisor of {ranks}, the number of ranks."
+            f"distributed.data_parallel_replicate_degree={groups}: expected a divisor of {ranks},"
+            " the number of ranks."
         )
     if shards == -1:
         shards = ranks // groups
     if groups * shards != ranks:
         raise ConfigError(
-            f"distributed.data_parallel_shard_degree={shards}: with {groups} groups of ranks "
-            f"(data_parallel_replicate_degree) it makes {groups * shards} ranks, and there are {ranks}. "
-            f"Expected {ranks // groups}, or -1."
+            f"distributed.data_parallel_shard_degree={shards}: with {groups} groups of ranks"
+            f" (data_parallel_replicate_degree) it makes {groups * shards} ranks, and there are"
+            f" {ranks}. Expected {ranks // groups}, or -1."
         )
     return groups, shards
 

@@ -150,6 +150,12 @@ def _blame(end: RankEnd, log: Path | None) -> str:
     if log is not None and any(log.parent.glob(COLLECTIVES)):
         log_shown += f" The last collectives of the ranks: {log.parent / COLLECTIVES}."
     if end.code < 0:
-        return f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were ended, too.{log_shown}"
+        return (
+            f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were"
+            f" ended, too.{log_shown}"
+        )
     said = f": {end.message}" if end.message else f" with exit code {end.code}"
-    return f"rank {end.rank} failed{where}{said}{'' if said.endswith(('.', '!', '?')) else '.'}{log_shown}"
+    return (
+        f"rank {end.rank}"
+        f" failed{where}{said}{'' if said.endswith(('.', '!', '?')) else '.'}{log_shown}"
+    )

@@ -35,7 +35,8 @@ def watched(limits: Limits, note: Callable[[str], None]) -> Iterator[None]:
             else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         )
         note(
-            f"warning: no progress for {limits.at(silent[0])}: {silent[0]}{where}. The run is not ended."
+            f"warning: no progress for {limits.at(silent[0])}: {silent[0]}{where}. The run is not"
+            " ended."
         )
 
     table = Heartbeats.create(1)

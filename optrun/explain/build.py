@@ -82,7 +82,8 @@ def explain(
     micro, count = config.training.step_over(rank_count(config))
     if count > 1 or config.training.global_batch_size is not None:
         notes.append(
-            f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over all ranks"
+            f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over"
+            " all ranks"
         )
     known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
@@ -188,7 +189,8 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     task = config.task
     if task.COUNTED_FROM_DATA:
         notes.append(
-            f"The number of {task.COUNTED_FROM_DATA} comes from the data; here it is the model's own."
+            f"The number of {task.COUNTED_FROM_DATA} comes from the data; here it is the model's"
+            " own."
         )
     if task.PROCESSOR != "AutoTokenizer":
         return ModelSpec(task.AUTO_CLASS, task.model_values())
@@ -249,9 +251,11 @@ def _tensors(
                     lr_peak=float(group["initial_lr"]) * curve.peak * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
                     weight_decay=0.0 if exempt else decay,
-                    adapted=bool(stepper.adapted(param, before))
-                    if hasattr(stepper, "adapted")
-                    else None,
+                    adapted=(
+                        bool(stepper.adapted(param, before))
+                        if hasattr(stepper, "adapted")
+                        else None
+                    ),
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
                     state_bytes=states.get(name),

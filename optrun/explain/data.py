@@ -116,7 +116,8 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         if rows is not None and read != 1:
             examples = round(rows * read)
             notes.append(
-                f"The steps are those of about {examples:,} examples, as a sample of the rows gives them."
+                f"The steps are those of about {examples:,} examples, as a sample of the rows gives"
+                " them."
             )
         if config.task.COUNTED_FROM_DATA:
             notes.append(

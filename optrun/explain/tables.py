@@ -218,11 +218,13 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
     number = ("shape", shape, "") if all_tensors else ("tensors", tensors, str(len(facts.tensors)))
     found: dict[str, _Column | bool] = {
         "layer": varies("layer") and _Column("layer", lambda row: Text(row.first.layer)),
-        "name": all_tensors
-        and _Column("tensor", lambda row: Text(_folded(row.first.name, widest))),
+        "name": (
+            all_tensors and _Column("tensor", lambda row: Text(_folded(row.first.name, widest)))
+        ),
         "role": _Column("role", role),
-        "optimizer": varies("optimizer")
-        and _Column("optimizer", lambda row: Text(row.first.optimizer)),
+        "optimizer": (
+            varies("optimizer") and _Column("optimizer", lambda row: Text(row.first.optimizer))
+        ),
         "lr": _Column(
             "peak lr",
             lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
@@ -230,8 +232,10 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         ),
         "bar": varies("lr_peak") and _Column("", share),
         "decay": _Column("decay", decay, right=True),
-        "adapts": any(tensor.adapted is not None for tensor in facts.tensors)
-        and _Column("adapts", adapts, right=True),
+        "adapts": (
+            any(tensor.adapted is not None for tensor in facts.tensors)
+            and _Column("adapts", adapts, right=True)
+        ),
         "middle": _Column(*number, right=True),
         "params": _Column(
             "params", lambda row: Text(count(row.parameters)), count(facts.parameters), right=True
@@ -239,10 +243,13 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         "state": _Column(
             "state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True
         ),
-        "schedule": varies("curve")
-        and _Column("schedule", lambda row: Text(labels[row.first.curve])),
-        "rule": varies("rule")
-        and _Column("rule", lambda row: Text(_folded(row.first.rule, widest), style="dim")),
+        "schedule": (
+            varies("curve") and _Column("schedule", lambda row: Text(labels[row.first.curve]))
+        ),
+        "rule": (
+            varies("rule")
+            and _Column("rule", lambda row: Text(_folded(row.first.rule, widest), style="dim"))
+        ),
         "own rule": varies("rule") and _Column("rule", own_rule),
     }
     return {name: column for name, column in found.items() if isinstance(column, _Column)}

@@ -72,8 +72,8 @@ _GROUPS_SECONDS = 60.0
 The watchdog, which knows more, is to speak before a collective gives up.
 """
 _UNCONFIRMED = (
-    "the machine of rank 0 is gone, and did not say whether the last save is whole; resume=auto goes on from the "
-    "newest one that is."
+    "the machine of rank 0 is gone, and did not say whether the last save is whole; resume=auto"
+    " goes on from the newest one that is."
 )
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""

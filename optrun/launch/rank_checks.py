@@ -85,8 +85,9 @@ def refuse_unfit(
     here = launched.local_size if launched is not None else nproc(config)
     if distributed.fewest < distributed.nnodes and config.training.global_batch_size is None:
         raise ConfigError(
-            f"distributed.min_nnodes={distributed.fewest}: with fewer machines a step would have fewer examples. "
-            "Expected training.global_batch_size=N as well, so that accumulation follows from the machines there are."
+            f"distributed.min_nnodes={distributed.fewest}: with fewer machines a step would have"
+            " fewer examples. Expected training.global_batch_size=N as well, so that accumulation"
+            " follows from the machines there are."
         )
     for nodes in range(distributed.fewest, distributed.nnodes + 1):
         refuse_composed(config, launched.size if launched is not None else here * nodes)
@@ -103,8 +104,8 @@ def refuse_unfit(
             else f"{launched.launcher}: {here} ranks"
         )
         raise ConfigError(
-            f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most "
-            f"{devices}, or training.device=cpu."
+            f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most"
+            f" {devices}, or training.device=cpu."
         )
     _refuse_backend(distributed, on_cuda=devices is not None)
 
@@ -117,8 +118,8 @@ def refuse_idle_nproc(given: object) -> None:
     """
     if given != "auto":
         raise ConfigError(
-            f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in one process. "
-            "Add distributed=ddp or distributed=fsdp, or leave it out."
+            f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in"
+            " one process. Add distributed=ddp or distributed=fsdp, or leave it out."
         )
 
 
@@ -136,12 +137,14 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
     device, kind = config.training.device, config.training.device.partition(":")[0]
     if ":" in device:
         raise ConfigError(
-            f"training.device={device}: each rank has a device of its own with distributed={distributed.name}. "
-            f"Expected auto, cpu or cuda; CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
+            f"training.device={device}: each rank has a device of its own with"
+            f" distributed={distributed.name}. Expected auto, cpu or cuda;"
+            f" CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
         )
     if kind == "mps":
         raise ConfigError(
-            f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu."
+            f"training.device={device}: one device; distributed={distributed.name} is for cuda and"
+            " cpu."
         )
     if ranks is not None:
         config.training.step_over(ranks)
@@ -156,8 +159,8 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
         and task.loss_type.has_reference
     ):
         raise ConfigError(
-            "distributed=fsdp: task=preference needs the start model whole, for its reference. Take distributed=ddp, "
-            "or a loss without a reference, task.loss_type=orpo or simpo."
+            "distributed=fsdp: task=preference needs the start model whole, for its reference. Take"
+            " distributed=ddp, or a loss without a reference, task.loss_type=orpo or simpo."
         )
     if isinstance(distributed, FsdpConfig):
         from optrun.optimizer.build import refuse_unshardable
@@ -172,9 +175,9 @@ def refuse_one_process(launched: Launched) -> NoReturn:
         ConfigError: Always.
     """
     raise ConfigError(
-        f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none trains in one "
-        "process: each would train alone, in the same directory. Add distributed=ddp or distributed=fsdp, or start "
-        f"optrun without {launched.launcher}."
+        f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none"
+        " trains in one process: each would train alone, in the same directory. Add"
+        f" distributed=ddp or distributed=fsdp, or start optrun without {launched.launcher}."
     )
 
 
@@ -182,14 +185,14 @@ def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) ->
     for key in OF_AGENT:
         if key in typed:
             raise ConfigError(
-                f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts the ranks itself. "
-                f"Leave it out, or start optrun without {launched.launcher}."
+                f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts"
+                f" the ranks itself. Leave it out, or start optrun without {launched.launcher}."
             )
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if launched.launcher == "torchrun" and restarts != "0" and not resumes:
         raise ConfigError(
-            f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add resume=auto and "
-            "hydra.run.dir=DIR, so that it goes on from the last checkpoint."
+            f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add"
+            " resume=auto and hydra.run.dir=DIR, so that it goes on from the last checkpoint."
         )
 
 
@@ -209,8 +212,9 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
         if name not in usable or device not in ("", "cpu", "cuda"):
             why = " (it needs CUDA devices)" if name == "nccl" and there["nccl"] else ""
             raise ConfigError(
-                f"distributed.backend={config.backend}: there is no backend {part!r} here{why}. Expected auto, or one "
-                f"of {', '.join(usable)}, for each device such as cpu:gloo,cuda:nccl."
+                f"distributed.backend={config.backend}: there is no backend {part!r} here{why}."
+                f" Expected auto, or one of {', '.join(usable)}, for each device such as"
+                " cpu:gloo,cuda:nccl."
             )
 
 
@@ -240,7 +244,7 @@ def shared_device(every: Sequence[str | None]) -> str | None:
         ranks = [rank for rank, other in enumerate(every) if other == device]
         if device is not None and len(ranks) > 1:
             return (
-                f"{ranks_shown(ranks)}: one device for several ranks ({device}). Expected a device for each rank, such "
-                "as by srun --gpus-per-task=1, or fewer ranks."
+                f"{ranks_shown(ranks)}: one device for several ranks ({device}). Expected a device"
+                " for each rank, such as by srun --gpus-per-task=1, or fewer ranks."
             )
     return None

@@ -125,9 +125,10 @@ def _refuse_code_of_program(request: Request) -> None:
     for record in origins.records(request.values):
         if "plugin" not in record and "distribution" not in record:
             raise ConfigError(
-                f"distributed={request.config.distributed.name}: {', '.join(record['names'])} was registered by the "
-                f"module {record['module']} of this program, and each rank is a process of its own. Give the file or "
-                "module as a plugin: plugins=[...] of optrun.run, --plugin on the command line."
+                f"distributed={request.config.distributed.name}: {', '.join(record['names'])} was"
+                f" registered by the module {record['module']} of this program, and each rank is a"
+                " process of its own. Give the file or module as a plugin: plugins=[...] of"
+                " optrun.run, --plugin on the command line."
             )
 
 

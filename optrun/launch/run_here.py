@@ -51,7 +51,10 @@ def run_here(
     config = request.config
     refuse_links(run)  # the log is the first that would be written through one
     with run_log(run, request.values):
-        title = f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
+        title = (
+            f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr"
+            f" {config.lr:g}"
+        )
         display = make_display(console, title)
         introduce(display, config, run, world.size)
         with contextlib.ExitStack() as stack:

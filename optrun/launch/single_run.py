@@ -144,8 +144,8 @@ def refuse_used(folder: Path) -> None:
         refuse_held(RunDir(folder).lock)
         if RunDir(folder).is_run():
             raise ConfigError(
-                f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
-                f"{shlex.quote(f'resume={folder}')}. Or choose another directory."
+                f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten."
+                f" Go on with it: {shlex.quote(f'resume={folder}')}. Or choose another directory."
             )
         raise ConfigError(
             f"hydra.run.dir={folder}: this directory is not empty. Choose another one."

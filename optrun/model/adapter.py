@@ -86,7 +86,8 @@ def require_adapter(config: AdapterConfig) -> None:
     """
     if config.package is not None and importlib.util.find_spec(config.package) is None:
         raise ConfigError(
-            f"adapter={config.name}: the package {config.package} is not installed. pip install 'optrun[lora]'"
+            f"adapter={config.name}: the package {config.package} is not installed. pip install"
+            " 'optrun[lora]'"
         )
 
 
@@ -264,14 +265,15 @@ def _modules_to_save(
         for path in saved:
             if path in shared:
                 raise ConfigError(
-                    f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train apart."
+                    f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train"
+                    " apart."
                 )
         random = [name for name in new if not any(_inside(name, path) for path in saved)]
         if random:
             holder = random[0].rpartition(".")[0]
             raise ConfigError(
-                f"{key}={config.modules_to_save}: {random[0]} is not in the model's weights, so it would stay random. "
-                f"Name its module, too, such as {holder}, or leave {key} null."
+                f"{key}={config.modules_to_save}: {random[0]} is not in the model's weights, so it"
+                f" would stay random. Name its module, too, such as {holder}, or leave {key} null."
             )
         return saved
     head = [] if auto_class in _OF_LANGUAGE else head_modules(model)
@@ -349,7 +351,8 @@ def _targets(
             if layer not in numbers.values():
                 there = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
                 raise ConfigError(
-                    f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in: {there}."
+                    f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in:"
+                    f" {there}."
                 )
         found = [path for path in found if numbers.get(path) in wanted]
     for key in ("rank_pattern", "alpha_pattern"):
@@ -364,7 +367,8 @@ def _targets(
                 )
     if not found and not parameters:
         raise ConfigError(
-            f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors beside. Leave one in."
+            f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors"
+            " beside. Leave one in."
         )
     return found
 
@@ -390,7 +394,8 @@ def _asked_targets(
         if not targets and not holders:
             shown = "null" if asked is None else asked
             raise ConfigError(
-                f"{key}={shown}: {type(model).__name__} has no linear module besides its head. Name others."
+                f"{key}={shown}: {type(model).__name__} has no linear module besides its head. Name"
+                " others."
             )
         return targets
     modules = {name: module for name, module in model.named_modules() if name}
@@ -401,20 +406,22 @@ def _asked_targets(
     ]
     if not found:
         raise ConfigError(
-            f"{key}={asked}: matches only modules that train whole ({', '.join(saved)}): factors would stand beside "
-            "nothing that is frozen. Name others, or take them out by adapter.modules_to_save."
+            f"{key}={asked}: matches only modules that train whole ({', '.join(saved)}): factors"
+            " would stand beside nothing that is frozen. Name others, or take them out by"
+            " adapter.modules_to_save."
         )
     shared = shared_modules(model)
     for path in found:
         if path in holders:
             raise ConfigError(
-                f"{key}={asked}: {path} holds one of adapter.target_parameters={config.target_parameters}, and would "
-                "get factors twice. Leave one of them out."
+                f"{key}={asked}: {path} holds one of"
+                f" adapter.target_parameters={config.target_parameters}, and would get factors"
+                " twice. Leave one of them out."
             )
         if path in shared:
             raise ConfigError(
-                f"{key}={asked}: {path} shares its weight with {shared[path]}: factors beside one of them would make "
-                "two weights of one."
+                f"{key}={asked}: {path} shares its weight with {shared[path]}: factors beside one"
+                " of them would make two weights of one."
             )
     return found
 
@@ -431,8 +438,9 @@ def _refuse_running_statistics(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ConfigError(
-                f"adapter=lora: {path} is a {type(module).__name__}, whose running statistics change with every batch, "
-                "so that the base would not stay frozen. Train this model with adapter=none."
+                f"adapter=lora: {path} is a {type(module).__name__}, whose running statistics"
+                " change with every batch, so that the base would not stay frozen. Train this"
+                " model with adapter=none."
             )
 
 
@@ -467,8 +475,8 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
         other = set(there) ^ set(asked)
         if other:
             raise ConfigError(
-                f"adapter.{key}: peft takes {min(other)} for one of {', '.join(list(asked)[:4])}, by the end of its "
-                "name. Give names that no other module ends with."
+                f"adapter.{key}: peft takes {min(other)} for one of {', '.join(list(asked)[:4])},"
+                " by the end of its name. Give names that no other module ends with."
             )
 
 
@@ -486,7 +494,8 @@ def _names(model: nn.Module, places: Places) -> frozenset[str]:
 
 def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     beside = " and ".join(
-        f"{len(paths)} {what}{'s'[: len(paths) - 1]} ({', '.join(kinds[:6])}{', ...' if len(kinds) > 6 else ''})"
+        f"{len(paths)} {what}{'s'[: len(paths) - 1]}"
+        f" ({', '.join(kinds[:6])}{', ...' if len(kinds) > 6 else ''})"
         for what, paths in (("module", places.targets), ("parameter", places.parameters))
         if (kinds := list(dict.fromkeys(path.rpartition(".")[2] for path in paths)))
     )

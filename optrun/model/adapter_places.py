@@ -177,7 +177,8 @@ def matched(
         fitting = {name for name in every if name == end or name.endswith(f".{end}")}
         if not fitting:
             raise ConfigError(
-                f"{key}={list(asked)}: {end} is the name of no {kind}, nor the end of one. {_ends(end, near)}"
+                f"{key}={list(asked)}: {end} is the name of no {kind}, nor the end of one."
+                f" {_ends(end, near)}"
             )
         taken |= fitting
     return [name for name in every if name in taken]

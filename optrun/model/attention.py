@@ -66,20 +66,20 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         )
     if chosen == _FLEX and kind != "cuda":
         raise ConfigError(
-            f"{KEY}={chosen}: FlexAttention of torch trains on CUDA devices alone, and training.device={device} is "
-            f"{kind} here. {_INSTEAD}"
+            f"{KEY}={chosen}: FlexAttention of torch trains on CUDA devices alone, and"
+            f" training.device={device} is {kind} here. {_INSTEAD}"
         )
     if chosen not in _FLASH:
         return
     if importlib.util.find_spec(_FLASH[chosen]) is None:
         raise ConfigError(
-            f"{KEY}={chosen}: the package {_FLASH[chosen]} is not installed (pip install flash-attn, beside a CUDA "
-            f"toolkit); kernels of the hub are not fetched. {_INSTEAD}"
+            f"{KEY}={chosen}: the package {_FLASH[chosen]} is not installed (pip install"
+            f" flash-attn, beside a CUDA toolkit); kernels of the hub are not fetched. {_INSTEAD}"
         )
     if kind != "cuda":
         raise ConfigError(
-            f"{KEY}={chosen}: its kernels run on CUDA devices alone, and training.device={device} is {kind} here. "
-            f"{_INSTEAD}"
+            f"{KEY}={chosen}: its kernels run on CUDA devices alone, and training.device={device}"
+            f" is {kind} here. {_INSTEAD}"
         )
     if precision == "fp32":
         raise ConfigError(

@@ -129,7 +129,8 @@ def build_model(
         )
         if base is None and not meta:
             notes.append(
-                f"warning: model={config.name} starts from scratch: what adapter={adapter.name} freezes is random"
+                f"warning: model={config.name} starts from scratch: what adapter={adapter.name}"
+                " freezes is random"
             )
     put_in(model)
     return model, notes
@@ -217,7 +218,8 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
         )
     if pretrained and spec.vocab_size < _USUALLY_USED * rows:
         return [
-            f"warning: {message}, the model embeds {rows:,}: is it the tokenizer of these weights, whole?"
+            f"warning: {message}, the model embeds {rows:,}: is it the tokenizer of these weights,"
+            " whole?"
         ]
     return []
 
@@ -267,8 +269,9 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
             else " or model.config.is_decoder=true,"
         )
         raise ConfigError(
-            f"model={config.name}: {type(model).__name__} sees the tokens after the one it predicts, so task=causal_lm "
-            f"would teach it nothing. Take a decoder such as gpt2 or llama,{knowingly} or task=masked_lm."
+            f"model={config.name}: {type(model).__name__} sees the tokens after the one it"
+            " predicts, so task=causal_lm would teach it nothing. Take a decoder such as gpt2 or"
+            f" llama,{knowingly} or task=masked_lm."
         )
 
 
@@ -287,8 +290,9 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
             else "are called otherwise"
         )
         raise ConfigError(
-            f"{called(config)}: {len(new)} of the model's {len(names)} tensors are not in its weights, or "
-            f"{why}: {_some(sorted(new))}. config.json and weights are not of one model."
+            f"{called(config)}: {len(new)} of the model's {len(names)} tensors are not in its"
+            f" weights, or {why}: {_some(sorted(new))}. config.json and weights are not of one"
+            " model."
         )
 
 

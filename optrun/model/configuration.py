@@ -162,7 +162,8 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
 
 def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {in_one_line(error)}"
+        f"model.model_type={config.model_type}: it cannot be made from scratch without parts:"
+        f" {in_one_line(error)}"
     )
 
 
@@ -223,8 +224,8 @@ def _loaded(config: ModelConfig) -> TransformersConfig:
         ) from error
     if config.quantization is not None and getattr(values, "quantization_config", None) is not None:
         raise ConfigError(
-            f"model.quantization={config.quantization}: the weights of model.path={config.path} are quantised already. "
-            "Name the model that they were made of."
+            f"model.quantization={config.quantization}: the weights of model.path={config.path} are"
+            " quantised already. Name the model that they were made of."
         )
     refuse_broken_weights(config.path)
     return values
@@ -234,8 +235,8 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
     """Explain in a sentence why a configuration could not be loaded."""
     if "custom code" in str(error):
         return (
-            "it comes with code of its own, which is not run. Where you trust it: model.trust_remote_code=true on the "
-            "command line."
+            "it comes with code of its own, which is not run. Where you trust it:"
+            " model.trust_remote_code=true on the command line."
         )
     if not Path(config.path).expanduser().is_dir():
         return hub.why_not(config.path, missing, error)
@@ -245,7 +246,10 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
 
         close = nearest(asked[1], list(CONFIG_MAPPING))
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        return f"model_type={asked[1]} of its config.json: transformers {__version__} has no such architecture.{hint}"
+        return (
+            f"model_type={asked[1]} of its config.json: transformers {__version__} has no such"
+            f" architecture.{hint}"
+        )
     return f"its config.json cannot be read: {in_one_line(error)}"
 
 
@@ -270,8 +274,8 @@ def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
         if code is not None:
             where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
             raise ConfigError(
-                f"{where}{key}={code}: this is code of the hub, which is not run. Expected an implementation of "
-                "transformers itself, such as sdpa or eager."
+                f"{where}{key}={code}: this is code of the hub, which is not run. Expected an"
+                " implementation of transformers itself, such as sdpa or eager."
             )
 
 
@@ -351,8 +355,8 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
     if type(values) in mapping or getattr(values, "auto_map", None):
         return
     raise ConfigError(
-        f"{called(config)}: transformers has no {auto_class} of the architecture {values.model_type}, which this "
-        "task needs. Take another model or another task."
+        f"{called(config)}: transformers has no {auto_class} of the architecture"
+        f" {values.model_type}, which this task needs. Take another model or another task."
     )
 
 
@@ -385,8 +389,8 @@ def _refuse_other_direction(
         return
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
     raise ConfigError(
-        f"{called(config)}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]}, or {other}; "
-        f"model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
+        f"{called(config)}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]},"
+        f" or {other}; model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
     )
 
 

@@ -58,7 +58,8 @@ def expect_apart(
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         words = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{key}: {name} takes no positions that begin anew with each document: {words}. Leave it false."
+            f"{key}: {name} takes no positions that begin anew with each document: {words}. Leave"
+            " it false."
         ) from error
     finally:
         model.train(training)
@@ -76,10 +77,11 @@ def expect_apart(
     spread = float(alone.std()) or 1.0
     if float((first - second).abs().max()) > same * spread:
         raise ConfigError(
-            f"{key}: tokens of {name} see the documents before their own in a block, whatever their positions. "
-            f"{instead}"
+            f"{key}: tokens of {name} see the documents before their own in a block, whatever their"
+            f" positions. {instead}"
         )
     if float((first - alone).abs().max()) > near * spread:
         raise ConfigError(
-            f"{key}: {name} computes something else for a document in a block than for the document alone. {instead}"
+            f"{key}: {name} computes something else for a document in a block than for the document"
+            f" alone. {instead}"
         )

@@ -57,18 +57,24 @@ def _no_model(folder: Path, path: str) -> str | None:
     if (folder / "config.json").is_file():
         return None
     if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
-        return f"this is a checkpoint of optrun. Make a model of it: optrun export {path} DIR, and take model.path=DIR."
+        return (
+            f"this is a checkpoint of optrun. Make a model of it: optrun export {path} DIR, and"
+            " take model.path=DIR."
+        )
     if (folder / "model" / "adapter_config.json").is_file():
-        return f"this is a run with an adapter. Make a model of it: optrun export {path} DIR merge=true, and take DIR."
+        return (
+            f"this is a run with an adapter. Make a model of it: optrun export {path} DIR"
+            " merge=true, and take DIR."
+        )
     if (folder / "model" / "config.json").is_file():
         return (
             f"this folder has no config.json; its folder model has: model.path={folder / 'model'}."
         )
     if (folder / "adapter_config.json").is_file():
         return (
-            "this is an adapter (peft), no model. Merge it into its base model and save that: of a run of optrun's, "
-            "optrun export RUN_DIR DIR merge=true; of another, "
-            "PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)."
+            "this is an adapter (peft), no model. Merge it into its base model and save that: of a"
+            " run of optrun's, optrun export RUN_DIR DIR merge=true; of another,"
+            " PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)."
         )
     return "this folder has no config.json, so it holds no transformers model."
 
@@ -86,8 +92,8 @@ def _no_weights(folder: Path) -> str | None:
     if not other:
         return "this folder has no weights: no *.safetensors file in it."
     return (
-        f"its weights are {other[0]}, which is not opened: only safetensors are read. Convert them where you trust "
-        "their origin: load with transformers and save_pretrained(DIR)."
+        f"its weights are {other[0]}, which is not opened: only safetensors are read. Convert them"
+        " where you trust their origin: load with transformers and save_pretrained(DIR)."
     )
 
 
@@ -114,9 +120,15 @@ def _broken(path: Path) -> str | None:
         head = file.read(8)
         length = int.from_bytes(head, "little")
         if head == b"version ":
-            return f"{path.name} is a pointer of Git LFS, the weights themselves are not here. Fetch them: git lfs pull"
+            return (
+                f"{path.name} is a pointer of Git LFS, the weights themselves are not here. Fetch"
+                " them: git lfs pull"
+            )
         if size < 8 or length > _LONGEST_HEADER:
-            return f"{path.name} is {'empty' if size == 0 else 'no safetensors file'}. Fetch or write it again."
+            return (
+                f"{path.name} is {'empty' if size == 0 else 'no safetensors file'}. Fetch or write"
+                " it again."
+            )
         try:
             header = parse_json(file.read(length), path)
             data = max(
@@ -134,4 +146,7 @@ def _broken(path: Path) -> str | None:
     if size == whole:
         return None
     word = "cut short" if size < whole else "too long"
-    return f"{path.name} is {word}: {size:,} bytes, where its header says {whole:,}. Fetch or write it again."
+    return (
+        f"{path.name} is {word}: {size:,} bytes, where its header says {whole:,}. Fetch or write it"
+        " again."
+    )

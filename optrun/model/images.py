@@ -115,7 +115,8 @@ def saved_preparation(folder: Path) -> PretrainedPreparation:
         return PretrainedPreparation(AutoImageProcessor.from_pretrained(str(folder), backend="pil"))
     except Exception as error:  # OSError, ValueError, and what a damaged file brings
         raise ConfigError(
-            f"{folder}: the image processor of the run cannot be loaded: {in_one_line(error)}. Restore the folder."
+            f"{folder}: the image processor of the run cannot be loaded: {in_one_line(error)}."
+            " Restore the folder."
         ) from error
 
 

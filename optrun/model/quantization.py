@@ -49,8 +49,8 @@ def require_quantization(config: ModelConfig) -> None:
     asked = quantization_of(config)
     if asked is not None and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
-            f"model.quantization={asked['quantization']}: the package bitsandbytes is not installed. "
-            "pip install 'optrun[quantization]'"
+            f"model.quantization={asked['quantization']}: the package bitsandbytes is not"
+            " installed. pip install 'optrun[quantization]'"
         )
 
 
@@ -77,7 +77,8 @@ def quantize(
     found = list(paths)
     if not found:
         raise ConfigError(
-            f"model.quantization={bits}: {type(model).__name__} has no linear module that stays frozen."
+            f"model.quantization={bits}: {type(model).__name__} has no linear module that stays"
+            " frozen."
         )
     before = sum(tensor_bytes(model).values())
     for path in found:
@@ -89,8 +90,8 @@ def quantize(
     after = sum(tensor_bytes(model).values())
     kind = f"4 bits ({_kind(asked)})" if bits == "4bit" else "8 bits"
     return (
-        f"model.quantization={bits}: {len(found)} linear modules of the base in {kind}: its weights take "
-        f"{after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
+        f"model.quantization={bits}: {len(found)} linear modules of the base in {kind}: its weights"
+        f" take {after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
     )
 
 

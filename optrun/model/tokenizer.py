@@ -116,9 +116,9 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     there = [file for file in wanted if (folder / file).is_file()]
     beside = f", of which the folder has {' and '.join(there) or 'none'}" if folder.is_dir() else ""
     raise ConfigError(
-        f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)} entries, all of them "
-        f"special tokens, so every text would be lost. It is read from {', '.join(wanted)}{beside}. Put the files "
-        "there, or name another with model.tokenizer."
+        f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)}"
+        " entries, all of them special tokens, so every text would be lost. It is read from"
+        f" {', '.join(wanted)}{beside}. Put the files there, or name another with model.tokenizer."
     )
 
 
@@ -136,8 +136,9 @@ def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
     if other < 0.1:
         return []
     return [
-        f"warning: model.tokenizer={config.tokenizer}: {100 * other:.0f} % of its entries have another id than in the "
-        "model's own tokenizer, and their embeddings were trained for other tokens"
+        f"warning: model.tokenizer={config.tokenizer}: {100 * other:.0f} % of its entries have"
+        " another id than in the model's own tokenizer, and their embeddings were trained for"
+        " other tokens"
     ]
 
 
@@ -156,8 +157,9 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:  # OSError, ValueError, and what a damaged file brings
         raise ConfigError(
-            f"{folder}: the tokenizer of the run cannot be loaded: {in_one_line(error)}. Restore the folder, or remove "
-            "it: with the data the run was trained on the same one is trained again."
+            f"{folder}: the tokenizer of the run cannot be loaded: {in_one_line(error)}. Restore"
+            " the folder, or remove it: with the data the run was trained on the same one is"
+            " trained again."
         ) from error
 
 
@@ -197,7 +199,8 @@ def train_tokenizer(
 
     if not any(texts()):
         raise ConfigError(
-            "data: the training rows have no text to learn a vocabulary from: the text column is empty."
+            "data: the training rows have no text to learn a vocabulary from: the text column is"
+            " empty."
         )
     made_by = versions("tokenizers", "transformers")
     key = digest("bpe-2", made_by, kind, str(vocab_size), str(MIN_FREQUENCY), *_bounded(texts()))

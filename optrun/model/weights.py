@@ -67,7 +67,8 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
             )
         if tensors[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{name}: shape {tuple(tensors[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model."
+                f"{name}: shape {tuple(tensors[name].shape)} in the checkpoint,"
+                f" {tuple(tensor.shape)} in the model."
             )
     for name in tensors:
         if name not in wanted:

@@ -84,8 +84,8 @@ class AdamWDL(BatchOptimizer):
 
     OPTIONS = AdamWDLConfig
     ORDER = (
-        "lr betas eps weight_decay apply_decay_param_fun layerwise_decay n_layers name_dict set_param_lr_fun "
-        "decay_form lazy_mode master_weights foreach"
+        "lr betas eps weight_decay apply_decay_param_fun layerwise_decay n_layers name_dict"
+        " set_param_lr_fun decay_form lazy_mode master_weights foreach"
     )
     DEFAULTS: ClassVar[Options] = {
         "lr": 1e-3,
@@ -152,7 +152,8 @@ class AdamWDL(BatchOptimizer):
             return dict.fromkeys(params.values(), 1.0)
         if not named:
             raise ValueError(
-                "layer ratios go by parameter name, and the parameters have none. Pass model.named_parameters()."
+                "layer ratios go by parameter name, and the parameters have none. Pass"
+                " model.named_parameters()."
             )
         structured = name_dict if name_dict is not None else {name: name for name in params}
         ratios = {}
@@ -171,8 +172,9 @@ class AdamWDL(BatchOptimizer):
             # Embeddings are found by 'embedding': scaled while every block keeps its rate is worse
             # than not at all.
             raise ValueError(
-                f"layerwise_decay={rate!r} moves no block: no name contains 'encoder.layers.<number>' "
-                f"(such as {next(iter(params))}). Give name_dict, or use param_groups=layerwise, which reads the model."
+                f"layerwise_decay={rate!r} moves no block: no name contains"
+                f" 'encoder.layers.<number>' (such as {next(iter(params))}). Give name_dict, or use"
+                " param_groups=layerwise, which reads the model."
             )
         return ratios
 

@@ -202,8 +202,8 @@ class NamedOptimizer(Optimizer):
         for name, param in named:
             if isinstance(param, Tensor) and sharding_of(param).groups:
                 raise ValueError(
-                    f"parameter {name!r} is sharded, and {type(self).__name__} cannot step sharded parameters. "
-                    "Use another optimizer, such as lamb or adamw, or do not shard."
+                    f"parameter {name!r} is sharded, and {type(self).__name__} cannot step sharded"
+                    " parameters. Use another optimizer, such as lamb or adamw, or do not shard."
                 )
 
     def named_params(self) -> dict[str, Tensor]:
@@ -301,8 +301,8 @@ class NamedOptimizer(Optimizer):
         driver = self.lr_driver() or self._scheduler_outside()
         if driver is not None:
             raise RuntimeError(
-                f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite it. "
-                "Change the schedule, or train with scheduler=constant."
+                f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite"
+                " it. Change the schedule, or train with scheduler=constant."
             )
         base = not_negative("lr", value)
         self.defaults["lr"] = base
@@ -393,7 +393,8 @@ class NamedOptimizer(Optimizer):
             for group in state_dict.get("param_groups", ()):
                 if "optimizer" not in group and group.get(key, now) != now:
                     raise ValueError(
-                        f"the state was saved with {key}={group[key]}: {type(self).__name__} has {now}."
+                        f"the state was saved with {key}={group[key]}: {type(self).__name__} has"
+                        f" {now}."
                     )
 
     def __getstate__(self) -> StateDict:
@@ -466,7 +467,8 @@ def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
             "lr" in functions for functions in optimizer._functions
         ):
             raise RuntimeError(
-                f"lr is a function of the step and {optimizer._lr_driven_by} drives it too: keep one of the two."
+                f"lr is a function of the step and {optimizer._lr_driven_by} drives it too: keep"
+                " one of the two."
             )
         optimizer._set_functions()
 

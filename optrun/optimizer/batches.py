@@ -173,8 +173,8 @@ def _sparse(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
         return grad.to_dense()
     if grad.sparse_dim() != 1:
         raise RuntimeError(
-            f"parameter {name!r} has a gradient that is sparse over {grad.sparse_dim()} dimensions: "
-            f"{owner} takes sparse rows, as torch.nn.Embedding(sparse=True) makes them."
+            f"parameter {name!r} has a gradient that is sparse over {grad.sparse_dim()} dimensions:"
+            f" {owner} takes sparse rows, as torch.nn.Embedding(sparse=True) makes them."
         )
     return grad.coalesce()
 

@@ -94,7 +94,8 @@ def refuse_unshardable(
         cls = class_of(name)
         if not getattr(cls, "TAKES_SHARDS", True):
             raise ConfigError(
-                f"{key}: {cls.__name__} steps whole parameters alone, and distributed=fsdp shards them. {NO_SHARDS}"
+                f"{key}: {cls.__name__} steps whole parameters alone, and distributed=fsdp shards"
+                f" them. {NO_SHARDS}"
             )
 
 
@@ -261,8 +262,9 @@ def _split_for_muon(
         group["optimizer"] != "muon" for group in split
     ):  # it would only lend its name to the companion
         raise ConfigError(
-            f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and {len(factors) - 1} "
-            f"more, which it leaves to {COMPANION}; so nothing is left for it. Take optimizer={COMPANION}, or let it "
-            "orthogonalise each factor with param_groups.rules=[{pattern: lora_, optimizer: muon}]."
+            f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and"
+            f" {len(factors) - 1} more, which it leaves to {COMPANION}; so nothing is left for it."
+            f" Take optimizer={COMPANION}, or let it orthogonalise each factor with"
+            " param_groups.rules=[{pattern: lora_, optimizer: muon}]."
         )
     return split

@@ -119,8 +119,8 @@ class Line:
             self.measure
         ]
         return (
-            f"{self.parameter}: {what} {way} with the size, by a power of {self.slope:+.2f} (± {2 * self.noise:.2f}) "
-            f"where {self.right} is right: look at its {look}"
+            f"{self.parameter}: {what} {way} with the size, by a power of {self.slope:+.2f} (±"
+            f" {2 * self.noise:.2f}) where {self.right} is right: look at its {look}"
         )
 
 

@@ -57,8 +57,8 @@ def note_peak(group: ParamGroup, functions: Collection[str], base_lr: float) -> 
     mode = group["weight_decay_mode"]
     if mode in _OF_PEAK and "lr" in functions:
         raise ValueError(
-            f"weight_decay_mode={mode!r}: goes by the rate's peak, which a function of the step does not tell. Give lr "
-            "as a number and drive it with build_scheduler."
+            f"weight_decay_mode={mode!r}: goes by the rate's peak, which a function of the step"
+            " does not tell. Give lr as a number and drive it with build_scheduler."
         )
     if mode == "corrected":
         group.setdefault("base_lr", base_lr)

@@ -38,11 +38,17 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "soap",
     ),
     "bsam": (
-        "needs the loss again at weights it has moved (a closure), and a step here computes it once",
+        (
+            "needs the loss again at weights it has moved (a closure), and a step here computes it"
+            " once"
+        ),
         "adabelief",
     ),
     "demo": (
-        "exchanges compressed momenta between processes itself, where the ranks of a run share gradients",
+        (
+            "exchanges compressed momenta between processes itself, where the ranks of a run share"
+            " gradients"
+        ),
         "lion",
     ),
     "distributedmuon": (
@@ -122,7 +128,8 @@ def library_class(name: str) -> Any:
     """
     if importlib.util.find_spec(LIBRARY) is None:
         raise ConfigError(
-            'optimizer=pytorch_optimizer needs the library of that name: pip install "optrun[optimizers]".'
+            "optimizer=pytorch_optimizer needs the library of that name: pip install"
+            ' "optrun[optimizers]".'
         )
     members = vars(importlib.import_module(LIBRARY)).values()
     known = {
@@ -133,7 +140,8 @@ def library_class(name: str) -> Any:
     if name.lower() not in known:
         refuse_few_bits("optimizer.name", name)
         raise ConfigError(
-            f"optimizer.name={name}: pytorch_optimizer has no such optimizer. {did_you_mean(name, known)}"
+            f"optimizer.name={name}: pytorch_optimizer has no such optimizer."
+            f" {did_you_mean(name, known)}"
         )
     cls = known[name.lower()]
     if not cls.__module__.startswith(LIBRARY):
@@ -147,9 +155,9 @@ def library_class(name: str) -> Any:
         )
     if not {"params", "lr"} <= set(inspect.signature(cls).parameters):
         raise ConfigError(
-            f"optimizer.name={name}: pytorch_optimizer's {cls.__name__} is not built from parameters and a learning "
-            "rate; those that wrap another optimizer or take the model are not offered here. Take another, such as "
-            "optimizer=adamw."
+            f"optimizer.name={name}: pytorch_optimizer's {cls.__name__} is not built from"
+            " parameters and a learning rate; those that wrap another optimizer or take the model"
+            " are not offered here. Take another, such as optimizer=adamw."
         )
     return cls
 
@@ -226,27 +234,30 @@ def _refuse_without(
         )
         if wanted and key not in ("params", "lr", *options):
             raise ConfigError(
-                f"optimizer.name={name}: {cls.__name__} needs {key}: give optimizer.kwargs.{key}=VALUE."
+                f"optimizer.name={name}: {cls.__name__} needs {key}: give"
+                f" optimizer.kwargs.{key}=VALUE."
             )
     key, value, why = WANTED.get(kind, ("", None, ""))
     met = bool(options.get(key)) if isinstance(value, float) else options.get(key) == value
     if not met:
         raise ConfigError(
-            f"optimizer.name={name}: {cls.__name__} {why}: give optimizer.kwargs.{key}={str(value).lower()}."
+            f"optimizer.name={name}: {cls.__name__} {why}: give"
+            f" optimizer.kwargs.{key}={str(value).lower()}."
         )
     if kind in MARKED and not any(group.get(MARKED[kind]) for group in groups):
         raise ConfigError(
-            f"optimizer.name={name}: {cls.__name__} is AdamW but for groups that are marked: name the weights that a "
-            f"normalisation follows, as param_groups.rules=[{{pattern: REGEX, kwargs: {{{MARKED[kind]}: true}}}}]."
+            f"optimizer.name={name}: {cls.__name__} is AdamW but for groups that are marked: name"
+            " the weights that a normalisation follows, as param_groups.rules=[{pattern: REGEX,"
+            f" kwargs: {{{MARKED[kind]}: true}}}}]."
         )
     if kind in PROJECTED and not any(
         set(PROJECTED[kind]) <= set(entry) for entry in (options, *groups)
     ):
         values = ", ".join(f"{key}: {value}" for key, value in PROJECTED[kind].items())
         raise ConfigError(
-            f"optimizer.name={name}: {cls.__name__} projects nothing unless it is told how: give all of "
-            f"'optimizer.kwargs={{{values}}}' (the values of its paper) for the hidden matrices, or the same as kwargs "
-            "of a rule in param_groups.rules."
+            f"optimizer.name={name}: {cls.__name__} projects nothing unless it is told how: give"
+            f" all of 'optimizer.kwargs={{{values}}}' (the values of its paper) for the hidden"
+            " matrices, or the same as kwargs of a rule in param_groups.rules."
         )
 
 
@@ -272,7 +283,8 @@ def _divided(
         return list(groups), others
     if "adamw_wd" in options:
         raise ConfigError(
-            "optimizer.kwargs.adamw_wd would be ignored: optimizer.weight_decay and param_groups decide for each group."
+            "optimizer.kwargs.adamw_wd would be ignored: optimizer.weight_decay and param_groups"
+            " decide for each group."
         )
     out = []
     for group in groups:
@@ -306,8 +318,9 @@ def _refuse_no_projection(name: str, group: Group) -> None:
     for parameter, tensor in group["params"] if "rank" in group else ():
         if tensor.dim() != 2 or min(tensor.shape) <= group["rank"]:
             raise ConfigError(
-                f"optimizer.name={name}: rank={group['rank']} projects nothing of {parameter} with shape "
-                f"{tuple(tensor.shape)}: give a rank below its shorter side, or a rule with another one."
+                f"optimizer.name={name}: rank={group['rank']} projects nothing of {parameter} with"
+                f" shape {tuple(tensor.shape)}: give a rank below its shorter side, or a rule with"
+                " another one."
             )
 
 

@@ -83,9 +83,11 @@ def names_of(group: Group, group_index: int) -> list[str]:
 def given_names(params: Iterable[object], group_index: int) -> list[tuple[str, Any]]:
     """Return (name, parameter) pairs of a group's `params` as they were given, named or not."""
     return [
-        entry
-        if isinstance(entry, tuple) and len(entry) == 2
-        else (unnamed(group_index, position), entry)
+        (
+            entry
+            if isinstance(entry, tuple) and len(entry) == 2
+            else (unnamed(group_index, position), entry)
+        )
         for position, entry in enumerate(params)
     ]
 
@@ -114,7 +116,8 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
         if id(tensor) in names:
             first = names[id(tensor)]
             raise ValueError(
-                f"{first!r} and {name!r} are one parameter: it would be stepped twice. Give it once."
+                f"{first!r} and {name!r} are one parameter: it would be stepped twice. Give it"
+                " once."
             )
         tensors[name], names[id(tensor)] = tensor, name
 
@@ -128,8 +131,9 @@ def listed_params(params: object) -> list[Any]:
     """
     if isinstance(params, (Tensor, Mapping, set, str)) or not isinstance(params, Iterable):
         raise TypeError(
-            f"params: expected parameters, (name, parameter) pairs or group dicts, got {type(params).__name__}. "
-            "Pass model.named_parameters(), model.parameters() or a list of groups."
+            "params: expected parameters, (name, parameter) pairs or group dicts, got"
+            f" {type(params).__name__}. Pass model.named_parameters(), model.parameters() or a list"
+            " of groups."
         )
     out = list(params)
     if not out:

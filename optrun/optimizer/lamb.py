@@ -223,8 +223,8 @@ class Lamb(BatchOptimizer):
 
     OPTIONS = LambConfig
     ORDER = (
-        "lr betas eps weight_decay exclude_from_weight_decay exclude_from_layer_adaptation always_adapt "
-        "master_weights foreach step_count l1 l2 unmatched_patterns"
+        "lr betas eps weight_decay exclude_from_weight_decay exclude_from_layer_adaptation"
+        " always_adapt master_weights foreach step_count l1 l2 unmatched_patterns"
     )
     DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", _by_kernels, norms=True)

@@ -113,8 +113,8 @@ class LazyAdam(BatchOptimizer):
             and any(p.is_shard() and not p.is_shard(0) for p in param.placements)
         ):
             raise RuntimeError(
-                f"grad_centralization needs whole rows, and a parameter is placed as {param.placements}: shard over "
-                "dimension 0, or switch it off for that group."
+                "grad_centralization needs whole rows, and a parameter is placed as"
+                f" {param.placements}: shard over dimension 0, or switch it off for that group."
             )
         return {
             "lr": group["lr"],

@@ -47,8 +47,9 @@ def matching(
         if not hits and must_match:
             close = nearest(text, names) or list(names)[:3]
             raise ValueError(
-                f"{option}: {text!r} matches none of {len(names)} parameter names (such as {', '.join(close)}). "
-                "Mend the pattern, take it out, or pass unmatched_patterns='ignore'."
+                f"{option}: {text!r} matches none of {len(names)} parameter names (such as"
+                f" {', '.join(close)}). Mend the pattern, take it out, or pass"
+                " unmatched_patterns='ignore'."
             )
         found |= hits
     return found

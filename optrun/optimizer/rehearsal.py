@@ -34,7 +34,10 @@ from optrun.optimizer.state import load_named_state, named_state
 ALWAYS_READ = DESCRIPTIVE_KEYS | {"params", "lr", "weight_decay"}
 """Keys of a group that need not be among an optimizer's defaults."""
 
-NO_SHARDS = "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as optimizer=adamw."
+NO_SHARDS = (
+    "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as"
+    " optimizer=adamw."
+)
 """What to do where an optimizer cannot take shards."""
 
 Build = Callable[[list[ParamGroup]], Optimizer]
@@ -88,7 +91,8 @@ class _Trial:
             one_step(self.optimizer, 1 / (1 + step))
             if [group["lr"] for group in self.optimizer.param_groups] != lrs:
                 raise ConfigError(
-                    "it sets the learning rate itself: lr and the schedule of this run would be ignored"
+                    "it sets the learning rate itself: lr and the schedule of this run would be"
+                    " ignored"
                 )
 
     def holds(self) -> dict[str, Tensor]:
@@ -123,7 +127,8 @@ def rehearse(build: Build, groups: Sequence[Group]) -> None:
         differs = _first_difference(straight, _resumed(build, kinds))
         if differs is not None:
             raise ConfigError(
-                f"it does not come back from a checkpoint as it was: {differs} differs after a resume"
+                f"it does not come back from a checkpoint as it was: {differs} differs after a"
+                " resume"
             )
         if _same_weights(build, kinds, scale=0.5):
             raise ConfigError(
@@ -386,13 +391,15 @@ def tried(
         rehearse(build, groups)
     except Exception as error:  # whatever it raises, it does so before anything is trained
         raise ConfigError(
-            f"{key}: tried on small parameters, {owner} cannot be used like this: {_reason(error)}. {hint}"
+            f"{key}: tried on small parameters, {owner} cannot be used like this: {_reason(error)}."
+            f" {hint}"
         ) from error
     try:
         rehearse_shards(build, groups)
     except Exception as error:
         raise ConfigError(
-            f"{key}: tried on small shards, {owner} cannot train with distributed=fsdp: {_reason(error)}. {NO_SHARDS}"
+            f"{key}: tried on small shards, {owner} cannot train with distributed=fsdp:"
+            f" {_reason(error)}. {NO_SHARDS}"
         ) from error
     return built
 
@@ -417,8 +424,8 @@ def refuse_group_keys(
     for group in groups:
         if "optimizer" in group:
             raise ConfigError(
-                f"a parameter group asks for optimizer={group['optimizer']}, which goes with optrun's own optimizers "
-                f"and torch's, not with optimizer={choice}."
+                f"a parameter group asks for optimizer={group['optimizer']}, which goes with"
+                f" optrun's own optimizers and torch's, not with optimizer={choice}."
             )
         known_keys(
             group, {*keywords, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}"

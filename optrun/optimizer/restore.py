@@ -109,8 +109,9 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
         value.shape == param.shape and here != (value.device_mesh, value.placements)
     ):
         raise ValueError(
-            f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter "
-            f"{'is whole' if here is None else f'as {here[1]}'}: give the whole tensor, full_tensor()."
+            f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter"
+            f" {'is whole' if here is None else f'as {here[1]}'}: give the whole tensor,"
+            " full_tensor()."
         )
 
 
@@ -145,8 +146,8 @@ def refuse_other_state(
         )
     for key in sorted(entries.keys() - kept - optional - {"step", "master_weight"}):
         raise ValueError(
-            f"parameter {name!r}: the saved state has {key!r}, which {type(stepper).__name__} does not keep: "
-            "it was saved by another optimizer."
+            f"parameter {name!r}: the saved state has {key!r}, which {type(stepper).__name__} does"
+            " not keep: it was saved by another optimizer."
         )
 
 
@@ -235,7 +236,8 @@ def restored(
     for key in ("state", "param_groups"):
         if key not in state_dict:
             raise ValueError(
-                f"this is no optimizer's state dict: it has no key {key!r}, but {list(state_dict)[:6]}."
+                f"this is no optimizer's state dict: it has no key {key!r}, but"
+                f" {list(state_dict)[:6]}."
             )
     saved_by = state_dict.get("optimizer")
     known = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "kept_state")}
@@ -336,8 +338,9 @@ def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) ->
     indices = list(dict.fromkeys(sources[name][0] for name in names))
     if len(indices) > 1:
         raise ValueError(
-            f"the saved groups {indices[0]} and {indices[1]} are one group here ({names[0]!r}, ...): build the "
-            "optimizer with the groups it was saved with, or load the state alone with load_named_state."
+            f"the saved groups {indices[0]} and {indices[1]} are one group here ({names[0]!r},"
+            " ...): build the optimizer with the groups it was saved with, or load the state alone"
+            " with load_named_state."
         )
     return indices[0]
 
@@ -350,7 +353,8 @@ def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) ->
     for index, (names, group) in enumerate(zip(own, saved, strict=True)):
         if len(names) != len(group["params"]):
             raise ValueError(
-                f"group {index}: the saved state has {len(group['params'])} parameters, the optimizer {len(names)}."
+                f"group {index}: the saved state has {len(group['params'])} parameters, the"
+                f" optimizer {len(names)}."
             )
 
 

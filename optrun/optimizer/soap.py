@@ -181,7 +181,10 @@ class Soap(BatchOptimizer):
     """
 
     OPTIONS = SoapConfig
-    ORDER = "lr betas shampoo_beta eps weight_decay precondition_frequency max_precondition_dim precondition_1d"
+    ORDER = (
+        "lr betas shampoo_beta eps weight_decay precondition_frequency max_precondition_dim"
+        " precondition_1d"
+    )
     DEFAULTS: ClassVar[Options] = {"lr": 3e-3}
     FORMULA = Formula(_single_tensor_soap)
     MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")

@@ -37,7 +37,8 @@ def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str
         ):
             who = "FSDP2" if distributed == "fsdp" else f"DistributedDataParallel on {device_type}"
             raise ConfigError(
-                f"distributed={distributed}: {f'{name}.weight'.lstrip('.')} has sparse gradients "
-                f"(torch.nn.{type(module).__name__} with sparse=True), which {who} cannot reduce. Set sparse=False, "
-                "with which every row is updated at every step, or train with distributed=ddp on the CPU."
+                f"distributed={distributed}: {f'{name}.weight'.lstrip('.')} has sparse gradients"
+                f" (torch.nn.{type(module).__name__} with sparse=True), which {who} cannot reduce."
+                " Set sparse=False, with which every row is updated at every step, or train with"
+                " distributed=ddp on the CPU."
             )

@@ -123,7 +123,8 @@ def load_named_state(
         )
     if meta["optimizer"] != type(optimizer).__name__:
         raise ValueError(
-            f"the state was saved by {meta['optimizer']}, the optimizer is {type(optimizer).__name__}."
+            f"the state was saved by {meta['optimizer']}, the optimizer is"
+            f" {type(optimizer).__name__}."
         )
     params = _params(optimizer)
     refuse_difference(list(meta["params"]), list(params))
@@ -148,7 +149,8 @@ def load_named_state(
         for key, value in values.items():
             if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
                 raise ValueError(
-                    f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no number."
+                    f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no"
+                    " number."
                 )
     averaged = averaged_params(optimizer)
     trained = {
@@ -207,8 +209,8 @@ def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
 def _params(optimizer: Optimizer) -> dict[str, Tensor]:
     if not all("param_names" in group for group in optimizer.param_groups):
         raise ValueError(
-            f"{type(optimizer).__name__} was built without parameter names: pass model.named_parameters() or groups of "
-            "(name, parameter) pairs."
+            f"{type(optimizer).__name__} was built without parameter names: pass"
+            " model.named_parameters() or groups of (name, parameter) pairs."
         )
     return {
         name: param
@@ -282,8 +284,9 @@ def _counters(
             _refuse_other_form(optimizer, group, meta["groups"][saved[name]], name)
         if any(other != found[0] for other in found[1:]):
             raise ValueError(
-                f"the group of {group['param_names'][0]!r} joins saved groups that counted differently: "
-                f"{found[0]} and {next(other for other in found[1:] if other != found[0])}."
+                f"the group of {group['param_names'][0]!r} joins saved groups that counted"
+                f" differently: {found[0]} and"
+                f" {next(other for other in found[1:] if other != found[0])}."
             )
         out.append(found[0] if found else {})
     return out
@@ -306,7 +309,8 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
             and before != now
         ):
             raise ValueError(
-                f"parameter {name!r}: {key} was {before}, is {now}; the state is that of {key}={before}."
+                f"parameter {name!r}: {key} was {before}, is {now}; the state is that of"
+                f" {key}={before}."
             )
 
 
@@ -374,7 +378,8 @@ def _unpacked(value: object, tensors: Mapping[str, Tensor], unused: set[str]) ->
             raise ValueError(f"the saved state lacks the tensor {key!r}.")
         if list(tensors[key].shape) != shape:
             raise ValueError(
-                f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, it was saved with {tuple(shape)}."
+                f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, it was saved with"
+                f" {tuple(shape)}."
             )
         unused.discard(key)
         return _in_order(tensors[key], order[0]) if order else tensors[key]

@@ -35,7 +35,8 @@ def class_of(name: str) -> type[Optimizer]:
     cls = row.load()
     if not isinstance(cls, type) or not issubclass(cls, Optimizer):
         raise ConfigError(
-            f"optimizer={name}: {row.origin} registered {cls!r}: expected a torch optimizer's class."
+            f"optimizer={name}: {row.origin} registered {cls!r}: expected a torch optimizer's"
+            " class."
         )
     return cls
 
@@ -50,8 +51,9 @@ def member_class(name: str) -> type[NamedOptimizer]:
     cls = class_of(name)
     if not issubclass(cls, NamedOptimizer):
         raise ConfigError(
-            f"optimizer={name}: {cls.__name__} goes with no other optimizer in one run. Expected a class that builds "
-            "on optrun.optimizer.base.NamedOptimizer; or choose it for all parameters."
+            f"optimizer={name}: {cls.__name__} goes with no other optimizer in one run. Expected a"
+            " class that builds on optrun.optimizer.base.NamedOptimizer; or choose it for all"
+            " parameters."
         )
     return cls
 

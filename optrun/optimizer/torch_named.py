@@ -88,8 +88,9 @@ class _OneLayout(Optimizer):
                 continue
             if not _is_dense(param):
                 raise RuntimeError(
-                    f"fused=True: a parameter of shape {tuple(param.shape)} and strides {param.stride()} does not fill "
-                    "its memory, and torch's fused kernel would write between its entries. Give fused=False."
+                    f"fused=True: a parameter of shape {tuple(param.shape)} and strides"
+                    f" {param.stride()} does not fill its memory, and torch's fused kernel would"
+                    " write between its entries. Give fused=False."
                 )
             grads[i] = _laid_out(grads[i], param)
             for tensors in state:

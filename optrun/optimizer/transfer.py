@@ -127,9 +127,10 @@ def transferred(
             size = sizes[name]
             if size.logits != 1 and options["adapted"] and name.endswith("bias"):
                 raise ConfigError(
-                    f"parametrization=mup: {name} scales the logits of a tied head and begins at zero, where a trust "
-                    "ratio is 1 whatever its scale. Leave it unadapted: optimizer.always_adapt=false "
-                    "param_groups=standard; or give model.config.tie_word_embeddings=false."
+                    f"parametrization=mup: {name} scales the logits of a tied head and begins at"
+                    " zero, where a trust ratio is 1 whatever its scale. Leave it unadapted:"
+                    " optimizer.always_adapt=false param_groups=standard; or give"
+                    " model.config.tie_word_embeddings=false."
                 )
             scale = RULES[rule](size, options)
             decay = (
@@ -191,8 +192,9 @@ def _rule_of(choice: str) -> str:
     if rule is None:
         known = ", ".join(name for name, schema in SCHEMAS.items() if schema.transfer is not None)
         raise ConfigError(
-            f"parametrization=mup: nothing says how the lr of optimizer={choice} goes with the width. Optimizers with "
-            f"a rule: {known}; one of your own names it in its schema (transfer)."
+            f"parametrization=mup: nothing says how the lr of optimizer={choice} goes with the"
+            f" width. Optimizers with a rule: {known}; one of your own names it in its schema"
+            " (transfer)."
         )
     if rule not in RULES:
         raise ConfigError(
@@ -212,8 +214,8 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
     for key, value in without.items() if rule == "lamb" else ():
         if group.get(key, value) != value:
             raise ConfigError(
-                f"parametrization=mup: optimizer.{key}={group[key]} is a size that holds at one width alone. Give "
-                f"optimizer.{key}={'null' if value is None else value:}."
+                f"parametrization=mup: optimizer.{key}={group[key]} is a size that holds at one"
+                f" width alone. Give optimizer.{key}={'null' if value is None else value:}."
             )
     coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
     if (
@@ -222,8 +224,9 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
         and (coupled or group.get("decoupled_weight_decay") is False)
     ):
         raise ConfigError(
-            f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient, and no rule carries "
-            "it to another width. Give optimizer.weight_decay=0, or take adamw."
+            f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient,"
+            " and no rule carries it to another width. Give optimizer.weight_decay=0, or take"
+            " adamw."
         )
 
 

@@ -50,15 +50,20 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
     watch, why = first_watch(model, None, _Branches, "it is no model of transformers")
     if watch is None:
         raise ConfigError(
-            f"{key}: the residual branches of {kind} are not found, since no forward pass over shapes can be made "
-            f"({why}). Keep the base's number of layers."
+            f"{key}: the residual branches of {kind} are not found, since no forward pass over"
+            f" shapes can be made ({why}). Keep the base's number of layers."
         )
     ends = watch.ends & blocks.keys()
     if watch.normed is not None or not ends:
-        between = f"a norm, or a choice of experts, stands between a branch and the residual stream ({watch.normed})"
+        between = (
+            "a norm, or a choice of experts, stands between a branch and the residual stream"
+            f" ({watch.normed})"
+        )
         raise ConfigError(
-            f"{key}: {kind}: {between if ends or watch.normed else 'no residual branches are found'}, so its "
-            "blocks cannot be scaled with depth. Keep the base's number of layers, and vary widths alone."
+            f"{key}: {kind}:"
+            f" {between if ends or watch.normed else 'no residual branches are found'}, so its"
+            " blocks cannot be scaled with depth. Keep the base's number of layers, and vary"
+            " widths alone."
         )
     return ends | {bias for name in ends if (bias := f"{name.rpartition('.')[0]}.bias") in blocks}
 

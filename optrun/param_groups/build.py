@@ -161,8 +161,10 @@ def build_param_groups(
                 "layer_id": None if place is None else place.layer_id,
                 "layer": "all" if place is None else place.label,
                 "role": role,
-                "rule": _reason(config, place, rule_index, rule)
-                + ("" if rule or ratio == 1 else f", LoRA+ x{ratio:g}"),
+                "rule": (
+                    _reason(config, place, rule_index, rule)
+                    + ("" if rule or ratio == 1 else f", LoRA+ x{ratio:g}")
+                ),
             }
         groups[key]["params"].append((name, param))
     if not groups:
@@ -175,8 +177,8 @@ def _kept_layers(places: Mapping[str, Place]) -> list[str]:
     kept = [f"{name} ({place.label})" for name, place in places.items() if place.why == STARTED]
     more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
     said = (
-        f"param_groups=layerwise: {', '.join(kept[:4])}{more} stay where this run was started with them; a new run has "
-        "them in another layer, see optrun explain"
+        f"param_groups=layerwise: {', '.join(kept[:4])}{more} stay where this run was started with"
+        " them; a new run has them in another layer, see optrun explain"
     )
     return [said] if kept else []
 
@@ -261,7 +263,8 @@ def _places_and_scales(
         scale = function(config.decay_rate, names, deepest, NamedParam(name, param))
         if not isinstance(scale, int | float) or isinstance(scale, bool):
             raise TypeError(
-                f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a number."
+                f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a"
+                " number."
             )
         if not 0 <= scale < math.inf:
             raise ValueError(

@@ -94,8 +94,8 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     unmatched = [name for name in of_base if name not in counterparts.values()]
     if unmatched:
         raise ConfigError(
-            f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name. Give a base of the "
-            "same architecture, no deeper than the model."
+            f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name."
+            " Give a base of the same architecture, no deeper than the model."
         )
     ends = branch_ends(model, branch) if branch else set()
     found = {}
@@ -106,8 +106,8 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             now < then for now, then in zip(shape, base_shape, strict=True)
         ):
             raise ConfigError(
-                f"{KEY}: {name} has the shape {base_shape} in the base, and {shape} in the model: a dimension shrinks. "
-                "Give a base that is no larger than the model in any key."
+                f"{KEY}: {name} has the shape {base_shape} in the base, and {shape} in the model: a"
+                " dimension shrinks. Give a base that is no larger than the model in any key."
             )
         path, _, leaf = name.rpartition(".")
         fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
@@ -138,8 +138,8 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
             continue
         if beside.depth > stack.depth:
             raise ConfigError(
-                f"{KEY}: {stack.path} has {beside.depth} blocks in the base, and {stack.depth} in the model: it "
-                "shrinks. Give a base of as many layers or fewer."
+                f"{KEY}: {stack.path} has {beside.depth} blocks in the base, and {stack.depth} in"
+                " the model: it shrinks. Give a base of as many layers or fewer."
             )
         for path, block in stack.blocks.items():
             other = f"{path.rpartition('.')[0]}.{block * beside.depth // stack.depth}"
@@ -149,8 +149,8 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
     missing = [name for name in params if names.get(name) not in of_base]
     if missing:
         raise ConfigError(
-            f"{KEY}: {missing[0]} of the model has no counterpart in the base by name. Give a base of the same "
-            "architecture, which differs in sizes alone."
+            f"{KEY}: {missing[0]} of the model has no counterpart in the base by name. Give a base"
+            " of the same architecture, which differs in sizes alone."
         )
     return names, depth
 
@@ -173,8 +173,8 @@ def _fans(
     if role == EMBEDDING:
         if math.prod(ratios[:-1]) != 1:
             raise ConfigError(
-                f"{KEY}: {name} has {base_shape[:-1]} rows in the base, and {shape[:-1]} in the model: a vocabulary or "
-                "a number of positions is no width. Leave its key out."
+                f"{KEY}: {name} has {base_shape[:-1]} rows in the base, and {shape[:-1]} in the"
+                " model: a vocabulary or a number of positions is no width. Leave its key out."
             )
         return 1.0, ratios[-1]
     if leaf == "weight" and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
@@ -185,6 +185,7 @@ def _fans(
     if len(grown) == 2 and grown[0] == grown[1]:
         return grown[0], grown[0]
     raise ConfigError(
-        f"{KEY}: {name} of {type(module).__name__} grows from {base_shape} to {shape}, and nothing says which of its "
-        "dimensions are inputs. Take parametrization=standard for this architecture."
+        f"{KEY}: {name} of {type(module).__name__} grows from {base_shape} to {shape}, and nothing"
+        " says which of its dimensions are inputs. Take parametrization=standard for this"
+        " architecture."
     )

@@ -177,22 +177,24 @@ class Layers:
         """
         if not self.towers:
             raise ConfigError(
-                f"param_groups=layerwise: {self.root.kind or 'this model'} has no stack of blocks (a list of modules "
-                "built alike), so its layers cannot be told from the module tree. Say which parameter belongs to which "
-                'block with param_groups.name_dict, such as {"^trunk\\.(\\d+)\\.": "\\1", "^stem": embeddings}, or '
-                "take param_groups=standard."
+                f"param_groups=layerwise: {self.root.kind or 'this model'} has no stack of blocks"
+                " (a list of modules built alike), so its layers cannot be told from the module"
+                " tree. Say which parameter belongs to which block with param_groups.name_dict,"
+                ' such as {"^trunk\\.(\\d+)\\.": "\\1", "^stem": embeddings}, or take'
+                " param_groups=standard."
             )
         if n_layers is not None:
             stacks = [tower.stack for tower in self.towers]
             found = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
             if len(stacks) > 1:
                 raise ConfigError(
-                    f"param_groups.n_layers={n_layers}: this model has several stacks ({found}), each with its own "
-                    "depth; leave it null."
+                    f"param_groups.n_layers={n_layers}: this model has several stacks ({found}),"
+                    " each with its own depth; leave it null."
                 )
             if n_layers < stacks[0].depth:
                 raise ConfigError(
-                    f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the depth found ({found})."
+                    f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the"
+                    f" depth found ({found})."
                 )
             stacks[0].depth = n_layers
         return self._places()

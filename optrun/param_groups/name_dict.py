@@ -63,7 +63,8 @@ def structured_names(
                 out[name] = match.expand(str(value))
             except (re.error, IndexError) as error:
                 raise ConfigError(
-                    f"param_groups.name_dict[{key}]={value}: the pattern has no such bracket ({error})."
+                    f"param_groups.name_dict[{key}]={value}: the pattern has no such bracket"
+                    f" ({error})."
                 ) from error
     return out
 
@@ -93,15 +94,17 @@ def places_of_names(
             depths[tower] = max(depths.get(tower, 0), block + 1)
     if not depths:
         raise ConfigError(
-            "param_groups.name_dict: no parameter belongs to a block, so every layer would have the same lr. "
-            'Map block names to their number, such as {"^trunk\\\\.(\\\\d+)\\\\.": "\\\\1"}.'
+            "param_groups.name_dict: no parameter belongs to a block, so every layer would have the"
+            ' same lr. Map block names to their number, such as {"^trunk\\\\.(\\\\d+)\\\\.":'
+            ' "\\\\1"}.'
         )
     if n_layers is not None:
         for tower, depth in depths.items():
             if depth > n_layers:
                 at = f" of {tower}" if tower else ""
                 raise ConfigError(
-                    f"param_groups.n_layers={n_layers}: name_dict names block {depth - 1}{at}, from 0."
+                    f"param_groups.n_layers={n_layers}: name_dict names block {depth - 1}{at},"
+                    " from 0."
                 )
         depths = dict.fromkeys(depths, n_layers)
     deepest = max(depths.values())
@@ -131,6 +134,7 @@ def _parse(value: str) -> tuple[str, int | None]:
     if "." in value:
         return HEAD, None
     raise ConfigError(
-        f"param_groups.name_dict: {value} is no place. Expected a block number, head, embeddings, or a name with "
-        f"layers.<number> or embedding in it. {did_you_mean(value, (HEAD, EMBEDDINGS))}"
+        f"param_groups.name_dict: {value} is no place. Expected a block number, head, embeddings,"
+        " or a name with layers.<number> or embedding in it."
+        f" {did_you_mean(value, (HEAD, EMBEDDINGS))}"
     )

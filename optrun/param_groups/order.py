@@ -142,13 +142,20 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[
     kind, count = type(model).__name__, sum(1 for _ in model.parameters())
     watch, why = first_watch(model, batch, Watch, "batch=: none given")
     if watch is None:
-        return {}, (
-            f"param_groups=layerwise: the tensors of {kind} beside the blocks are placed by name, since no forward "
-            f"pass over shapes was made ({why}). param_groups.name_dict places them by hand."
+        return (
+            {},
+            (
+                f"param_groups=layerwise: the tensors of {kind} beside the blocks are placed by"
+                f" name, since no forward pass over shapes was made ({why}). param_groups.name_dict"
+                " places them by hand."
+            ),
         )
-    return watch.found, (
-        f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(watch.found)} of {count} tensors; "
-        "those beside the blocks lie where they were used."
+    return (
+        watch.found,
+        (
+            f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(watch.found)}"
+            f" of {count} tensors; those beside the blocks lie where they were used."
+        ),
     )
 
 

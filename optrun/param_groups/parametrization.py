@@ -59,13 +59,14 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     name = f"parametrization={chosen.name}"
     if isinstance(config.adapter, LoraConfig):
         raise ConfigError(
-            f"{name}: the rank of adapter=lora is no width of the model. {_INSTEAD} with adapter.use_rslora=true, "
-            "whose lora_alpha over the square root of r keeps lr as the rank grows."
+            f"{name}: the rank of adapter=lora is no width of the model. {_INSTEAD} with"
+            " adapter.use_rslora=true, whose lora_alpha over the square root of r keeps lr as the"
+            " rank grows."
         )
     if isinstance(config.model, PretrainedConfig):
         raise ConfigError(
-            f"{name}: it scales initial weights, and those of model={config.model.name} are trained. {_INSTEAD}, or a "
-            "model from scratch."
+            f"{name}: it scales initial weights, and those of model={config.model.name} are"
+            f" trained. {_INSTEAD}, or a model from scratch."
         )
     smaller = replace(config.model, config=merged(config.model.config, chosen.base))
     model = build(config.model)
@@ -76,8 +77,9 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     sizes = growth_of(model, base)
     if all(size.kind == "of one size" and size.branch == 1 for size in sizes.values()):
         raise ConfigError(
-            f"{KEY}={_shown(chosen.base)}: the base is as large as the model, so nothing would be scaled. {_INSTEAD}, "
-            "which is the same run, or give the smaller sizes at which lr was tuned."
+            f"{KEY}={_shown(chosen.base)}: the base is as large as the model, so nothing would be"
+            f" scaled. {_INSTEAD}, which is the same run, or give the smaller sizes at which lr was"
+            " tuned."
         )
     keys = _head_dim(model, base)
     keys |= _tied(config.model, model, base, sizes)
@@ -112,8 +114,9 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) 
         (path, now), (_, then) = carrier_of_logits(model), carrier_of_logits(base)
     except NoCarrierError as error:
         raise ConfigError(
-            f"parametrization=mup: {name} of model={config.name} is both embedding and head, which muP scales apart, "
-            f"and {error}. Give model.config.tie_word_embeddings=false, or take parametrization=standard."
+            f"parametrization=mup: {name} of model={config.name} is both embedding and head, which"
+            f" muP scales apart, and {error}. Give model.config.tie_word_embeddings=false, or take"
+            " parametrization=standard."
         ) from error
     for leaf, _ in model.get_submodule(path).named_parameters():
         own = f"{path}.{leaf}"
@@ -130,9 +133,10 @@ def _head_dim(model: Any, base: Any) -> dict[str, float]:
         if isinstance(getattr(model.config, key, None), int | float):
             return {key: getattr(base.config, key) * (now / then) ** power}
     raise ConfigError(
-        f"{KEY}: a head of attention is {then:g} wide in the base, and {now:g} in the model, whose architecture has no "
-        "key that scales its scores. Let the number of heads grow with the width in place of each head: give "
-        f"{KEY}.num_attention_heads (n_head, num_heads) in the ratio of the widths."
+        f"{KEY}: a head of attention is {then:g} wide in the base, and {now:g} in the model, whose"
+        " architecture has no key that scales its scores. Let the number of heads grow with the"
+        f" width in place of each head: give {KEY}.num_attention_heads (n_head, num_heads) in the"
+        " ratio of the widths."
     )
 
 

@@ -41,7 +41,8 @@ def claims(
             shared = [name for name in tied if pattern.search(name)]
             if shared:
                 raise ConfigError(
-                    f"{key}: {shared[0]} is the same tensor as {tied[shared[0]]}; match it by that name."
+                    f"{key}: {shared[0]} is the same tensor as {tied[shared[0]]}; match it by that"
+                    " name."
                 )
             raise ConfigError(f"{key}: matches no parameter. {near_names(rule['pattern'], params)}")
         training = [name for name in found if params[name].requires_grad]
@@ -53,8 +54,8 @@ def claims(
         if not fresh:
             by = taken[training[0]]
             raise ConfigError(
-                f"{key}: everything it matches is taken by earlier rules, {training[0]} by rules[{by}] "
-                f"({rules[by]['pattern']}). Put the narrower rule first."
+                f"{key}: everything it matches is taken by earlier rules, {training[0]} by"
+                f" rules[{by}] ({rules[by]['pattern']}). Put the narrower rule first."
             )
         taken.update(dict.fromkeys(fresh, index))
     return taken

@@ -199,7 +199,10 @@ def incomparable(runs: Sequence[Run]) -> str:
     """
     tasks = sorted({_task(run) for run in runs if run.config.get("task.name")})
     if len(tasks) > 1:
-        return f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be compared"
+        return (
+            f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be"
+            " compared"
+        )
     # A split that is cut with the seed differs between seeds by design.
     reasons = (
         _other_rows([run for run in runs if run.seed == seed])

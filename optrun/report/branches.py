@@ -90,6 +90,7 @@ def shared_luck(runs: Iterable[Run]) -> str:
     if len(forks) < 2 or len(trunks) > 1:
         return ""
     return (
-        f"{len(forks)} runs branch from one trunk ({next(iter(trunks.values()))}) and share its luck: they may be "
-        f"compared with each other, and count as one seed. For a verdict {ADVICE}."
+        f"{len(forks)} runs branch from one trunk ({next(iter(trunks.values()))}) and share its"
+        " luck: they may be compared with each other, and count as one seed. For a verdict"
+        f" {ADVICE}."
     )

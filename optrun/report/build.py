@@ -136,7 +136,8 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(
-            f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)"
+            f"report {listed}: no run found here or beneath (a run has metrics.jsonl or"
+            " summary.json)"
         )
     question: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
     weighed = ",".join(f"{each.name}:{each.mode}" for each in objectives)
@@ -216,9 +217,11 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
                 found.setdefault(warning, []).append(each.name)
     return [
-        each
-        if len(names) == len(comparison.workloads)
-        else replace(each, text=f"{', '.join(names)}: {each.text}")
+        (
+            each
+            if len(names) == len(comparison.workloads)
+            else replace(each, text=f"{', '.join(names)}: {each.text}")
+        )
         for each, names in found.items()
     ]
 
@@ -239,7 +242,10 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
         else:
             console.print(to_rich(section.table, title=section.title or None, width=console.width))
     if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
-        title = f"{len(rest)} of {len(begun)} runs without a result{', the first 20' if len(rest) > 20 else ''}"
+        title = (
+            f"{len(rest)} of {len(begun)} runs without a"
+            f" result{', the first 20' if len(rest) > 20 else ''}"
+        )
         shown = tables.runs_table(
             rest[:20], made.findings.keys, made.findings.metric, made.findings.mode
         )
@@ -315,7 +321,10 @@ def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[s
     judged = comparison if made.confirmed is None else made.confirmed.comparison
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
-        "subtitle": f"{len(runs):,} run{'s' * (not single)} ({tables.states(runs)}), compared by {by}, {now}",
+        "subtitle": (
+            f"{len(runs):,} run{'s' * (not single)} ({tables.states(runs)}), compared by {by},"
+            f" {now}"
+        ),
         "line": made.verdict.text,
         "next": made.verdict.next,
         "table": opened[0].table,
@@ -405,7 +414,8 @@ def _write(
         for path in files:
             if path.exists() and not is_own(path):
                 raise ConfigError(
-                    f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
+                    f"{path} exists and was not written by optrun report: move it away, or write"
+                    " elsewhere with out=DIR"
                 )
         for path, text in zip(pages, [*render(content, images), table], strict=True):
             replace_text(path, text)

@@ -182,7 +182,8 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
     runs = load_runs([sweep], beside=[folder, *earlier])
     if not runs:
         raise ConfigError(
-            f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)"
+            f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or"
+            " summary.json)"
         )
     if branches := [run.label for run in runs if fork_of(run) is not None]:
         raise ConfigError(
@@ -228,8 +229,9 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
         for key in ("seeds", "power", "difference")
     ):
         raise ConfigError(
-            f"{folder} was planned with seeds {label(before.seeds)}: seeds that are added until something shows raise "
-            "the error rate. Without seeds=, power= and difference= it goes on; out=DIR begins another."
+            f"{folder} was planned with seeds {label(before.seeds)}: seeds that are added until"
+            " something shows raise the error rate. Without seeds=, power= and difference= it goes"
+            " on; out=DIR begins another."
         )
     return before, f"goes on with what was planned: seeds {label(before.seeds)}"
 
@@ -280,9 +282,11 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
     again = sorted({*used} & {*asked.seeds})
     return (
         made,
-        f"seeds {label(again)} ran in a confirmation before; unused: from {first} on"
-        if again
-        else "",
+        (
+            f"seeds {label(again)} ran in a confirmation before; unused: from {first} on"
+            if again
+            else ""
+        ),
     )
 
 
@@ -334,7 +338,10 @@ def _sized(
         Fraction(power).limit_denominator(100),
     )
     made = replace(made, seeds=seeds, power=power, difference=difference, spread=sd)
-    cases = f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g} between seeds"
+    cases = (
+        f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g}"
+        " between seeds"
+    )
     told = (
         f"is {cases}" if needed else f"takes more to be {cases}; difference= or seeds= plan others"
     )
@@ -354,8 +361,9 @@ def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
     if clash := sorted(set(known) & set(seeds)):
         first = max(known) + 1
         raise ConfigError(
-            f"seeds: {', '.join(map(str, clash))} took part in the choice, and what is judged by them flatters whom "
-            f"they chose. Fresh ones begin at {first}: seeds={first}-{first + max(len(seeds), MIN_SEEDS) - 1}."
+            f"seeds: {', '.join(map(str, clash))} took part in the choice, and what is judged by"
+            f" them flatters whom they chose. Fresh ones begin at {first}:"
+            f" seeds={first}-{first + max(len(seeds), MIN_SEEDS) - 1}."
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(

@@ -92,7 +92,10 @@ def pictures(findings: Findings) -> list[Picture]:
         )
     if findings.objectives and pareto.points(findings):
         first, second = findings.objectives[:2]
-        caption = "A dot is a configuration; none is better than those on the line in one number and as good in all."
+        caption = (
+            "A dot is a configuration; none is better than those on the line in one number and as"
+            " good in all."
+        )
         if len(findings.objectives) > 2:
             caption += (
                 f" The first two of {len(findings.objectives)} are drawn: the line may bend back."

@@ -163,7 +163,10 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     chosen = find_contender(baseline, contenders).name if baseline else None
     apart = incomparable([run for arm in arms for run in arm.runs if run.score(name) is not None])
     if name.startswith("train/"):
-        apart = f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with data.eval"
+        apart = (
+            f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with"
+            " data.eval"
+        )
     judgement = None
     if any(each.arm.finished for each in contenders) and not apart:
         scores = {each.name: each.arm.scores for each in contenders}

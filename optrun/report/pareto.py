@@ -49,7 +49,8 @@ def expected(objectives: Sequence[Objective], runs: Sequence[Run]) -> Sequence[O
     for each in objectives:
         if each.name not in known:
             raise ConfigError(
-                f"objectives={each.name}: no run has such a number. {did_you_mean(each.name, known)}"
+                f"objectives={each.name}: no run has such a number."
+                f" {did_you_mean(each.name, known)}"
             )
     return objectives
 
@@ -105,10 +106,10 @@ def pareto_sentence(findings: Findings) -> str:
         return f"No finished run has all of {', '.join(each.name for each in findings.objectives)}."
     fewest = min(each.seeds for each in tried)
     return (
-        f"{sum(each.front for each in tried)} of {len(tried)} configurations are on the front of "
-        f"{' and '.join(map(_axis_label, findings.objectives))}: no other is better in one and at least as good in "
-        f"all. Means over {fewest} or more seeds, evaluations at the best checkpoint; neighbours that are closer than "
-        "their spread may change places."
+        f"{sum(each.front for each in tried)} of {len(tried)} configurations are on the front of"
+        f" {' and '.join(map(_axis_label, findings.objectives))}: no other is better in one and at"
+        f" least as good in all. Means over {fewest} or more seeds, evaluations at the best"
+        " checkpoint; neighbours that are closer than their spread may change places."
     )
 
 

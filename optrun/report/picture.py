@@ -158,7 +158,10 @@ def tell_cut(
     if gone:
         text = f"{'↑' if mode == 'min' else '↓'} {listed(gone, 2)}"
     elif any(math.isfinite(each) and not low <= each <= high for each in values):
-        text = f"cut off: values {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
+        text = (
+            "cut off: values"
+            f" {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
+        )
     else:
         return
     above(ax, theme, text, 1, 3, fontsize=7.5)

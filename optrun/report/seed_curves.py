@@ -127,7 +127,10 @@ def draw_seed_curves(
 
 def _told(curve: SeedCurve, axis: Axis, index: int) -> str:
     """Say where a point lies and what it is made of."""
-    return f"{curve.name}, {axis} {curve.x[index]:,.6g}: {_over(curve.values[:, index], curve.mean[index])}"
+    return (
+        f"{curve.name}, {axis} {curve.x[index]:,.6g}:"
+        f" {_over(curve.values[:, index], curve.mean[index])}"
+    )
 
 
 def _over(seeds: Sequence[float] | Array, mean: float) -> str:

@@ -430,6 +430,7 @@ def _circles(figure: Chart) -> str:
         series = "" if mark.series is None else f" s{mark.series}"
         at = f'cx="{x * points:.1f}" cy="{(figure.bbox.height - y) * points:.1f}"'
         found.append(
-            f'<circle class="m{series}" {at} r="6"><title>{html.escape(mark.text)}</title></circle>\n'
+            f'<circle class="m{series}" {at}'
+            f' r="6"><title>{html.escape(mark.text)}</title></circle>\n'
         )
     return "".join(found)

@@ -182,13 +182,17 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
         "ahead": value(min((abs(each.difference) for each in versus.values()), default=0.0)),
-        "apart": value(most)
-        if (most := max((abs(each.difference) for each in apart), default=0.0))
-        else "",
+        "apart": (
+            value(most)
+            if (most := max((abs(each.difference) for each in apart), default=0.0))
+            else ""
+        ),
         "shared": bool(apart),
-        "seen": value(max(seen))
-        if (seen := [each.seen for each in apart if not math.isnan(each.seen)])
-        else "",
+        "seen": (
+            value(max(seen))
+            if (seen := [each.seen for each in apart if not math.isnan(each.seen)])
+            else ""
+        ),
         "edges": [(name, rate(lr)) for name, lr in further if lr is not None][:2],
         "learnt": "" if best is None else _learnt(best),
     }

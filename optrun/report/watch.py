@@ -21,7 +21,10 @@ from optrun.base.errors import ConfigError
 from optrun.base.reading import read_text
 from optrun.report.build import REFRESH, Report, report
 
-_WAITING = "<!doctype html><meta http-equiv=refresh content=5><title>optrun report</title><p>No run has begun yet."
+_WAITING = (
+    "<!doctype html><meta http-equiv=refresh content=5><title>optrun report</title><p>No run has"
+    " begun yet."
+)
 
 
 class _Page(BaseHTTPRequestHandler):

@@ -119,12 +119,13 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
         return Comparison.of(find(runs, **asked))
     if target is not None:
         raise ConfigError(
-            f"target={target}: {len(several)} workloads have a metric each, and no level in common. "
-            "Leave it out, or make a report of each workload by itself."
+            f"target={target}: {len(several)} workloads have a metric each, and no level in common."
+            " Leave it out, or make a report of each workload by itself."
         )
     if baseline is not None and baseline not in names:
         raise ConfigError(
-            f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}"
+            f"baseline={baseline}: nothing compared here has this name."
+            f" {did_you_mean(baseline, names)}"
         )
     several = [replace(each, left_out=_why_left_out(each)) for each in several]
     counted = [each for each in several if not each.left_out]
@@ -160,8 +161,8 @@ def _why_left_out(found: Findings) -> str:
     sd = pooled_sd([row.arm.finished for row in found.ranked])
     if gain <= 0 or gain < TEACHES * sd:
         return (
-            f"it teaches nothing: the best contender gains {gain:.3g} {found.metric}, less than {TEACHES:g} standard "
-            f"deviations between seeds ({sd:.2g})"
+            f"it teaches nothing: the best contender gains {gain:.3g} {found.metric}, less than"
+            f" {TEACHES:g} standard deviations between seeds ({sd:.2g})"
         )
     return ""
 

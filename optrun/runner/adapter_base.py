@@ -90,20 +90,23 @@ def refuse_other_adapter(
         return
     if before is None:
         raise ConfigError(
-            f"adapter={name}: the checkpoint is of a run that trained all weights: it holds no factors, and its "
-            "optimizer state is not theirs. Make a model of it (optrun export CHECKPOINT DIR), and begin a new run "
-            f"with model=pretrained model.path=DIR adapter={name}."
+            f"adapter={name}: the checkpoint is of a run that trained all weights: it holds no"
+            " factors, and its optimizer state is not theirs. Make a model of it (optrun export"
+            " CHECKPOINT DIR), and begin a new run with model=pretrained model.path=DIR"
+            f" adapter={name}."
         )
     if here is None:
         raise ConfigError(
-            f"adapter={name}: the checkpoint holds an adapter ({saved.config.get('adapter', {}).get('name')}) and no "
-            "other weights. Leave adapter as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) "
-            "and begin a new run with model=pretrained model.path=DIR."
+            f"adapter={name}: the checkpoint holds an adapter"
+            f" ({saved.config.get('adapter', {}).get('name')}) and no other weights. Leave adapter"
+            " as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) and"
+            " begin a new run with model=pretrained model.path=DIR."
         )
     if before.get("quantization") != here["quantization"]:
         raise ConfigError(
-            f"{_in_words(here['quantization'])}: the checkpoint holds an adapter that was trained beside a base with "
-            f"{_in_words(before.get('quantization'))}, another one. Leave it as it was."
+            f"{_in_words(here['quantization'])}: the checkpoint holds an adapter that was trained"
+            f" beside a base with {_in_words(before.get('quantization'))}, another one. Leave it as"
+            " it was."
         )
     if before.get("base") != here["base"]:
         model = saved.config.get("model", {})
@@ -111,8 +114,9 @@ def refuse_other_adapter(
         new = _origin(getattr(config.model, "path", None), config.model.name, config.seed)
         moved = f"{new} (it was {old})" if old != new else new
         raise ConfigError(
-            f"{moved}: the checkpoint holds an adapter, and these are not the weights that it was trained beside: "
-            f"their digest is {here['base']}, that of the run's base {before.get('base')}. Give the base as it was."
+            f"{moved}: the checkpoint holds an adapter, and these are not the weights that it was"
+            f" trained beside: their digest is {here['base']}, that of the run's base"
+            f" {before.get('base')}. Give the base as it was."
         )
 
 

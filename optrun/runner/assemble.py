@@ -286,9 +286,9 @@ def _refuse_other_start(
             constants.model_class,
             [[name, list(param.shape)] for name, param in model.named_parameters()],
         ],
-        "weights (the first of each tensor)": None
-        if mapped_dtype(model) is None
-        else base_digest(model, first=1024),
+        "weights (the first of each tensor)": (
+            None if mapped_dtype(model) is None else base_digest(model, first=1024)
+        ),
         **{
             f"plugin {record.get('plugin')}": record.get("sha256")
             for record in constants.plugins or ()
@@ -320,8 +320,8 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
     ):
         if value is not None:
             raise ConfigError(
-                f"{key}={value}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give "
-                f"evaluation rows (data.eval, data.eval_fraction), or {instead}."
+                f"{key}={value}: it needs an evaluation, and data.eval_fraction=0 leaves no rows"
+                f" for one. Give evaluation rows (data.eval, data.eval_fraction), or {instead}."
             )
 
 
@@ -336,7 +336,8 @@ def known_metric(task: Task, key: str, metric: str) -> None:
         close = nearest(metric, known)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         raise ConfigError(
-            f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}."
+            f"{key}={metric}: task={task.name} has no such metric. {hint}It has:"
+            f" {', '.join(known)}."
         )
 
 
@@ -427,8 +428,8 @@ def _train_step(
     over_step = getattr(config.task, "over_step", False)
     if over_step and config.training.noise_scale:
         raise ConfigError(
-            f"training.noise_scale=true: the loss of task={config.task.name} compares all examples of a step, so a "
-            "micro-batch has no gradient of its own. Leave it out."
+            f"training.noise_scale=true: the loss of task={config.task.name} compares all examples"
+            " of a step, so a micro-batch has no gradient of its own. Leave it out."
         )
     kind: Callable[..., TrainStep] = (
         partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep

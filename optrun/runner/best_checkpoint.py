@@ -20,7 +20,10 @@ def best_told(summary: PlainMapping) -> str:
         return ""
     if math.isnan(held["value"]):
         return f"no evaluation is the best: {main['name']} was never a number"
-    told = f"best: step {int(held['step']):,} by {main['name']} {number(held['value'])} ({main['mode']})"
+    told = (
+        f"best: step {int(held['step']):,} by {main['name']} {number(held['value'])}"
+        f" ({main['mode']})"
+    )
     if held.get("tied", 1) == 1:
         return told
     loss = loss_beside(main["name"])

@@ -77,7 +77,10 @@ class Branch:
 
     def notes(self) -> list[str]:
         """List what the user is told before the first step."""
-        place = f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the data"
+        place = (
+            f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the"
+            " data"
+        )
         return [place, f"optimizer state: {self.optimizer_state}", f"schedule: {self.schedule}"]
 
 
@@ -156,9 +159,10 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     )
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
         raise ConfigError(
-            f"{named or 'the data'}: the training examples are not those of the trunk {trunk.folder} (fingerprint "
-            f"{now['fingerprint']}, the trunk: {before['fingerprint']}), so that its place in them means nothing. "
-            "Restore them, or start a new run without branch_from."
+            f"{named or 'the data'}: the training examples are not those of the trunk"
+            f" {trunk.folder} (fingerprint {now['fingerprint']}, the trunk:"
+            f" {before['fingerprint']}), so that its place in them means nothing. Restore them, or"
+            " start a new run without branch_from."
         )
     if other:
         words = {
@@ -170,8 +174,9 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
             f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other
         )
         raise ConfigError(
-            f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk {trunk.folder}. Choose "
-            "training.per_device_train_batch_size and training.gradient_accumulation_steps so that they agree."
+            f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk"
+            f" {trunk.folder}. Choose training.per_device_train_batch_size and"
+            " training.gradient_accumulation_steps so that they agree."
         )
 
 

@@ -180,7 +180,10 @@ def _examples(summary: Mapping[str, object]) -> str:
     )
     if not (isinstance(train, int) and isinstance(evaluated, int)):
         return ""
-    return f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for evaluation."
+    return (
+        f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for"
+        " evaluation."
+    )
 
 
 def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
@@ -195,10 +198,16 @@ def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
         if status == "finished":
             return f"These are the weights of {reached}.", ""
         return "", f"The training stopped at {reached}."
-    return "", f"The training ended as: {status}." if status and status not in (
-        "finished",
-        "running",
-    ) else ""
+    return "", (
+        f"The training ended as: {status}."
+        if status
+        and status
+        not in (
+            "finished",
+            "running",
+        )
+        else ""
+    )
 
 
 def _results(summary: Mapping[str, object]) -> Table:
@@ -237,7 +246,10 @@ def _usage(task: TaskCard) -> str:
         name = task.base if _HUB_NAME.fullmatch(task.base) else task.base.rpartition("/")[2]
         lines[0:0] = ["from peft import PeftModel"]
         lines[5:6] = [
-            f"base = {task.auto_class}.from_pretrained({name!r}{given})  # the weights that this adapter stands beside",
+            (
+                f"base = {task.auto_class}.from_pretrained({name!r}{given})  # the weights that"
+                " this adapter stands beside"
+            ),
             "model = PeftModel.from_pretrained(base, folder)",
         ]
     return "\n".join(lines)

@@ -60,8 +60,14 @@ def settle_chunked_loss(
     if why is None:
         task.chunked = True
         ChunkedForward(model, shift=task.shift)
-        return f"{KEY}={asked}: the logits of a micro-batch, up to {size(needed)}, are computed a part at a time"
-    reason = f"{KEY}={asked}: {type(model).__name__} computes all logits of a micro-batch, up to {size(needed)}: {why}"
+        return (
+            f"{KEY}={asked}: the logits of a micro-batch, up to {size(needed)}, are computed a part"
+            " at a time"
+        )
+    reason = (
+        f"{KEY}={asked}: {type(model).__name__} computes all logits of a micro-batch, up to"
+        f" {size(needed)}: {why}"
+    )
     if asked == "true":
         raise ConfigError(f"{reason}. Leave {KEY}=auto, or take false.")
     return reason

@@ -184,7 +184,8 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
         return None
     if is_sharded(setup.model):
         note(
-            "perf/mfu is not measured: operations are counted on one device, and the model is spread over several."
+            "perf/mfu is not measured: operations are counted on one device, and the model is"
+            " spread over several."
         )
         return None
     from optrun.model.flops import step_flops

@@ -109,8 +109,9 @@ def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) 
     """
     distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
-        f"task={config.task.name} data={config.data.name} model={config.model.name} optimizer={config.optimizer.name} "
-        f"lr={config.lr:g} scheduler={config.scheduler.name} seed={config.seed}{distributed} -> {shown_path(run.path)}"
+        f"task={config.task.name} data={config.data.name} model={config.model.name}"
+        f" optimizer={config.optimizer.name} lr={config.lr:g} scheduler={config.scheduler.name}"
+        f" seed={config.seed}{distributed} -> {shown_path(run.path)}"
     )
 
 
@@ -181,9 +182,9 @@ def _results(console: Console, summary: SummaryValues) -> None:
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"
     title = (
-        f"{summary['global_step']:,} steps in {duration(summary['wall_seconds'])} · {number(rate, 3)} {unit} · "
-        f"{summary['model']['parameters'] / 1e6:.2f} M parameters · "
-        f"peak memory {size(perf.get('peak_memory_bytes', 0))}"
+        f"{summary['global_step']:,} steps in {duration(summary['wall_seconds'])} ·"
+        f" {number(rate, 3)} {unit} · {summary['model']['parameters'] / 1e6:.2f} M parameters ·"
+        f" peak memory {size(perf.get('peak_memory_bytes', 0))}"
     )
     console.print(f"[dim]{title}[/]", highlight=False, soft_wrap=True)
     table = Table()

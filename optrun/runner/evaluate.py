@@ -77,7 +77,8 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     if examples == 0:
         named = config.data.EVALUATION_ROWS
         raise ConfigError(
-            f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
+            f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so"
+            " there are none to "
             + (
                 f"evaluate on. Name rows it has not seen: {named}."
                 if named

@@ -87,7 +87,10 @@ def write_model(
         write_modules(folder, model, int(config["data"]["max_length"]))
     card = model_card(summary, config, facts)
     if sample is not None:
-        card += f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued with\n\n{_fenced(sample[1])}\n"
+        card += (
+            f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued"
+            f" with\n\n{_fenced(sample[1])}\n"
+        )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -218,7 +221,10 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
 def _told_of_a_quantised_base(asked: Mapping[str, object], *, merged: bool) -> str:
     """Explain what others need to know of a base that was quantised, to compute the same."""
     if merged:
-        return f"the factors were trained beside a base in {asked['quantization']}: these are its weights dequantised"
+        return (
+            f"the factors were trained beside a base in {asked['quantization']}: these are its"
+            " weights dequantised"
+        )
     options = ", ".join(
         ["load_in_8bit=True"]
         if asked["quantization"] == "8bit"
@@ -228,9 +234,10 @@ def _told_of_a_quantised_base(asked: Mapping[str, object], *, merged: bool) -> s
         ]
     )
     return (
-        "the factors were trained beside a quantised base: give the base "
-        f"dtype=model.dtype of the run and quantization_config=transformers.BitsAndBytesConfig({options}), whose "
-        "llm_int8_skip_modules are the head and what was trained whole, and whose bnb_4bit_compute_dtype is that dtype"
+        "the factors were trained beside a quantised base: give the base dtype=model.dtype of the"
+        f" run and quantization_config=transformers.BitsAndBytesConfig({options}), whose"
+        " llm_int8_skip_modules are the head and what was trained whole, and whose"
+        " bnb_4bit_compute_dtype is that dtype"
     )
 
 
@@ -267,12 +274,14 @@ def export(
     model, snapshot = load_trained(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(
-            f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole."
+            f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported"
+            " whole."
         )
     adapter = injected(model)
     if not merged and adapter is not None and adapter.base is None:
         raise ConfigError(
-            f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give merge=true."
+            f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give"
+            " merge=true."
         )
     if merged:
         merge(model)

@@ -33,8 +33,9 @@ def place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> No
             )
     elif keeps is not None:
         raise ConfigError(
-            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
-            f"{keeps} keeps documents apart by it. Take sdpa, or distributed=ddp."
+            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp"
+            f" nobody tries whether {keeps} keeps documents apart by it. Take sdpa, or"
+            " distributed=ddp."
         )
 
 

@@ -206,16 +206,19 @@ def _refuse_strange(kind: type[Predictor], config: RunConfig, asked: Asked) -> N
         if key not in kind.columns:
             known = ", ".join(f"data.{name}" for name in kind.columns) or "none"
             raise ConfigError(
-                f"data.{key}={asked.columns[key]}: {task} predicts from no such column. It reads: {known}."
+                f"data.{key}={asked.columns[key]}: {task} predicts from no such column. It reads:"
+                f" {known}."
             )
     if asked.cut and not kind.cuts:
         raise ConfigError(
-            f"data.max_length={config.data.max_length}: predictions of {task} cut no rows. Leave it out."
+            f"data.max_length={config.data.max_length}: predictions of {task} cut no rows. Leave it"
+            " out."
         )
     for key, value in asked.generation.items():
         if not kind.generates:
             raise ConfigError(
-                f"generation.{key}={value}: {task} generates no text, so it has no effect. Leave it out."
+                f"generation.{key}={value}: {task} generates no text, so it has no effect. Leave it"
+                " out."
             )
     for key, value in asked.options.items():
         if key not in kind.options:
@@ -262,8 +265,8 @@ def _predict(
         if not partial.done:
             raise
         raise StoppedEarly(
-            f"after {partial.done:,} of {total:,} rows, which are kept in {folder_of(partial.out)}: run the same again "
-            "to go on."
+            f"after {partial.done:,} of {total:,} rows, which are kept in {folder_of(partial.out)}:"
+            " run the same again to go on."
         ) from None
     finally:
         states.restore()

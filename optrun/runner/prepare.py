@@ -142,8 +142,8 @@ def prepare(
         and pick_device(config.training.device).type == "cpu"
     ):
         raise ConfigError(
-            f"adapter={config.adapter.name}: a base of 4 bits computes on a GPU, and this run is on a CPU. Take "
-            "adapter=lora."
+            f"adapter={config.adapter.name}: a base of 4 bits computes on a GPU, and this run is on"
+            " a CPU. Take adapter=lora."
         )
     require_quantization(config.model)
     refuse_attention(config.model, config.training.device, config.training.precision.value)
@@ -242,6 +242,7 @@ def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:
     """
     if task.one_row and task.sources:
         raise ConfigError(
-            f"{ATTENTION}={attention_of(model)}: a batch of blocks is one row with it, in which the loss of each "
-            f"source of data=mixture could not be told. Take {ATTENTION}=flex_attention or sdpa."
+            f"{ATTENTION}={attention_of(model)}: a batch of blocks is one row with it, in which the"
+            " loss of each source of data=mixture could not be told. Take"
+            f" {ATTENTION}=flex_attention or sdpa."
         )

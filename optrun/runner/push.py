@@ -64,8 +64,9 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
         if private is not None and api.model_info(made.repo_id).private is not private:
             there, said = ("public", "private=true") if private else ("private", "private=false")
             raise ConfigError(
-                f"{KEY}={name} {said}: this repository is there already, and {there}. Nothing was uploaded; the "
-                "exported folder is whole. Leave private out, or choose another name."
+                f"{KEY}={name} {said}: this repository is there already, and {there}. Nothing was"
+                " uploaded; the exported folder is whole. Leave private out, or choose another"
+                " name."
             )
         done = api.upload_folder(
             repo_id=made.repo_id, folder_path=str(folder), commit_message="Model exported by optrun"
@@ -93,8 +94,8 @@ def _told(name: str) -> Iterator[None]:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("httpx"):
             raise
         raise OptrunError(
-            f"{KEY}={name}: the hub was lost on the way: {_line(error)} The exported folder is whole: the same with "
-            "another DEST tries again."
+            f"{KEY}={name}: the hub was lost on the way: {_line(error)} The exported folder is"
+            " whole: the same with another DEST tries again."
         ) from error
 
 

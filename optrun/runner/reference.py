@@ -156,6 +156,6 @@ def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> N
         else f"model.path={where}"
     )
     raise ConfigError(
-        f"{name}: these are not the weights that the run started from, which its preferences are measured against "
-        f"(digest {saved} then, {weights} now). Restore them, or start a new run."
+        f"{name}: these are not the weights that the run started from, which its preferences are"
+        f" measured against (digest {saved} then, {weights} now). Restore them, or start a new run."
     )

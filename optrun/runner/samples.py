@@ -64,7 +64,8 @@ class SampleWriter(Callback):
             self.failed = True
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             training.note(
-                f"warning: task.samples: the model could not answer ({line}); no samples are written."
+                f"warning: task.samples: the model could not answer ({line}); no samples are"
+                " written."
             )
             return []
 

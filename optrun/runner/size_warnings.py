@@ -27,8 +27,8 @@ def size_warnings(config: RunConfig, device: torch.device) -> list[str]:
     notes = []
     if device.type == "cpu" and config.training.precision is Precision.fp16:
         notes.append(
-            "warning: training.precision=fp16 on a CPU: its small range costs skipped steps and no CPU gains from it. "
-            "Take training.precision=bf16 or fp32."
+            "warning: training.precision=fp16 on a CPU: its small range costs skipped steps and no"
+            " CPU gains from it. Take training.precision=bf16 or fp32."
         )
     data, model = config.data, config.model
     batch = config.training.per_device_train_batch_size or MOST_PER_DEVICE
@@ -38,8 +38,9 @@ def size_warnings(config: RunConfig, device: torch.device) -> list[str]:
     memory = _memory(device)
     if needed > memory and config.training.chunked_loss.lower() == "false":
         notes.append(
-            f"warning: data.max_length={data.max_length} with training.per_device_train_batch_size={batch}: the logits "
-            f"of a micro-batch and their gradient take {size(needed)}; memory is {size(memory)}. Lower one of them."
+            f"warning: data.max_length={data.max_length} with"
+            f" training.per_device_train_batch_size={batch}: the logits of a micro-batch and their"
+            f" gradient take {size(needed)}; memory is {size(memory)}. Lower one of them."
         )
     return notes
 
@@ -85,6 +86,7 @@ def space_warning(run: RunDir, config: CheckpointConfig, each: int) -> str | Non
     if free >= count * each + MARGIN:
         return None
     return (
-        f"warning: {count} checkpoints of about {size(each)} are still to come, {size(free)} are free in {run.path}: "
-        "saving will fail. Make room, or keep fewer (checkpoint.keep_last, checkpoint.keep_best)."
+        f"warning: {count} checkpoints of about {size(each)} are still to come, {size(free)} are"
+        f" free in {run.path}: saving will fail. Make room, or keep fewer (checkpoint.keep_last,"
+        " checkpoint.keep_best)."
     )

@@ -103,7 +103,8 @@ def train(
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(
-                f"{run.path}: another process has run in this directory meanwhile. Choose another one."
+                f"{run.path}: another process has run in this directory meanwhile. Choose another"
+                " one."
             )
         refuse_other_formats(run)
         run_id = run_id_of(run) or new_run_id()
@@ -131,7 +132,8 @@ def train(
                 manifest.close()
             except OSError as error:
                 display.note(
-                    f"{run.manifest}: {error.strerror or error}; what was written last is not covered."
+                    f"{run.manifest}: {error.strerror or error}; what was written last is not"
+                    " covered."
                 )
 
 
@@ -256,7 +258,8 @@ def _answers(
         return None
     if is_sharded(prepared.model):
         note(
-            "task.samples: no rank has the whole model with distributed=fsdp; no samples are written"
+            "task.samples: no rank has the whole model with distributed=fsdp; no samples are"
+            " written"
         )
         return None
 
@@ -296,11 +299,15 @@ def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> 
     step = setup.state.global_step
     if not session.world.is_main:
         return Outcome(session.run, summary.values)
-    done = f"all {setup.total_steps} steps are done; nothing to train. training.max_steps=N prolongs the run."
+    done = (
+        f"all {setup.total_steps} steps are done; nothing to train. training.max_steps=N prolongs"
+        " the run."
+    )
     if start.stop is not None:
         done = (
-            f"{start.stop.by} ended training at step {step}: {start.stop.reason}; nothing to train. It goes on where "
-            "what it was ended by is changed, such as training.early_stopping_patience=N."
+            f"{start.stop.by} ended training at step {step}: {start.stop.reason}; nothing to train."
+            " It goes on where what it was ended by is changed, such as"
+            " training.early_stopping_patience=N."
         )
     for note in (*assembled.notes, done):
         session.display.note(note)
@@ -357,6 +364,7 @@ def _sample(
     ) as error:  # whatever it is: the model is trained, and is published without a sample
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         note(
-            f"warning: task.prompt could not be continued ({line}); the model is published without a sample."
+            f"warning: task.prompt could not be continued ({line}); the model is published without"
+            " a sample."
         )
         return None

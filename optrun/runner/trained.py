@@ -44,7 +44,8 @@ def load_trained(
     kind = getattr(transformers, name, None)
     if kind is None or values.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
-            f"{checkpoint}: its model class {name} is not one of this transformers ({transformers.__version__})."
+            f"{checkpoint}: its model class {name} is not one of this transformers"
+            f" ({transformers.__version__})."
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     if snapshot.metadata.adapter is None:
@@ -68,14 +69,15 @@ def refuse_other_vocabulary(
     """
     if tokenizer is None and snapshot.metadata.tokenizer:
         raise CheckpointError(
-            f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and nobody could use its weights "
-            f"without. Restore the folder from a copy, or go on with the run, which writes it anew: resume={run.path}"
+            f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and nobody could"
+            " use its weights without. Restore the folder from a copy, or go on with the run,"
+            f" which writes it anew: resume={run.path}"
         )
     if tokenizer is not None and snapshot.metadata.tokenizer not in (
         None,
         vocabulary_digest(tokenizer),
     ):
         raise CheckpointError(
-            f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "
-            "words. Restore it from a copy."
+            f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights"
+            " would read other words. Restore it from a copy."
         )

@@ -71,7 +71,8 @@ def build_scheduler(
     if callable(config_or_name) and not isinstance(config_or_name, str):
         if options:
             raise TypeError(
-                f"scheduler: {sorted(options)} stand beside a function of your own; put them into it."
+                f"scheduler: {sorted(options)} stand beside a function of your own; put them"
+                " into it."
             )
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
         return Scheduler(optimizer, partial(_own_function, curve=config_or_name), name=name)
@@ -108,7 +109,8 @@ def _check_arguments(optimizer: object, num_training_steps: object) -> None:
     if isinstance(num_training_steps, bool) or not isinstance(num_training_steps, numbers.Integral):
         kind = type(num_training_steps).__name__
         raise TypeError(
-            f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got {kind}."
+            f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got"
+            f" {kind}."
         )
     if int(num_training_steps) < 1:
         raise ValueError(
@@ -160,8 +162,8 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
     if climb is None or climb < num_training_steps:
         return None
     return (
-        f"warning: scheduler.num_warmup_steps={climb} and the run has {num_training_steps} steps: lr never reaches its "
-        "peak. scheduler.warmup_ratio=0.1 fits any length"
+        f"warning: scheduler.num_warmup_steps={climb} and the run has {num_training_steps} steps:"
+        " lr never reaches its peak. scheduler.warmup_ratio=0.1 fits any length"
     )
 
 
@@ -181,7 +183,10 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
         'cosine starts anew at the branch, over 50 steps (branch_schedule=restart)'
     """
     if first == step:
-        return f"{name} starts anew at the branch, over {total - first:,} steps (branch_schedule=restart)"
+        return (
+            f"{name} starts anew at the branch, over {total - first:,} steps"
+            " (branch_schedule=restart)"
+        )
     return (
         f"{name} goes on at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
     )
@@ -222,14 +227,15 @@ def config_of_group(group: Group, default: SchedulerConfig) -> SchedulerConfig:
         own = {"name": own}
     if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
         raise ConfigError(
-            f"schedule={own}: expected the name of a schedule, or a mapping with `name` and its keys, "
-            "such as {name: constant, num_warmup_steps: 100}."
+            f"schedule={own}: expected the name of a schedule, or a mapping with `name` and its"
+            " keys, such as {name: constant, num_warmup_steps: 100}."
         )
     options = {str(key): value for key, value in own.items() if key != "name"}
     config: SchedulerConfig = choice("scheduler", SCHEMAS, own["name"], options)
     if config.weight_decay_curve is not None:
         raise ConfigError(
-            "schedule.weight_decay_curve: weight decay has one curve for the run; set it in `scheduler`."
+            "schedule.weight_decay_curve: weight decay has one curve for the run; set it in"
+            " `scheduler`."
         )
     return config
 

@@ -149,7 +149,8 @@ def inverse_sqrt(global_step: int, num_warmup_steps: float) -> float:
     """
     if num_warmup_steps <= 0:
         raise ValueError(
-            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up."
+            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a"
+            " warm-up."
         )
     if global_step < num_warmup_steps:
         return global_step / num_warmup_steps
@@ -177,7 +178,8 @@ def noam(global_step: int, *, num_warmup_steps: float, d_model: int | None = Non
         return inverse_sqrt(global_step, num_warmup_steps)
     if num_warmup_steps <= 0:
         raise ValueError(
-            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up."
+            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a"
+            " warm-up."
         )
     if global_step == 0:
         return 0.0

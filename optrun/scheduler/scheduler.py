@@ -171,13 +171,15 @@ class Scheduler(LRScheduler):
         for key in ("global_step", "plateaus"):
             if key not in state_dict:
                 raise ValueError(
-                    f"this is no scheduler's state: it has no key {key!r}, but {list(state_dict)[:6]}."
+                    f"this is no scheduler's state: it has no key {key!r}, but"
+                    f" {list(state_dict)[:6]}."
                 )
         self._take_in_groups()
         plateaus = state_dict["plateaus"]
         if len(plateaus) != len(self._schedules):
             raise ValueError(
-                f"scheduler state has {len(plateaus)} parameter groups, the optimizer has {len(self._schedules)}."
+                f"scheduler state has {len(plateaus)} parameter groups, the optimizer has"
+                f" {len(self._schedules)}."
             )
         self.last_epoch = int(state_dict["global_step"])
         self._step_count = self.last_epoch + 1
@@ -194,7 +196,8 @@ class Scheduler(LRScheduler):
     def _show(self, metric: float) -> None:
         if self.metric is None:
             raise ValueError(
-                f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau does."
+                f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau"
+                " does."
             )
         for schedule in self._schedules:
             if schedule.plateau is not None:
@@ -244,7 +247,8 @@ class Scheduler(LRScheduler):
         groups, known = self.optimizer.param_groups, len(self._schedules)
         if len(groups) < known:
             raise ValueError(
-                f"the optimizer had {known} parameter groups, and now {len(groups)}: build a new schedule."
+                f"the optimizer had {known} parameter groups, and now {len(groups)}: build a new"
+                " schedule."
             )
         added = [self._follow(group) for group in groups[known:]]
         _refuse_functions(

@@ -105,8 +105,8 @@ class ContenderStudy:
             key = f"search.{self.name}.lr" if self.name else "lr"
             other = "" if self.name else " or optimizer=lamb,adamw"
             raise ConfigError(
-                f"hydra/sweeper=optuna: {of}nothing to search over. Give a range or a list, such as "
-                f"{key}='tag(log, interval(1e-4, 1e-1))'{other}."
+                f"hydra/sweeper=optuna: {of}nothing to search over. Give a range or a list, such as"
+                f" {key}='tag(log, interval(1e-4, 1e-1))'{other}."
             )
         try:
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
@@ -347,8 +347,9 @@ class ContenderStudy:
         """
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(
-                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
-                f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
+                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its"
+                f" {state.mode}imum: say so with checkpoint.mode={state.mode}, and choose a new"
+                " hydra.sweep.dir."
             )
         if state.diverged:  # a sampler that is not told of it proposes the same region again
             assert self._sweep is not None

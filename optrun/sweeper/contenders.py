@@ -85,7 +85,8 @@ def contenders_of(
     for name in spaces:
         if name not in names:
             raise ConfigError(
-                f"search.{name}: {given[0]} does not try {name}. Add it there, or leave search.{name} out."
+                f"search.{name}: {given[0]} does not try {name}. Add it there, or leave"
+                f" search.{name} out."
             )
     shared = [token for token in common if token not in given]
     return [_contender(checked, name, shared, spaces.get(name, [])) for name in names]

@@ -58,15 +58,17 @@ def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
     if asked == "auto":
         if not there:
             raise ConfigError(
-                f"{KEY}=auto: torch sees no CUDA device on this machine{setting}. Leave it out, and the jobs run one "
-                "after the other; hydra/launcher=joblib runs several at a time on the CPU."
+                f"{KEY}=auto: torch sees no CUDA device on this machine{setting}. Leave it out, and"
+                " the jobs run one after the other; hydra/launcher=joblib runs several at a time"
+                " on the CPU."
             )
         return there
     found = [_pick(name, there, f"{KEY}={asked}", setting) for name in asked]
     for device in found:
         if found.count(device) > 1:
             raise ConfigError(
-                f"{KEY}={asked}: {device.visible} and {device.uuid} are one device; expected each once."
+                f"{KEY}={asked}: {device.visible} and {device.uuid} are one device; expected each"
+                " once."
             )
     return found
 
@@ -123,14 +125,16 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
     name = values["training"]["device"]
     if name not in ("auto", "cuda"):
         raise ConfigError(
-            f"training.device={name}: expected auto or cuda. With {KEY} each job sees its own devices alone, the "
-            f"first as cuda:0; which of the machine's they are, {KEY}=[0,1] says. In the job {label}."
+            f"training.device={name}: expected auto or cuda. With {KEY} each job sees its own"
+            f" devices alone, the first as cuda:0; which of the machine's they are, {KEY}=[0,1]"
+            f" says. In the job {label}."
         )
     needed = job_devices(values, devices)
     if needed > devices:
         raise ConfigError(
-            f"training.nproc_per_node={needed}: a job takes {needed} devices, and the sweep has {devices}. Expected "
-            f"{devices} or fewer, or more devices in {KEY}. In the job {label}."
+            f"training.nproc_per_node={needed}: a job takes {needed} devices, and the sweep has"
+            f" {devices}. Expected {devices} or fewer, or more devices in {KEY}. In the job"
+            f" {label}."
         )
 
 
@@ -150,8 +154,8 @@ def refuse_unseen(visible: Sequence[str]) -> None:
     seen = torch.cuda.device_count()
     if seen != len(visible):
         raise OptrunError(
-            f"{VISIBLE}={','.join(visible)}: torch sees {seen} CUDA devices instead of {len(visible)}. Is the device "
-            "still there (nvidia-smi -L)?"
+            f"{VISIBLE}={','.join(visible)}: torch sees {seen} CUDA devices instead of"
+            f" {len(visible)}. Is the device still there (nvidia-smi -L)?"
         )
 
 

@@ -215,7 +215,8 @@ class Driver:
             at_work = (row.job for launch in self._open for row in launch.batch)
             slow = ", ".join(job.label for job in at_work if self.sweep.held(job.name))
             self.view.note(
-                f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up; killed"
+                f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up;"
+                " killed"
             )
         self._killed = True
         for pid in self.workers.pids():
@@ -232,7 +233,8 @@ class Driver:
                 self._watch.forget(name)
                 if elsewhere := end_holder(self.sweep.lock(name), server.pid):
                     self.view.note(
-                        f"{label}: made no progress for {duration(silent)}; {elsewhere}: end it there"
+                        f"{label}: made no progress for {duration(silent)}; {elsewhere}: end it"
+                        " there"
                     )
                 else:
                     row.stalled, row.stalled_now = silent, True
@@ -261,7 +263,8 @@ class Driver:
             "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
         )
         self.view.note(
-            f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once"
+            f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends"
+            " all at once"
         )
 
     @property
@@ -417,15 +420,22 @@ class Driver:
             row.state.step, self.sweep.steps_done(job.name)
         )  # the summary may be a second behind
         if row.stalled_now:
-            end = f"made no progress for {duration(row.stalled or 0.0)} after step {step}, and was killed"
+            end = (
+                f"made no progress for {duration(row.stalled or 0.0)} after step {step}, and was"
+                " killed"
+            )
             told = f"{job.label}: {end}"
-            failure = f"{end}, when it was tried once more. hydra.sweeper.stall_seconds=SECONDS gives it longer."
+            failure = (
+                f"{end}, when it was tried once more. hydra.sweeper.stall_seconds=SECONDS gives it"
+                " longer."
+            )
         else:
             told = f"the worker of {job.label} died after step {step}"
             failure = (
-                f"the process of this job died twice, last after step {step}: {why or 'no reason given.'} Killed for "
-                "memory? Try a smaller training.per_device_train_batch_size with more "
-                "training.gradient_accumulation_steps."
+                f"the process of this job died twice, last after step {step}:"
+                f" {why or 'no reason given.'} Killed for memory? Try a smaller"
+                " training.per_device_train_batch_size with more"
+                " training.gradient_accumulation_steps."
             )
         if alone and row.suspect:
             row.suspect = False

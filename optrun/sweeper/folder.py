@@ -164,13 +164,15 @@ class SweepDir:
             and code == EXIT_STORAGE
             and is_refused_by_disk(StorageError(message))
         ):
-            status = (
-                "interrupted"  # cut by a disk that was full then: the same line goes on with it
+            status = (  # cut by a disk that was full then: the same line goes on with it
+                "interrupted"
             )
         return JobState(
-            status=status
-            if status in ("running", "interrupted", "finished", "failed")
-            else "interrupted",
+            status=(
+                status
+                if status in ("running", "interrupted", "finished", "failed")
+                else "interrupted"
+            ),
             step=int(summary.get("global_step") or 0),
             total=summary.get("max_steps"),
             metric=metric,

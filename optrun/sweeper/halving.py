@@ -136,13 +136,13 @@ def refuse_unreachable(options: OptunaConfig, max_steps: int | None) -> None:
         and options.min_resource >= max_steps
     ):
         raise ConfigError(
-            f"hydra.sweeper.min_resource={options.min_resource}: expected fewer steps than the {max_steps} of a whole "
-            "trial."
+            f"hydra.sweeper.min_resource={options.min_resource}: expected fewer steps than the"
+            f" {max_steps} of a whole trial."
         )
     if max_steps is None and options.pruner is Pruner.hyperband:
         raise ConfigError(
-            "hydra.sweeper.pruner=hyperband: its brackets follow from the steps of a whole trial. Give "
-            "training.max_steps, or take asha."
+            "hydra.sweeper.pruner=hyperband: its brackets follow from the steps of a whole trial."
+            " Give training.max_steps, or take asha."
         )
 
 

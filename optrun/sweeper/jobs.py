@@ -67,8 +67,8 @@ def param_overrides(
     for name, value in params.items():
         if isinstance(value, list | tuple):
             raise ConfigError(
-                f"{key}.{name}={value}: expected a text as on the command line, such as '1e-3,2e-3', or '[0.9,0.99]' "
-                "for a value that is a list."
+                f"{key}.{name}={value}: expected a text as on the command line, such as"
+                " '1e-3,2e-3', or '[0.9,0.99]' for a value that is a list."
             )
         if isinstance(value, Mapping) and value:
             found += param_overrides(value, f"{key}.{name}", f"{prefix}{name}.")
@@ -115,7 +115,8 @@ def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
             axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
             raise ConfigError(
-                f"{token}: an interval has no single values to combine. Add hydra/sweeper=optuna to search."
+                f"{token}: an interval has no single values to combine. Add hydra/sweeper=optuna to"
+                " search."
             )
     return [list(found) for found in itertools.product(*axes)]
 

@@ -264,8 +264,8 @@ def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
 def _refused(path: Path, error: OSError) -> StorageError:
     why = "it is a link" if error.errno == errno.ELOOP else error.strerror
     return StorageError(
-        f"{path}: the lock of a device cannot be taken: {why}. Choose another folder with XDG_STATE_HOME, one for all "
-        "sweeps that share the devices."
+        f"{path}: the lock of a device cannot be taken: {why}. Choose another folder with"
+        " XDG_STATE_HOME, one for all sweeps that share the devices."
     )
 
 

@@ -46,8 +46,8 @@ def require_hashed(study: optuna.Study) -> None:
             else f"{kept}, known to a newer optrun"
         )
         raise ConfigError(
-            f"hydra/sweeper=optuna: this study is seeded by {whose}. Go on with that one, or choose another "
-            "hydra.sweep.dir."
+            f"hydra/sweeper=optuna: this study is seeded by {whose}. Go on with that one, or choose"
+            " another hydra.sweep.dir."
         )
 
 

@@ -81,15 +81,15 @@ class Search:
         names = ", ".join(study.name for study in self.studies)
         if not self.share:
             raise ConfigError(
-                f"hydra.sweeper.n_trials={options.n_trials}: {names} share them equally, and there is not one for "
-                f"each. Expected {len(self.studies)} or more."
+                f"hydra.sweeper.n_trials={options.n_trials}: {names} share them equally, and there"
+                f" is not one for each. Expected {len(self.studies)} or more."
             )
         for study in self.studies:
             least = self._length(study.example) * study.jobs_of_trial
             if self.steps is not None and self.steps < least:
                 raise ConfigError(
-                    f"hydra.sweeper.n_steps={options.n_steps}: {self.steps} for each study, and one trial takes "
-                    f"{least}. Expected {least * len(self.studies)} or more."
+                    f"hydra.sweeper.n_steps={options.n_steps}: {self.steps} for each study, and one"
+                    f" trial takes {least}. Expected {least * len(self.studies)} or more."
                 )
 
     @property
@@ -153,8 +153,9 @@ class Search:
         most = max(had, key=lambda name: had[name])
         if had[most] > self.share and min(had.values()) < had[most]:
             raise ConfigError(
-                f"hydra.sweeper.n_trials={self.options.n_trials}: {self.share} for each of {len(had)} optimizers, and "
-                f"{most} has had {had[most]}. n_trials={had[most] * len(had)} makes them equal."
+                f"hydra.sweeper.n_trials={self.options.n_trials}: {self.share} for each of"
+                f" {len(had)} optimizers, and {most} has had {had[most]}."
+                f" n_trials={had[most] * len(had)} makes them equal."
             )
 
     def _know_before(self, driver: Driver) -> list[Trial]:
@@ -169,9 +170,9 @@ class Search:
             gone = [job.name for job in trial.jobs if driver.sweep.state(job.name).status == "new"]
             if trial.frozen.state == TrialState.COMPLETE and gone:
                 raise ConfigError(
-                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {gone[0]} is not "
-                    f"in hydra.sweep.dir={driver.sweep.path}. Give the hydra.sweep.dir that the study began with, or "
-                    "another hydra.sweeper.storage."
+                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its"
+                    f" job {gone[0]} is not in hydra.sweep.dir={driver.sweep.path}. Give the"
+                    " hydra.sweep.dir that the study began with, or another hydra.sweeper.storage."
                 )
         driver.add(job for trial in ended for job in trial.jobs)
         under_way = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
@@ -185,8 +186,8 @@ class Search:
         seeds = len(self.studies[0].seeds)
         shares += f" · each on {seeds} seeds" if seeds > 1 else ""
         driver.view.note(
-            f"study of {self.share * len(names)} trials -> {driver.sweep.path}{shares} · {len(ended)} done before · "
-            f"{under_way} under way · {left} to propose"
+            f"study of {self.share * len(names)} trials -> {driver.sweep.path}{shares} ·"
+            f" {len(ended)} done before · {under_way} under way · {left} to propose"
         )
         return ended
 
@@ -312,8 +313,9 @@ class Search:
         steps = job.values["training"]["max_steps"]
         if steps is None and self.options.n_steps is not None:
             raise ConfigError(
-                f"hydra.sweeper.n_steps={self.options.n_steps}: how many steps a trial takes is known before it runs "
-                "with training.max_steps alone. Give it, or hydra.sweeper.n_trials instead."
+                f"hydra.sweeper.n_steps={self.options.n_steps}: how many steps a trial takes is"
+                " known before it runs with training.max_steps alone. Give it, or"
+                " hydra.sweeper.n_trials instead."
             )
         return int(steps or 0)
 

@@ -134,7 +134,8 @@ def _refuse_foreign(path: Path) -> None:
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
     if not all(map(_is_record, (first, last))):
         raise ConfigError(
-            f"{STORAGE}={path}: this file is no journal of Optuna's; it was not changed. Choose another."
+            f"{STORAGE}={path}: this file is no journal of Optuna's; it was not changed. Choose"
+            " another."
         )
 
 

@@ -59,8 +59,8 @@ def refuse_mixed(storage: str | BaseStorage, where: str, apart: bool) -> None:
     ]
     if apart and _NAME in names:
         raise ConfigError(
-            f"{where}: this study searched one space for all, and now search.NAME gives optimizers their own: "
-            f"{_elsewhere(where)}"
+            f"{where}: this study searched one space for all, and now search.NAME gives optimizers"
+            f" their own: {_elsewhere(where)}"
         )
     if not apart and any(name != _NAME for name in names):
         own = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
@@ -103,8 +103,9 @@ def refuse_other(
             if trial.params and trial.state != TrialState.RUNNING:
                 gone = sorted(set(trial.params) ^ set(space))
                 raise ConfigError(
-                    f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} "
-                    f"differs. A study keeps its space: {_elsewhere(storage)}"
+                    f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and"
+                    f" now {', '.join(gone)} differs. A study keeps its space:"
+                    f" {_elsewhere(storage)}"
                 )
             continue
         for key, wanted in space.items():
@@ -112,8 +113,9 @@ def refuse_other(
                 check_distribution_compatibility(trial.distributions[key], wanted)
             except ValueError as error:
                 raise ConfigError(
-                    f"{storage}: {key.lstrip('+')} was searched over {described(trial.distributions[key])}, and now "
-                    f"over {described(wanted)}. A study keeps its choices and scales: {_elsewhere(storage)}"
+                    f"{storage}: {key.lstrip('+')} was searched over"
+                    f" {described(trial.distributions[key])}, and now over {described(wanted)}. A"
+                    f" study keeps its choices and scales: {_elsewhere(storage)}"
                 ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
@@ -132,8 +134,8 @@ def refuse_other(
         )
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         raise ConfigError(
-            f"{storage}: another configuration than this study began with: {listed}{more}. A study compares trials "
-            f"that share all but what is searched: {_elsewhere(storage)}"
+            f"{storage}: another configuration than this study began with: {listed}{more}. A study"
+            f" compares trials that share all but what is searched: {_elsewhere(storage)}"
         )
 
 

@@ -290,8 +290,9 @@ class Task(ABC):
             own: torch.Tensor | None = getattr(outputs, "loss", None)
             if own is None:
                 raise ConfigError(
-                    f"task={self.name}: the model returned no loss ({type(self.config).__name__}.AUTO_CLASS="
-                    f"{self.config.AUTO_CLASS}). Name a class with a head there, or write {type(self).__name__}.loss."
+                    f"task={self.name}: the model returned no loss"
+                    f" ({type(self.config).__name__}.AUTO_CLASS={self.config.AUTO_CLASS}). Name a"
+                    f" class with a head there, or write {type(self).__name__}.loss."
                 )
             return own
         if self.chunked:
@@ -338,9 +339,10 @@ class Task(ABC):
         """
         targets = self.targets(batch)
         known = targets != IGNORED
-        return predicted(outputs, shift=self.shift)[known].cpu().numpy(), targets[
-            known
-        ].cpu().numpy()
+        return (
+            predicted(outputs, shift=self.shift)[known].cpu().numpy(),
+            targets[known].cpu().numpy(),
+        )
 
     def running_metrics(self) -> MetricAccumulator:
         """Make empty metrics that count batch by batch, whatever `task.metrics` says.

@@ -41,8 +41,9 @@ def predictor_class(config: TaskConfig) -> Any:
     named = kind.predictor
     if named is None:
         raise ConfigError(
-            f"task={config.name}: {kind.__name__} has no predictor, so its runs predict no rows. Give the class one: "
-            'predictor = "MODULE:CLASS", a subclass of optrun.runner.prediction.base.Predictor.'
+            f"task={config.name}: {kind.__name__} has no predictor, so its runs predict no rows."
+            ' Give the class one: predictor = "MODULE:CLASS", a subclass of'
+            " optrun.runner.prediction.base.Predictor."
         )
     if not isinstance(named, str):
         return named
@@ -91,8 +92,9 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
     for name, other in tasks.items():
         if other.labels != task.labels:
             raise ConfigError(
-                f"data.mixture.{name}: its labels are {', '.join(other.labels[:12])}; those of {next(iter(tasks))} are "
-                f"{', '.join(task.labels[:12])}. The sources of a mixture have the same labels."
+                f"data.mixture.{name}: its labels are {', '.join(other.labels[:12])}; those of"
+                f" {next(iter(tasks))} are {', '.join(task.labels[:12])}. The sources of a mixture"
+                " have the same labels."
             )
         if not len(other.train):
             raise ConfigError(f"data.mixture.{name}: there is no example in it to train on.")

@@ -72,8 +72,9 @@ class CausalLm(LanguageModel):
             self.separator in rows[at]["input_ids"] for at in looked_at
         ):
             self.notes.append(
-                f"warning: {split.key}: task.document_masking finds no documents to keep apart: none of "
-                f"{len(looked_at):,} blocks holds the id {self.separator}, which ends one by the tokenizer"
+                f"warning: {split.key}: task.document_masking finds no documents to keep apart:"
+                f" none of {len(looked_at):,} blocks holds the id {self.separator}, which ends one"
+                " by the tokenizer"
             )
         return limited(rows, limit, seed=seed)
 
@@ -112,9 +113,9 @@ class CausalLm(LanguageModel):
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count tokens and blocks; of blocks in one row all but the last of the data are full."""
         tokens, rows = super().sizes(batch)
-        return tokens, -(
-            -tokens // self.max_length
-        ) if self.one_row and "position_ids" in batch else rows
+        return tokens, (
+            -(-tokens // self.max_length) if self.one_row and "position_ids" in batch else rows
+        )
 
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int

@@ -117,8 +117,9 @@ class ChatEncoder:
         """Return ids, and 1 for each token that has a character of a span."""
         if not self.tokenizer.is_fast:
             raise ConfigError(
-                f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where in a text its "
-                "tokens stand. Take a fast tokenizer, or rows of prompt and completion."
+                f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where"
+                " in a text its tokens stand. Take a fast tokenizer, or rows of prompt and"
+                " completion."
             )
         made = tokenized(
             self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True

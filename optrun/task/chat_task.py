@@ -65,8 +65,8 @@ class ChatTask(Task):
             first = row[0] if first is None else first
             if type(row[0]) is not type(first):
                 raise ConfigError(
-                    f"{split.where(number)} has {kind_of(row[0])}, row {split.number(0)} {kind_of(first)}. "
-                    "Write all of them alike."
+                    f"{split.where(number)} has {kind_of(row[0])}, row {split.number(0)}"
+                    f" {kind_of(first)}. Write all of them alike."
                 )
             for side in row:
                 if isinstance(side, Chat) and self.template is not None:
@@ -119,12 +119,13 @@ class ChatTask(Task):
         if strange := template.unknown_tokens():
             others = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
             self.notes.append(
-                f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer, which takes them "
-                f"apart; {others} end a turn with its own {tokenizer.eos_token}"
+                f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer,"
+                f" which takes them apart; {others} end a turn with its own {tokenizer.eos_token}"
             )
         if template.behind_answers() == "":
             self.notes.append(
-                f"warning: {template.origin} writes nothing behind an answer: no end of it is learnt"
+                f"warning: {template.origin} writes nothing behind an answer: no end of it is"
+                " learnt"
             )
         if "strftime_now" in template.source:
             self.notes.append(
@@ -146,8 +147,9 @@ class ChatTask(Task):
                 raise unwritten(template, split, row, error) from error
             if not known:
                 raise ConfigError(
-                    f"{template.origin} does not know the role {role!r} in {place(split, row)}: nothing of what it "
-                    f"says is written. {written_by(template, row)} Or leave such turns out."
+                    f"{template.origin} does not know the role {role!r} in {place(split, row)}:"
+                    f" nothing of what it says is written. {written_by(template, row)} Or leave"
+                    " such turns out."
                 )
 
     def with_targets(
@@ -199,23 +201,25 @@ class ChatTask(Task):
         if len(empty) == rows:
             raise self.all_overlong(split, f"; the longest row has {int(whole.max()):,} tokens.")
         self.notes.append(
-            f"{len(empty):,} of {rows:,} rows of {split.key} left out: data.max_length={self.max_length} cuts "
-            "off all that carries loss (task.overlong_rows=drop)"
+            f"{len(empty):,} of {rows:,} rows of {split.key} left out:"
+            f" data.max_length={self.max_length} cuts off all that carries loss"
+            " (task.overlong_rows=drop)"
         )
         return [Selected(side, np.delete(np.arange(rows), empty)) for side in sides]
 
     def overlong(self, who: str, tokens: int, more: str = "") -> ConfigError:
         """Make the refusal of a row whose prompt is as long as a row may be."""
         return ConfigError(
-            f"data.max_length={self.max_length}: {who} has {tokens:,} tokens, and all that carry loss are cut off: its "
-            f"prompt is longer.{more} Raise data.max_length, or leave such rows out: task.overlong_rows=drop."
+            f"data.max_length={self.max_length}: {who} has {tokens:,} tokens, and all that carry"
+            f" loss are cut off: its prompt is longer.{more} Raise data.max_length, or leave such"
+            " rows out: task.overlong_rows=drop."
         )
 
     def all_overlong(self, split: Split, more: str) -> ConfigError:
         """Make the refusal of a split without a row that is short enough."""
         return ConfigError(
-            f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. Raise "
-            f"data.max_length{more}"
+            f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt:"
+            f" nothing is left. Raise data.max_length{more}"
         )
 
 
@@ -243,7 +247,10 @@ def _more(count: int, rows: int) -> str:
     """Tell how many rows are like the one that is named; nothing if it is the only one."""
     if count == 1:
         return ""
-    return f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in all."
+    return (
+        f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in"
+        " all."
+    )
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:

@@ -126,8 +126,9 @@ class ChatTemplate:
                     and len(before) < len(after)
                 ):
                     raise UnmarkedAnswers(
-                        f"reads otherwise up to turn {at + 1} than as a whole, and the template has no "
-                        "{% generation %} marks, so nothing says which of its tokens are the assistant's"
+                        f"reads otherwise up to turn {at + 1} than as a whole, and the template has"
+                        " no {% generation %} marks, so nothing says which of its tokens are the"
+                        " assistant's"
                     )
                 spans.append((len(before), len(after)))
         return whole, spans
@@ -326,8 +327,8 @@ def _read(wanted: str) -> str:
             else f"no text can be read from it ({error})"
         )
         raise ConfigError(
-            f"{_KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)} Or give a "
-            "jinja file."
+            f"{_KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)}"
+            " Or give a jinja file."
         ) from error
     return text.removesuffix("\n") if wanted in NAMES else text
 
@@ -348,6 +349,6 @@ def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None
 def no_template(why: str) -> ConfigError:
     """Make the refusal of conversations if nothing says how to write them as one text."""
     return ConfigError(
-        f"{_KEY}=null: {why}, and the tokenizer has no chat template. Name one: {_KEY}={'|'.join(NAMES)}, or a jinja "
-        f"file: {_KEY}=FILE.jinja."
+        f"{_KEY}=null: {why}, and the tokenizer has no chat template. Name one:"
+        f" {_KEY}={'|'.join(NAMES)}, or a jinja file: {_KEY}=FILE.jinja."
     )

@@ -38,18 +38,17 @@ def class_weights(
         missing = [label for label in labels if not counts.get(label)]
         if missing:
             raise ConfigError(
-                f"task.class_weights=balanced: no training example has the label {missing[0]}. Give its rows, or "
-                "weights by hand, such as {" + missing[0] + ": 1.0}."
+                f"task.class_weights=balanced: no training example has the label {missing[0]}. Give"
+                " its rows, or weights by hand, such as {" + missing[0] + ": 1.0}."
             )
         weights = [sum(counts.values()) / (len(labels) * counts[label]) for label in labels]
         if examples is not None:
             everywhere = [label for label in labels if counts[label] >= examples]
             if everywhere:
                 raise ConfigError(
-                    f"task.class_weights=balanced: every training example has the label {everywhere[0]}, so there is "
-                    "nothing to balance it with. Give weights by hand, such as {"
-                    + everywhere[0]
-                    + ": 1.0}."
+                    "task.class_weights=balanced: every training example has the label"
+                    f" {everywhere[0]}, so there is nothing to balance it with. Give weights by"
+                    " hand, such as {" + everywhere[0] + ": 1.0}."
                 )
             weights = [(examples - counts[label]) / counts[label] for label in labels]
     elif isinstance(given, Mapping):
@@ -64,6 +63,7 @@ def class_weights(
         weights = [float(weight) for weight in given]
         if len(weights) != len(labels):
             raise ConfigError(
-                f"task.class_weights: {len(weights)} weights for {len(labels)} classes, which are {named}."
+                f"task.class_weights: {len(weights)} weights for {len(labels)} classes, which are"
+                f" {named}."
             )
     return torch.tensor(weights)

@@ -60,14 +60,15 @@ def compared_columns(
         _refuse_scores(columns, split, loss)
     elif negatives:
         raise ConfigError(
-            f"{loss} reads pairs with a score, and no negatives: {split.key} has {', '.join(negatives)}. Take "
-            "task.loss=multiple_negatives_ranking or triplet, or rows without them."
+            f"{loss} reads pairs with a score, and no negatives: {split.key} has"
+            f" {', '.join(negatives)}. Take task.loss=multiple_negatives_ranking or triplet, or"
+            " rows without them."
         )
     if config.loss is EmbeddingLoss.triplet and len(negatives) != 1:
         raise ConfigError(
-            f"{loss} needs one column of negatives, and {split.key} has {', '.join(negatives) or 'none'}. Name it with "
-            "data.negative_columns=[NAME], or take task.loss=multiple_negatives_ranking. "
-            f"{columns_in_words(split.rows)}"
+            f"{loss} needs one column of negatives, and {split.key} has"
+            f" {', '.join(negatives) or 'none'}. Name it with data.negative_columns=[NAME], or take"
+            f" task.loss=multiple_negatives_ranking. {columns_in_words(split.rows)}"
         )
     return [*pair, *negatives], score
 
@@ -87,8 +88,9 @@ def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> No
         or None in (columns.text_column, columns.text_pair_column)
     ):
         raise ConfigError(
-            f"{loss} takes every pair for texts that belong together, and {split.key} has scores in column {found[0]}. "
-            "Take task.loss=cosent, which reads them; or name data.text_column and data.text_pair_column alone."
+            f"{loss} takes every pair for texts that belong together, and {split.key} has scores in"
+            f" column {found[0]}. Take task.loss=cosent, which reads them; or name data.text_column"
+            " and data.text_pair_column alone."
         )
 
 
@@ -152,7 +154,7 @@ def pair_columns(
             else "no two columns that are known for a pair"
         )
         raise ConfigError(
-            f"{missing} {'is' if ' and ' not in missing else 'are'} needed: {split.key} has {why}, such as anchor and "
-            f"positive. {columns_in_words(split.rows)}"
+            f"{missing} {'is' if ' and ' not in missing else 'are'} needed: {split.key} has {why},"
+            f" such as anchor and positive. {columns_in_words(split.rows)}"
         )
     return fitting[0]

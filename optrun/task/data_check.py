@@ -42,17 +42,20 @@ def data_check(facts: DataFacts) -> list[str]:
         for cut in split.cuts:
             rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
             lines.append(
-                f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples: {rest}"
+                f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
+                f" {rest}"
             )
         if split.unknown is not None and split.unknown > TOLD_UNKNOWN:
             lines.append(
-                f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the tokenizer"
+                f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the"
+                " tokenizer"
             )
     for split in facts.eval_sets.values():
         if split.known:
             which = f"{split.known:,} of {split.texts:,} texts of {split.key}"
             lines.append(
-                f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on"
+                f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was"
+                " trained on"
             )
     return [*lines, *(f"warning: {doubt}" for doubt in facts.doubts)]
 
@@ -79,7 +82,10 @@ def _labels(split: SplitFacts) -> str:
         return f"labels from {low} to {high}, mean {mean}"
     total = max(sum(split.labels.values()), 1)
     shares = {
-        name: f"{name if len(name) <= MOST_LETTERS else name[:MOST_LETTERS] + '...'}: {percent(count / total)}"
+        name: (
+            f"{name if len(name) <= MOST_LETTERS else name[:MOST_LETTERS] + '...'}:"
+            f" {percent(count / total)}"
+        )
         for name, count in split.labels.items()
     }
     if len(shares) <= MOST_LABELS:

@@ -76,8 +76,9 @@ class Embedding(Task):
         counts = {len(names) for names in self.names.values()}
         if len(counts) > 1:
             raise ConfigError(
-                f"data.eval has {' and '.join(map(str, sorted(counts)))} columns of texts in its sets and data.train: "
-                "expected as many in all. Name them with data.negative_columns."
+                f"data.eval has {' and '.join(map(str, sorted(counts)))} columns of texts in its"
+                " sets and data.train: expected as many in all. Name them with"
+                " data.negative_columns."
             )
         (self.width,) = counts
 
@@ -93,9 +94,9 @@ class Embedding(Task):
         if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
             row, largest = int(beyond[0]), float(np.abs(found).max())
             raise ConfigError(
-                f"{split.where(row)} has the score {found[row]:g} in column {name}, and "
-                f"task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take task.loss=cosent, "
-                "which goes by their order alone."
+                f"{split.where(row)} has the score {found[row]:g} in column {name}, and"
+                f" task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take"
+                " task.loss=cosent, which goes by their order alone."
             )
         return found
 
@@ -106,8 +107,8 @@ class Embedding(Task):
             ConfigError: Always.
         """
         raise ConfigError(
-            f"data=mixture: task={self.name} reads one source, and there are {len(others)}. Join the files in one "
-            "data.train=[FILE, FILE]."
+            f"data=mixture: task={self.name} reads one source, and there are {len(others)}. Join"
+            " the files in one data.train=[FILE, FILE]."
         )
 
     def read(
@@ -146,8 +147,9 @@ class Embedding(Task):
         """
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(
-                f"task={self.name}: {type(model).__name__} is of encoder and decoder, and has no one vector for each "
-                "token of a text. Take an encoder such as bert, or a decoder such as gpt2."
+                f"task={self.name}: {type(model).__name__} is of encoder and decoder, and has no"
+                " one vector for each token of a text. Take an encoder such as bert, or a decoder"
+                " such as gpt2."
             )
         config, asked = self.config, self.config.pooling
         path = str(getattr(model.config, "name_or_path", "") or "")
@@ -167,9 +169,9 @@ class Embedding(Task):
         """
         if examples < 2 and self.config.over_step and self.width == 2:
             raise ConfigError(
-                f"training.per_device_train_batch_size: a step has {examples} row, and task.loss="
-                f"{self.config.loss.value} compares rows of a step with each other. Expected 2 or more, by it or by "
-                "training.gradient_accumulation_steps."
+                f"training.per_device_train_batch_size: a step has {examples} row, and"
+                f" task.loss={self.config.loss.value} compares rows of a step with each other."
+                " Expected 2 or more, by it or by training.gradient_accumulation_steps."
             )
 
     def collate(self, examples: list[Example]) -> Batch:

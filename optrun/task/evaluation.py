@@ -325,7 +325,8 @@ def _function(row: registry.Choice) -> MetricFunction:
             value = function(predictions, labels, **options)
         except Exception as error:  # whatever it is: the name of the metric is what the user needs
             raise OptrunError(
-                f"task.metrics: {row.name} failed on {len(labels):,} predictions: {type(error).__name__}: {error}"
+                f"task.metrics: {row.name} failed on {len(labels):,} predictions:"
+                f" {type(error).__name__}: {error}"
             ) from error
         return number_of(value, f"task.metrics: {row.name}")
 

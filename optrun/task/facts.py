@@ -136,17 +136,20 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             for doubt in label_doubts(task, source.parts[name], part, sources[name].labels)
         ]
     held = {
-        name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
-        if mixed is None
-        else _split_facts(task, examples, f"data.mixture (eval/{name})", tokenizer, None)
+        name: (
+            _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
+            if mixed is None
+            else _split_facts(task, examples, f"data.mixture (eval/{name})", tokenizer, None)
+        )
         for name, examples in task.eval_sets.items()
     }
     for split in (train, *sources.values(), *held.values()):
         if split.unknown is not None and split.unknown > MOST_UNKNOWN:
             raise ConfigError(
-                f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token}, unknown to the "
-                f"tokenizer ({len(tokenizer):,} entries): the texts would be lost. Name a tokenizer that knows them "
-                "with model.tokenizer, or take a model that does."
+                f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token},"
+                f" unknown to the tokenizer ({len(tokenizer):,} entries): the texts would be lost."
+                " Name a tokenizer that knows them with model.tokenizer, or take a model that"
+                " does."
             )
     return DataFacts(train, held, sources, list(dict.fromkeys(doubts)))
 

@@ -87,9 +87,9 @@ class ImageClassification(Task):
             if isinstance(content, bytes):
                 return content
             raise ConfigError(
-                f"data.streaming=true: {where} has {content!r:.60} in column {column}, and no bytes. A stream notices "
-                "changes of its own files alone, so images have to lie in them (parquet). Write them there, or take "
-                "data.streaming=false."
+                f"data.streaming=true: {where} has {content!r:.60} in column {column}, and no"
+                " bytes. A stream notices changes of its own files alone, so images have to lie in"
+                " them (parquet). Write them there, or take data.streaming=false."
             )
 
         def example(row: Row) -> Example:

@@ -54,8 +54,9 @@ def label_doubts(
         else "the labels"
     )
     doubts = [
-        f"{key}: {' and '.join(map(repr, alike[:_SHOWN]))} are different labels, and differ only by case, white space "
-        "or the way a number is written. If they mean the same, write them alike."
+        f"{key}: {' and '.join(map(repr, alike[:_SHOWN]))} are different labels, and differ only by"
+        " case, white space or the way a number is written. If they mean the same, write them"
+        " alike."
         for alike in _alike(task.labels)
     ]
     if name is not None and task.unit == "examples" and not task.config.of_sets:
@@ -84,16 +85,21 @@ def _looks_like_text(
     texts = len(met) if hashes is None else len(np.unique(hashes[: max(1000, 10 * len(met))]))
     if texts >= len(met) and (2 * len(met) <= rows or len(met) < _FEWEST):
         return []
-    doubt = f"data.label_column={name}: {len(met):,} labels in {rows:,} training rows, such as {_shown(met)}"
+    doubt = (
+        f"data.label_column={name}: {len(met):,} labels in {rows:,} training rows, such as"
+        f" {_shown(met)}"
+    )
     if texts >= len(met):
         return [
-            f"{doubt}: nearly every row has one of its own. If they are no labels, name another column."
+            f"{doubt}: nearly every row has one of its own. If they are no labels, name another"
+            " column."
         ]
     text = text_column(source, source.train, taken=(name,))
     values = dict.fromkeys(map(str, source.train.rows[:1000][text]))
     return [
-        f"{doubt}; and data.text_column={text} has only {texts:,} texts, such as {_shown(list(values))}. If the two "
-        f"have changed places: data.text_column={name} data.label_column={text}."
+        f"{doubt}; and data.text_column={text} has only {texts:,} texts, such as"
+        f" {_shown(list(values))}. If the two have changed places: data.text_column={name}"
+        f" data.label_column={text}."
     ]
 
 

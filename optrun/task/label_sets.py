@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
 _EXPECTED = (
-    'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or a column of 0 and 1 '
-    "for each label: data.label_columns=[a,b]."
+    'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or'
+    " a column of 0 and 1 for each label: data.label_columns=[a,b]."
 )
 _YES, _NO = (
     (True, 1, 1.0, "1", "1.0", "true", "True"),
@@ -43,8 +43,8 @@ def label_columns(source: Source, split: Split) -> list[str]:
         return [label_column(source, split)]
     if columns is not None and columns.label_column is not None:
         raise ConfigError(
-            f"data.label_column={columns.label_column}: data.label_columns names a column for each label. Give one of "
-            "the two keys."
+            f"data.label_column={columns.label_column}: data.label_columns names a column for each"
+            " label. Give one of the two keys."
         )
     for name in names:
         if name not in split.rows.column_names:
@@ -90,7 +90,8 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     if source.classes is not None:
         if sorted(source.classes) != sorted(names):
             raise ConfigError(
-                f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}. Expected these."
+                f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}."
+                " Expected these."
             )
         names = source.classes
     found = {}

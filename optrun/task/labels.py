@@ -80,17 +80,19 @@ def _places(
         labels = [value] if expected is None else value
         yield [
             met.setdefault(
-                label
-                if isinstance(label, str)
-                else named_label(label, declared, name, split.where(row)),
+                (
+                    label
+                    if isinstance(label, str)
+                    else named_label(label, declared, name, split.where(row))
+                ),
                 len(met),
             )
             for label in labels
         ]
         if streamed and len(met) > MOST_LABELS:
             raise ConfigError(
-                f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different labels there: no "
-                "classes. For numbers use task.problem_type=regression."
+                f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different"
+                " labels there: no classes. For numbers use task.problem_type=regression."
             )
 
 
@@ -241,8 +243,8 @@ def named_label(value: object, declared: Sequence[str], name: str, where: str) -
     if declared and isinstance(value, int):
         if not 0 <= value < len(declared):
             raise ConfigError(
-                f"{where} has the class number {value} in column {name}, which has "
-                f"classes 0 to {len(declared) - 1}: a row without a label. Leave it out, or take another split."
+                f"{where} has the class number {value} in column {name}, which has classes 0 to"
+                f" {len(declared) - 1}: a row without a label. Leave it out, or take another split."
             )
         return declared[value]
     if isinstance(value, list | dict | bytes):
@@ -325,7 +327,8 @@ class ClassNumbers:
         hint = f" Did you mean {close[0]}?" if close else ""
         shown = ", ".join(self.names[:MAX_SHOWN]) + (", ..." if len(self.names) > MAX_SHOWN else "")
         raise ConfigError(
-            f"{where} has the label {label!r}, which {self.known_from} does not have. Labels: {shown}.{hint}"
+            f"{where} has the label {label!r}, which {self.known_from} does not have. Labels:"
+            f" {shown}.{hint}"
         )
 
     def _find(self, label: str) -> int | None:

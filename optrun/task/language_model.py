@@ -178,8 +178,9 @@ def _whole_rows(
     whole = [str(text) for text in texts if not (ends and is_long(text))]
     if any(map(is_long, whole)):
         note = (
-            f"a text of more than {2 * PIECE:,} characters is encoded as a whole: optrun knows no place where this "
-            "tokenizer may cut it. This takes some 170 bytes of memory a character"
+            f"a text of more than {2 * PIECE:,} characters is encoded as a whole: optrun knows no"
+            " place where this tokenizer may cut it. This takes some 170 bytes of memory a"
+            " character"
         )
         notes += [] if note in notes else [note]
     encoded = iter(fast_ids(whole, tokenizer, special=special))

@@ -33,7 +33,8 @@ class MaskedLm(LanguageModel):
         """Find the mask, and the tokens that may stand in its place."""
         if tokenizer.mask_token_id is None:
             raise ConfigError(
-                "task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such as bert."
+                "task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such"
+                " as bert."
             )
         self.mask = int(tokenizer.mask_token_id)
         self.special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)

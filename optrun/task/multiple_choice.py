@@ -97,7 +97,8 @@ class MultipleChoice(Task):
         self.unequal = len(self.fewest_and_most) > 1
         if self.unequal:
             self.notes.append(
-                f"rows have from {every.min():g} to {every.max():g} choices: each is judged among its own"
+                f"rows have from {every.min():g} to {every.max():g} choices: each is judged among"
+                " its own"
             )
 
     def join(self, others: Sequence[Task]) -> None:
@@ -373,8 +374,9 @@ def _expected(
         )
     if expected is not None and len(listed) != expected:
         raise ConfigError(
-            f"{where} has {len(listed)} choices in column {column}, and the rows before it have {expected}. "
-            "Expected as many in all rows of a stream; data.streaming=false takes any number."
+            f"{where} has {len(listed)} choices in column {column}, and the rows before it have"
+            f" {expected}. Expected as many in all rows of a stream; data.streaming=false takes any"
+            " number."
         )
     return len(listed)
 

@@ -94,16 +94,17 @@ def folder_pooling(
     found = _file(path, "modules.json", revision)
     asked = mode is not None or normalize is not None
     if found is None or (mode is not None and normalize is not None):
-        return Pooling(
-            mode or "mean", normalize is not False
-        ), "as asked for" if asked else "by default"
+        return Pooling(mode or "mean", normalize is not False), (
+            "as asked for" if asked else "by default"
+        )
     modules = [one for one in read_json(found, follow=True) if isinstance(one, Mapping)]
     kinds = [str(one.get("type")).rpartition(".")[2] for one in modules]
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if others or "Pooling" not in kinds:
         raise ConfigError(
-            f"model.path={path}: its modules.json has {', '.join(kinds) or 'no module'}, and task=embedding trains "
-            "Transformer, Pooling and Normalize alone. Give task.pooling and task.normalize to train it with these."
+            f"model.path={path}: its modules.json has {', '.join(kinds) or 'no module'}, and"
+            " task=embedding trains Transformer, Pooling and Normalize alone. Give task.pooling"
+            " and task.normalize to train it with these."
         )
     inside = str(modules[kinds.index("Pooling")].get("path")).rpartition("/")[2]
     options = _file(path, f"{inside}/config.json", revision)
@@ -114,17 +115,20 @@ def folder_pooling(
     ours = {theirs: our for our, theirs in MODES.items()}
     if mode is None and (len(named) != 1 or named[0] not in ours):
         raise ConfigError(
-            f"model.path={path}: its pooling is {' and '.join(named) or 'not said'}, and task=embedding has "
-            f"{', '.join(MODES)}. Give task.pooling to train it with one of these."
+            f"model.path={path}: its pooling is {' and '.join(named) or 'not said'}, and"
+            f" task=embedding has {', '.join(MODES)}. Give task.pooling to train it with one of"
+            " these."
         )
     chosen = Pooling(
         mode or ours[named[0]], "Normalize" in kinds if normalize is None else normalize
     )
     return (
         chosen,
-        "as asked for, and by modules.json of the model"
-        if asked
-        else "by modules.json of the model",
+        (
+            "as asked for, and by modules.json of the model"
+            if asked
+            else "by modules.json of the model"
+        ),
     )
 
 

@@ -156,13 +156,15 @@ class Preference(ChatTask):
         alike = chosen_hashes == rejected_hashes
         if alike.all():
             raise ConfigError(
-                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(alike):,} of {len(alike):,}, so "
-                "nothing is preferred. Take rows with equal answers out of the data, or correct the two columns."
+                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(alike):,} of"
+                f" {len(alike):,}, so nothing is preferred. Take rows with equal answers out of the"
+                " data, or correct the two columns."
             )
         if alike.any():
             self.notes.append(
-                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in {int(alike.sum()):,} of {len(alike):,} "
-                f"rows, row {part.number(int(alike.argmax()))} the first: nothing is learnt of them"
+                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in {int(alike.sum()):,}"
+                f" of {len(alike):,} rows, row {part.number(int(alike.argmax()))} the first:"
+                " nothing is learnt of them"
             )
 
     # Batches
@@ -278,8 +280,8 @@ class Preference(ChatTask):
                 shown.done(len(some))
         if not np.isfinite(found).all():
             raise ConfigError(
-                "task=preference: the model that training starts from gives a log-probability that is no finite "
-                "number. Are its weights whole?"
+                "task=preference: the model that training starts from gives a log-probability that"
+                " is no finite number. Are its weights whole?"
             )
         return found
 

@@ -52,7 +52,8 @@ class Seq2SeqLm(Task):
         """Look for the padding token, and for rows without a target."""
         if tokenizer.pad_token_id is None:
             raise ConfigError(
-                "task=seq2seq_lm: the tokenizer has no padding token. Name another with model.tokenizer."
+                "task=seq2seq_lm: the tokenizer has no padding token. Name another with"
+                " model.tokenizer."
             )
         self.max_target_length = self.config.max_target_length
         self.limits.append(f"task.max_target_length={self.max_target_length}")

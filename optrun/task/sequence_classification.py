@@ -68,8 +68,9 @@ class SequenceClassification(Task):
         given = None if source.columns is None else source.columns.label_columns
         if given is not None and not self.several:
             raise ConfigError(
-                f"data.label_columns={list(given)}: task.problem_type={self.config.problem_type.value} reads one "
-                "column of labels. Several are read by task.problem_type=multi_label_classification."
+                f"data.label_columns={list(given)}:"
+                f" task.problem_type={self.config.problem_type.value} reads one column of labels."
+                " Several are read by task.problem_type=multi_label_classification."
             )
         if self.regression:
             self.numbers = {

@@ -85,15 +85,17 @@ class Sft(ChatTask):
                 self.kinds[split.key] = type(first)
             if isinstance(first, Plain) and self.config.assistant_only_loss:
                 raise ConfigError(
-                    f"task.assistant_only_loss=true: prompts and completions of {split.key} are plain texts, without "
-                    "an assistant. Leave it false: the loss is on completions (task.completion_only_loss)."
+                    f"task.assistant_only_loss=true: prompts and completions of {split.key} are"
+                    " plain texts, without an assistant. Leave it false: the loss is on"
+                    " completions (task.completion_only_loss)."
                 )
             if isinstance(first, Chat):
                 self.require_template(split, tokenizer)
                 if first.given is None and self.config.completion_only_loss:
                     raise ConfigError(
-                        f"task.completion_only_loss=true: the rows of {split.key} are whole chats, without a "
-                        "completion. task.assistant_only_loss=true puts the loss on the assistant's turns."
+                        f"task.completion_only_loss=true: the rows of {split.key} are whole chats,"
+                        " without a completion. task.assistant_only_loss=true puts the loss on the"
+                        " assistant's turns."
                     )
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
@@ -149,9 +151,10 @@ class Sft(ChatTask):
         parts = template.apart(chat.turns, chat.tools, chat.given or 0) if self._by_prefix else []
         if len(parts) > 1:
             raise ConfigError(
-                f"it has {len(parts)} answers, and {template.origin}, without generation marks, writes the earlier "
-                "ones otherwise where later ones follow: each is an example of its own, and a row of a stream is one. "
-                "Take data.streaming=false, or a template with marks, such as task.chat_template=chatml."
+                f"it has {len(parts)} answers, and {template.origin}, without generation marks,"
+                " writes the earlier ones otherwise where later ones follow: each is an example of"
+                " its own, and a row of a stream is one. Take data.streaming=false, or a template"
+                " with marks, such as task.chat_template=chatml."
             )
         return replace(chat, turns=[*parts[0]], last_alone=True) if parts else chat
 
@@ -173,8 +176,9 @@ class Sft(ChatTask):
         )
         if cut:
             self.notes.append(
-                f"warning: {template.origin} leaves out a part of {cut:,} of the first {len(alone):,} answers of "
-                f"{split.key}, such as their thinking; a template with {{% generation %}} marks may keep it"
+                f"warning: {template.origin} leaves out a part of {cut:,} of the first"
+                f" {len(alone):,} answers of {split.key}, such as their thinking; a template with"
+                " {% generation %} marks may keep it"
             )
 
     def read(
@@ -201,7 +205,8 @@ class Sft(ChatTask):
         examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *what)
         if len(examples) > len(part.rows):
             self.notes.append(
-                f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an answer"
+                f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
+                " answer"
             )
         (learnt,) = self.with_targets(
             [examples], part, lambda: [row.row or 0 for row in self._apart(part)]
@@ -266,8 +271,9 @@ class Sft(ChatTask):
         if count == len(examples):
             raise self.all_overlong(split, ".")
         self.notes.append(
-            f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that carries loss are left out "
-            f"of their batches, {count:,} of the first {first:,} rows (task.overlong_rows=drop)"
+            f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that"
+            f" carries loss are left out of their batches, {count:,} of the first {first:,} rows"
+            " (task.overlong_rows=drop)"
         )
 
     # Batches

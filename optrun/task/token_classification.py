@@ -83,8 +83,8 @@ class TokenClassification(Task):
         """Find the classes, the labels of each word, and in which scheme they are entities."""
         if not tokenizer.is_fast:
             raise ConfigError(
-                f"task=token_classification: {type(tokenizer).__name__} does not say which piece is of which word. "
-                "Name a fast tokenizer with model.tokenizer."
+                f"task=token_classification: {type(tokenizer).__name__} does not say which piece is"
+                " of which word. Name a fast tokenizer with model.tokenizer."
             )
         lists = {split: _labels_column(source, split) for split in source.splits}
         train = source.train
@@ -100,8 +100,9 @@ class TokenClassification(Task):
                 self.notes.append(f"{train.key}: {empty:,} rows without a word carry no loss")
             if self.config.class_weights == "balanced":
                 raise ConfigError(
-                    "task.class_weights=balanced: how many words within data.max_length have a label is not counted of "
-                    "a stream. Give weights by hand, such as {O: 0.2}, or take data.streaming=false."
+                    "task.class_weights=balanced: how many words within data.max_length have a"
+                    " label is not counted of a stream. Give weights by hand, such as {O: 0.2}, or"
+                    " take data.streaming=false."
                 )
         self.labels = class_names(source, lists[train], met)
         self.scheme = entities.scheme_of(self.labels)
@@ -113,7 +114,10 @@ class TokenClassification(Task):
         self.notes.append(
             f"entities read as {self.scheme}: precision, recall and f1 are those of whole entities"
             if self.scheme
-            else f"{MEAN_F1} is the mean over labels: they are no entities ({', '.join(entities.SCHEMES)})"
+            else (
+                f"{MEAN_F1} is the mean over labels: they are no entities"
+                f" ({', '.join(entities.SCHEMES)})"
+            )
         )
 
     def read(
@@ -160,7 +164,8 @@ class TokenClassification(Task):
         cut = int(sizes[taken].sum()) - labelled
         if continued is None and cut > 0:
             self.notes.append(
-                f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
+                f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have"
+                " no piece"
             )
         if len(taken) and not labelled:
             raise ConfigError(

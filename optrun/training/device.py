@@ -46,7 +46,8 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
     kind = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if kind not in ("cpu", "cuda"):
         raise ConfigError(
-            f"training.device={name}: expected auto, cpu or cuda, since each rank has a device of its own."
+            f"training.device={name}: expected auto, cpu or cuda, since each rank has a device of"
+            " its own."
         )
     if kind == "cpu":
         return torch.device("cpu")
@@ -55,8 +56,8 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
         local_rank = 0
     if local_rank >= count:
         raise ConfigError(
-            f"training.nproc_per_node: rank {local_rank} of this machine has no GPU of its own: {count} are there. "
-            f"Expected {count} ranks or fewer."
+            f"training.nproc_per_node: rank {local_rank} of this machine has no GPU of its own:"
+            f" {count} are there. Expected {count} ranks or fewer."
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

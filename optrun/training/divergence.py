@@ -129,6 +129,7 @@ class Divergence:
         vars(state).update(vars(back))
         state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
         return (
-            f"step {bad + 1}: {found.message} Went back to step {state.global_step}; {bad - state.global_step + 1} "
-            f"steps of data are passed over ({rollbacks} of at most {self.setup.config.max_rollbacks})."
+            f"step {bad + 1}: {found.message} Went back to step {state.global_step};"
+            f" {bad - state.global_step + 1} steps of data are passed over ({rollbacks} of at most"
+            f" {self.setup.config.max_rollbacks})."
         )

@@ -55,8 +55,8 @@ class EarlyStopping(Callback):
         if self.counter >= self.patience:
             by_more = f" by more than {self.threshold:g}" if self.threshold else ""
             training.request_stop(
-                f"no improvement of {self.ranking.metric}{by_more} in {self.counter} evaluations; the best is "
-                f"{self.best:.6g}"
+                f"no improvement of {self.ranking.metric}{by_more} in {self.counter} evaluations;"
+                f" the best is {self.best:.6g}"
             )
 
     def state_dict(self) -> StateDict:

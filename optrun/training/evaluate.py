@@ -172,8 +172,8 @@ class Evaluator:
             states.restore()
         if setup.ranking.metric not in values:
             raise OptrunError(
-                f"{setup.ranking.metric}: the metrics of task={setup.task.name} have this name, and the evaluation "
-                f"gave none. It gave: {', '.join(values) or 'nothing'}."
+                f"{setup.ranking.metric}: the metrics of task={setup.task.name} have this name, and"
+                f" the evaluation gave none. It gave: {', '.join(values) or 'nothing'}."
             )
         return values
 

@@ -165,10 +165,12 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
     """
     return _memory(
         lambda: (
-            f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}"
+            f"step {global_step + 1}: out of memory with micro-batches of"
+            f" {_shapes(micro_batches[0])}"
         ),
-        "Give a smaller training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
-        "training.precision=bf16 or training.gradient_checkpointing=true.",
+        "Give a smaller training.per_device_train_batch_size and more"
+        " training.gradient_accumulation_steps, training.precision=bf16 or"
+        " training.gradient_checkpointing=true.",
     )
 
 

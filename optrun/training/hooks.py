@@ -211,9 +211,9 @@ class Hooks:
                 raise
             line = " ".join(str(error).split())[:500]
             raise OptrunError(
-                f"{key}: {method} raised {type(error).__name__}: {line} (after step {self.training.global_step}). "
-                "HYDRA_FULL_ERROR=1 shows where. Mend it and go on with: "
-                f"{self.training.command(f'resume={self.training.run_dir}', mended=True)}"
+                f"{key}: {method} raised {type(error).__name__}: {line} (after step"
+                f" {self.training.global_step}). HYDRA_FULL_ERROR=1 shows where. Mend it and go on"
+                f" with: {self.training.command(f'resume={self.training.run_dir}', mended=True)}"
             ) from error
         finally:
             self.training.caller = ""
@@ -246,5 +246,6 @@ def _refuse_other_than_json(value: object, where: str = "its result") -> None:
             _refuse_other_than_json(item, f"{where}[{index}]")
     elif not isinstance(value, bool | str | int | float | None):
         raise TypeError(
-            f"{where}: expected texts, numbers, lists and mappings of them, got {type(value).__name__}"
+            f"{where}: expected texts, numbers, lists and mappings of them, got"
+            f" {type(value).__name__}"
         )

@@ -131,7 +131,8 @@ class Loop:
         stopped = self.training.stop is not None and state.global_step >= self.training.stop.step
         if state.global_step < self.setup.total_steps and not stopped:
             raise StoppedEarly(
-                f"paused after step {self.end} of {self.setup.total_steps} as asked; everything is saved."
+                f"paused after step {self.end} of {self.setup.total_steps} as asked; everything is"
+                " saved."
             )
 
     def _evaluate_before_training(self) -> None:

@@ -49,8 +49,8 @@ class Profiler(Callback):
             return
         if training.global_step == 0:
             raise ConfigError(
-                f"training.profile={self.steps}: expected {max(1, left - SKIPPED)} or fewer: {SKIPPED} steps pass "
-                f"before the first that is profiled, and the run has {left}."
+                f"training.profile={self.steps}: expected {max(1, left - SKIPPED)} or fewer:"
+                f" {SKIPPED} steps pass before the first that is profiled, and the run has {left}."
             )
         training.note(f"training.profile={self.steps}: nothing is profiled, {left} steps are left.")
         self.steps = 0

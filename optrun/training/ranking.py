@@ -101,6 +101,6 @@ def rank_by(state: TrainState, ranking: Ranking) -> str | None:
     }
     state.ranking, state.ranking_losses = {}, {}
     return (
-        f"checkpoints are ranked by {ranking.metric} ({ranking.mode}) from here on; the earlier ones were ranked by "
-        f"{metric} ({mode}), and none of them counts as best"
+        f"checkpoints are ranked by {ranking.metric} ({ranking.mode}) from here on; the earlier"
+        f" ones were ranked by {metric} ({mode}), and none of them counts as best"
     )

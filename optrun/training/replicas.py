@@ -52,9 +52,10 @@ def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
             "names",
         )
         raise OptrunError(
-            f"rank {rank} on {host} has other weights than rank {first} on {told[first][0]} after step {step}; the "
-            f"first tensor is {name}. Nothing is saved of it. Look at that machine's memory, device and libraries; the "
-            "run goes on from the last checkpoint with resume=auto."
+            f"rank {rank} on {host} has other weights than rank {first} on {told[first][0]} after"
+            f" step {step}; the first tensor is {name}. Nothing is saved of it. Look at that"
+            " machine's memory, device and libraries; the run goes on from the last checkpoint"
+            " with resume=auto."
         )
 
 

@@ -127,17 +127,19 @@ class Saving:
         why = (
             f"{signal.Signals(request).name} received"
             if request > 0
-            else f"the time budget is spent (training.max_seconds={self.setup.config.max_seconds:g})"
+            else (
+                f"the time budget is spent (training.max_seconds={self.setup.config.max_seconds:g})"
+            )
         )
         if not self.checkpoints.enabled:
             raise StoppedEarly(
-                f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step 0 with: "
-                + self.training.command("resume=auto", f"hydra.run.dir={run_dir}")
+                f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step"
+                " 0 with: " + self.training.command("resume=auto", f"hydra.run.dir={run_dir}")
             )
         if step == 0:
             raise StoppedEarly(
-                f"{why} before the first step: there is nothing to save yet. Start again with: {again} (or the same "
-                "command with resume=auto)"
+                f"{why} before the first step: there is nothing to save yet. Start again with:"
+                f" {again} (or the same command with resume=auto)"
             )
         refuse_parted(self.setup.model, self.world, step)
         self.checkpoints.save_now()

@@ -253,8 +253,8 @@ class Tolerant:
         except Exception as error:  # each library has errors of its own
             self._gone = True
             self._note(
-                f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing more; the run goes "
-                "on, and metrics.jsonl has everything."
+                f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing"
+                " more; the run goes on, and metrics.jsonl has everything."
             )
 
 
@@ -318,8 +318,8 @@ def build_tracker(
         raise
     except Exception as error:  # each library has errors of its own
         raise ConfigError(
-            f"tracking={kind}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
-            "tracking=none trains without it."
+            f"tracking={kind}: cannot start: {type(error).__name__}:"
+            f" {' '.join(str(error).split())[:300]}. tracking=none trains without it."
         ) from error
     return (
         tracker
@@ -337,7 +337,8 @@ def _need(package: str) -> Any:
 
 def _not_installed(package: str) -> ConfigError:
     return ConfigError(
-        f"tracking={package}: the package {package} is not installed. pip install 'optrun[{package}]'"
+        f"tracking={package}: the package {package} is not installed. pip install"
+        f" 'optrun[{package}]'"
     )
 
 

@@ -114,17 +114,14 @@ def test_recipe_begins_with_its_command(name: str) -> None:
 def test_services_do_not_import_torch(tmp_path: Path) -> None:
     """`--help`, `--cfg`, `--info` and completion answer at once."""
     program = (
-        "import os, sys; from optrun.cli import main as cli\n"
-        "for line in ('optrun ex', 'optrun evaluate out', 'optrun -cn st', 'optrun explain optimizer=la',\n"
-        "             'optrun training.'):\n"
-        "    os.environ['COMP_LINE'] = line\n"
-        "    cli.run(['-sc', 'query=bash'])\n"
-        "    assert ('hydra' in sys.modules) == (line == 'optrun training.'), line\n"
-        "for words in (['--help'], ['--cfg', 'job', '--resolve'], ['--info', 'defaults'], ['--version'],\n"
-        "              ['lr=abc'], ['explain', '--help'], ['evaluate', '--help'], ['optimizer=lam']):\n"
-        "    cli.run(words)\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "import os, sys; from optrun.cli import main as cli\nfor line in ('optrun ex', 'optrun"
+        " evaluate out', 'optrun -cn st', 'optrun explain optimizer=la',\n             'optrun"
+        " training.'):\n    os.environ['COMP_LINE'] = line\n    cli.run(['-sc', 'query=bash'])\n   "
+        " assert ('hydra' in sys.modules) == (line == 'optrun training.'), line\nfor words in"
+        " (['--help'], ['--cfg', 'job', '--resolve'], ['--info', 'defaults'], ['--version'],\n     "
+        "         ['lr=abc'], ['explain', '--help'], ['evaluate', '--help'], ['optimizer=lam']):\n "
+        "   cli.run(words)\nheavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy'} &"
+        " set(sys.modules)\nassert not heavy, heavy\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False

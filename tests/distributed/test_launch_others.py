@@ -123,7 +123,10 @@ def test_what_the_launcher_decides_is_not_told_twice(
 
 @pytest.mark.slow
 def test_a_plugin_that_is_another_one_on_a_rank(tmp_path: Path) -> None:
-    plugin = "from dataclasses import dataclass\nimport optrun\n@dataclass\nclass MineConfig:\n    size: int = 1\n"
+    plugin = (
+        "from dataclasses import dataclass\nimport optrun\n@dataclass\nclass MineConfig:\n    size:"
+        " int = 1\n"
+    )
     plugin += '@optrun.register_callback("mine", schema=MineConfig)\nclass Mine:\n    pass\n'
     homes = [tmp_path / "zero", tmp_path / "one"]
     for number, home in enumerate(homes):

@@ -67,8 +67,11 @@ CASES = {
             "model.model_type=qwen3_moe",
             "model.vocab_size=320",
             "data.max_length=16",
-            "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, "
-            "intermediate_size: 32, moe_intermediate_size: 24, num_experts: 4, num_experts_per_tok: 2}",
+            (
+                "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2,"
+                " num_key_value_heads: 1, intermediate_size: 32, moe_intermediate_size: 24,"
+                " num_experts: 4, num_experts_per_tok: 2}"
+            ),
             "adapter=lora",
             "adapter.target_parameters=[experts.gate_up_proj,experts.down_proj]",
             "task.sample_tokens=0",

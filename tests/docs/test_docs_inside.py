@@ -58,8 +58,11 @@ ROWS = "".join(
     for n in range(20)
 )
 LINES = {
-    "train": "training.weight_norm=true training.max_steps=2 training.logging_steps=1 data.max_eval_examples=8 "
-    f"data=files data.train=corpus.txt hydra.run.dir=run {' '.join(TINY_GPT)}",
+    "train": (
+        "training.weight_norm=true training.max_steps=2 training.logging_steps=1"
+        " data.max_eval_examples=8 data=files data.train=corpus.txt hydra.run.dir=run"
+        f" {' '.join(TINY_GPT)}"
+    ),
     "best": "best run",
     "help": "--help",
     "help of a verb": "best --help",
@@ -67,7 +70,9 @@ LINES = {
     "help of a key": "--help training.weight_norm",
     "a wrong value": "training.weight_norm=maybe",
     "a proposal": "start films.ini",
-    "a broken file": "data=files task=sequence_classification model=bert_tiny data.train=broken.ini",
+    "a broken file": (
+        "data=files task=sequence_classification model=bert_tiny data.train=broken.ini"
+    ),
 }
 """What is typed, one after another in one process, which has torch but takes optrun from the copy.
 """

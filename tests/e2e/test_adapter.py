@@ -190,8 +190,11 @@ EXPERTS = [
     "model.model_type=qwen3_moe",
     "model.vocab_size=320",
     "task.sample_tokens=0",
-    "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, "
-    "intermediate_size: 32, moe_intermediate_size: 24, num_experts: 4, num_experts_per_tok: 2}",
+    (
+        "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2,"
+        " num_key_value_heads: 1, intermediate_size: 32, moe_intermediate_size: 24, num_experts: 4,"
+        " num_experts_per_tok: 2}"
+    ),
     "data=files",
     "data.train=corpus.txt",
     "data.max_length=32",

@@ -61,7 +61,9 @@ def words_of(task: str, steps: int = 3) -> list[str]:
     return [
         *words,
         "data=files",
-        f"data.train={write_labelled(Path()) if labelled else write_rows(Path('rows.jsonl'), rows)}",
+        (
+            f"data.train={write_labelled(Path()) if labelled else write_rows(Path('rows.jsonl'), rows)}"
+        ),
     ]
 
 

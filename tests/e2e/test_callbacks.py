@@ -244,7 +244,10 @@ def test_what_is_refused_before_anything_is_loaded(go: Go) -> None:
 def test_its_paths_and_nan_are_the_same_from_another_folder(
     go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = 'label: str | None = None\n    other: str = "train.csv"\n    ratio: float = 0.0\n    PATHS = ("label",)'
+    own = (
+        'label: str | None = None\n    other: str = "train.csv"\n    ratio: float = 0.0\n    PATHS'
+        ' = ("label",)'
+    )
     (tmp_path / "watch.py").write_text(WATCH.replace("label: str | None = None", own))
     given = ["callbacks.watch={label: train.csv, ratio: nan}", "training.max_steps=2"]
     assert go(*RUN, *given, "hydra.run.dir=run")[0] == 0

@@ -50,7 +50,8 @@ def test_data_are_told_before_the_first_step(
     assert "data.max_length=32 cuts 1 of 3 examples" in before
     assert (
         leaked
-        == "warning: 1 of 3 texts of data.eval stand in data.train, too: evaluation sees what was trained on"
+        == "warning: 1 of 3 texts of data.eval stand in data.train, too: evaluation sees what was"
+        " trained on"
     )
     assert "data.max_length=32 cuts 1 of 3" in (folder / "run" / "optrun.log").read_text()
 

@@ -74,8 +74,8 @@ def test_a_set_may_choose_the_best_and_a_resume_keeps_them(
     config = here / "mine"
     config.mkdir()
     (config / "sets.yaml").write_text(
-        "defaults: [config, {override /data: files}, _self_]\ndata: {eval: {dev: dev.csv, hard: [hard.csv]}}\n"
-        "checkpoint: {metric: eval/hard/loss}\n"
+        "defaults: [config, {override /data: files}, _self_]\ndata: {eval: {dev: dev.csv, hard:"
+        " [hard.csv]}}\ncheckpoint: {metric: eval/hard/loss}\n"
     )
     assert optrun("--config-dir", "mine", "-cn", "sets", *WORDS, "hydra.run.dir=run") == 0, (
         capsys.readouterr().err

@@ -28,7 +28,10 @@ def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_help_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
-    code = "import sys; from optrun.cli.main import run; run(['--help']); print({'hydra', 'torch'} & sys.modules.keys())"
+    code = (
+        "import sys; from optrun.cli.main import run; run(['--help']); print({'hydra', 'torch'} &"
+        " sys.modules.keys())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

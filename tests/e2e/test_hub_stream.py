@@ -155,8 +155,8 @@ def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
     with Place(tmp_path, {**env, "HF_ENDPOINT": "http://127.0.0.1:9"}) as place:
         silent = place.run(*words, code=2)
     assert (
-        "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not answer"
-        in silent
+        "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not"
+        " answer" in silent
     )
     assert "Traceback" not in silent
 

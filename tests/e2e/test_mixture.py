@@ -23,8 +23,10 @@ EVERY = [
 ]
 MIXED = [
     "data=mixture",
-    "data.mixture={prose: {train: prose.jsonl}, code: {train: code_*.jsonl, text_column: body, streaming: true, "
-    "eval: held.jsonl, shuffle_window: 9}}",
+    (
+        "data.mixture={prose: {train: prose.jsonl}, code: {train: code_*.jsonl, text_column: body,"
+        " streaming: true, eval: held.jsonl, shuffle_window: 9}}"
+    ),
     "data.probabilities={prose: 0.75, code: 0.25}",
     "training.per_device_train_batch_size=8",
 ]
@@ -128,19 +130,31 @@ TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
         ),
         (
             [TWO, "data.probabilities={a: 1.0, b: 0.0}", "data.stopping_strategy=all_exhausted"],
-            "data.probabilities.b=0: with data.stopping_strategy=all_exhausted an epoch would never end",
+            (
+                "data.probabilities.b=0: with data.stopping_strategy=all_exhausted an epoch would"
+                " never end"
+            ),
         ),
         (
             ["data.mixture={code: {train: a, eval: {py: x}}, code_py: {train: b, eval: y}}"],
-            "data.mixture.code_py: it is evaluated as eval/code_py, and so is data.mixture.code.eval.py. .* rename one",
+            (
+                "data.mixture.code_py: it is evaluated as eval/code_py, and so is"
+                " data.mixture.code.eval.py. .* rename one"
+            ),
         ),
         (
             ["data.mixture={Code_py: {train: b}, code: {train: a, eval: {py: x, c: y}}}"],
-            "data.mixture.code.eval.py: it is evaluated as eval/code_py, and so is data.mixture.Code_py.",
+            (
+                "data.mixture.code.eval.py: it is evaluated as eval/code_py, and so is"
+                " data.mixture.Code_py."
+            ),
         ),
         (
             ["data.mixture={a: {train: a, eval: {b_c: x}}, a_b: {train: b, eval: {c: y}}}"],
-            "data.mixture.a_b.eval.c: it is evaluated as eval/a_b_c, and so is data.mixture.a.eval.b_c.",
+            (
+                "data.mixture.a_b.eval.c: it is evaluated as eval/a_b_c, and so is"
+                " data.mixture.a.eval.b_c."
+            ),
         ),
     ],
 )

@@ -74,9 +74,15 @@ CELLS = [
     "undo = interrupts(2); optrun.run([*RUN, 'hydra.run.dir=one'])",
     "undo(); print('resumed', optrun.load_run('one').resume().summary['global_step'])",
     "undo = interrupts(2, 2); optrun.run([*RUN, 'hydra.run.dir=two'])",
-    "undo(); print('resumed', optrun.run([*RUN, 'hydra.run.dir=two', 'resume=auto']).summary['global_step'])",
+    (
+        "undo(); print('resumed', optrun.run([*RUN, 'hydra.run.dir=two',"
+        " 'resume=auto']).summary['global_step'])"
+    ),
     "optrun.run(['optimizer=lam'])",
-    "import optrun.training.hooks as h; h.Hooks.on_step = lambda *_: 1 / 0; optrun.run([*RUN, 'hydra.run.dir=three'])",
+    (
+        "import optrun.training.hooks as h; h.Hooks.on_step = lambda *_: 1 / 0; optrun.run([*RUN,"
+        " 'hydra.run.dir=three'])"
+    ),
 ]
 
 

@@ -80,8 +80,8 @@ def test_a_sample_that_fails_does_not_keep_the_model_back(
     assert optrun(*words, "task.prompt=the quick", "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
     assert (
-        "task.prompt could not be continued (RuntimeError: probability tensor contains inf); the model"
-        in said
+        "task.prompt could not be continued (RuntimeError: probability tensor contains inf); the"
+        " model" in said
     )
     assert summary(Path("run"))["status"] == "finished"
     assert Path("run/model/model.safetensors").is_file()

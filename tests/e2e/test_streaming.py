@@ -100,7 +100,10 @@ FILES = ("data=files", "data.train=a.jsonl", "data.streaming=true")
                 "task=sequence_classification",
                 "task.problem_type=multi_label_classification",
             ),
-            "task.problem_type=multi_label_classification: expected another with data.streaming=true",
+            (
+                "task.problem_type=multi_label_classification: expected another with"
+                " data.streaming=true"
+            ),
         ),
         (
             (*FILES, "data.eval=b", "task=sft", "task.packing=true"),
@@ -125,7 +128,10 @@ def test_what_does_not_go_with_a_stream_is_refused(words: tuple[str, ...], messa
 def test_a_task_that_needs_all_rows_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a task of the user's own may."""
     monkeypatch.setattr("optrun.config.schema.task.Seq2SeqLmConfig.READS_STREAMS", False)
-    message = "data.streaming=true: expected false with task=seq2seq_lm. Tasks that read streams: causal_lm"
+    message = (
+        "data.streaming=true: expected false with task=seq2seq_lm. Tasks that read streams:"
+        " causal_lm"
+    )
     with pytest.raises(ConfigError, match=message):
         composed.__wrapped__(
             *FILES, "data.eval=b", "task=seq2seq_lm", "model=from_config", "model.model_type=t5"

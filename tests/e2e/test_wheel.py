@@ -46,7 +46,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    program = f"import sys; sys.path.insert(0, {str(site)!r}); import optrun; from optrun.cli.main import run; "
+    program = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import optrun; from optrun.cli.main import"
+        " run; "
+    )
     program += f"assert optrun.__file__.startswith({str(site)!r}); sys.exit(run({list(words)!r}))"
     return subprocess.run(
         [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False

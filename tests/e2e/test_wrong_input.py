@@ -379,7 +379,8 @@ def test_remote_code_is_for_the_command_line_alone(
 ) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "sly.yaml").write_text(
-        "defaults: [config, override model: pretrained, _self_]\nmodel: {path: somewhere, trust_remote_code: true}\n"
+        "defaults: [config, override model: pretrained, _self_]\nmodel: {path: somewhere,"
+        " trust_remote_code: true}\n"
     )
     assert optrun("--config-dir", "mine", "-cn", "sly") == 2
     assert "trust_remote_code" in capsys.readouterr().err

@@ -304,7 +304,10 @@ WRONG: dict[str, tuple[str, str | bytes, int | None, list[str]]] = {
     ),
     "a sampler as a choice": (
         "rec",
-        "defaults:\n- config\n- override hydra/sweeper: optuna\n- override hydra/sweeper/sampler: tpe\n",
+        (
+            "defaults:\n- config\n- override hydra/sweeper: optuna\n- override"
+            " hydra/sweeper/sampler: tpe\n"
+        ),
         4,
         ["hydra/sweeper/sampler", "hydra.sweeper.sampler=NAME"],
     ),

@@ -160,8 +160,8 @@ def test_an_option_that_needs_another_state_is_refused_before_anything_is_writte
     code, said = go("resume=run", "optimizer.amsgrad=true")
     assert code == 2
     assert (
-        "optimizer.amsgrad=True: the saved optimizer state does not fit: parameter 'transformer.wte.weight'"
-        in said
+        "optimizer.amsgrad=True: the saved optimizer state does not fit: parameter"
+        " 'transformer.wte.weight'" in said
     )
     assert "has no 'max_exp_avg_sq', which amsgrad=True needs" in said
     assert "checkpoint.on_other_optimizer=reset" in said
@@ -179,7 +179,9 @@ def test_what_cannot_be_taken_over_is_refused_by_name(
     shape = "model.config.n_embd=16: transformer.wte.weight: shape (320, 32) in the checkpoint"
     for word, said in {
         "model.config.n_embd=16": shape,
-        "model.config.n_layer=2": "model.config.n_layer=2: the checkpoint has no tensor transformer.h.1.",
+        "model.config.n_layer=2": (
+            "model.config.n_layer=2: the checkpoint has no tensor transformer.h.1."
+        ),
         "model.vocab_size=300": "the tokenizer is another one",
     }.items():
         code, out = go("resume=run", word)

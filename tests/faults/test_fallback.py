@@ -181,9 +181,11 @@ def begun(run: RunDir, left: list[str]) -> None:
     if left:
         run.hydra.mkdir()
     for name in left:
-        (run.path / name).mkdir(exist_ok=True) if name.endswith("/") else (
-            run.path / name
-        ).write_text("torn: [")
+        (
+            (run.path / name).mkdir(exist_ok=True)
+            if name.endswith("/")
+            else (run.path / name).write_text("torn: [")
+        )
 
 
 @pytest.mark.parametrize("how", [[], ["resume=auto"]])

@@ -23,20 +23,30 @@ def page(rows: list[Row]) -> str:
         [row for row in rows if row.verdict == verdict] for verdict in (WORKS, NEEDS, REFUSED)
     )
     intro = [
-        "What comes of `optimizer=pytorch_optimizer optimizer.name=NAME` for every optimizer class of "
-        f"pytorch_optimizer {version('pytorch_optimizer')}. Written by",
+        (
+            "What comes of `optimizer=pytorch_optimizer optimizer.name=NAME` for every optimizer"
+            f" class of pytorch_optimizer {version('pytorch_optimizer')}. Written by"
+        ),
         "    python -m tests.foreign.record docs/reference/foreign.md",
-        f"Of {len(rows)} classes {len(works)} work, and {len(needs)} need something and get it. The other "
-        f"{len(refused)} are refused before the model is trained, by name and with the reason. Each that is offered "
-        f"was trained for {WHOLE} steps on a small model. A checkpoint was saved after {HALF}, and read into a freshly "
-        "built one that went on. Weights, state and counters are those of a run that was never saved and never "
-        "evaluated, to the last bit.",
-        "At the start of every run the optimizer is tried again, with the options of that run. Stand-ins of at most "
-        "12 a side have the kinds of its parameters. It has to step, and to depend on `lr` and on a given "
-        "`weight_decay`. "
-        "It has to come back from a saved state bit for bit. Else the run ends there with the reason.",
-        "`lr there` is the default of the library; optrun takes `optimizer.default_lr=1e-3` for all of them unless "
-        "`lr` is given. `state` is the size of what a checkpoint keeps of it over that of the model.",
+        (
+            f"Of {len(rows)} classes {len(works)} work, and {len(needs)} need something and get it."
+            f" The other {len(refused)} are refused before the model is trained, by name and with"
+            f" the reason. Each that is offered was trained for {WHOLE} steps on a small model. A"
+            f" checkpoint was saved after {HALF}, and read into a freshly built one that went on."
+            " Weights, state and counters are those of a run that was never saved and never"
+            " evaluated, to the last bit."
+        ),
+        (
+            "At the start of every run the optimizer is tried again, with the options of that run."
+            " Stand-ins of at most 12 a side have the kinds of its parameters. It has to step, and"
+            " to depend on `lr` and on a given `weight_decay`. It has to come back from a saved"
+            " state bit for bit. Else the run ends there with the reason."
+        ),
+        (
+            "`lr there` is the default of the library; optrun takes `optimizer.default_lr=1e-3` for"
+            " all of them unless `lr` is given. `state` is the size of what a checkpoint keeps of"
+            " it over that of the model."
+        ),
     ]
     lines = ["# The optimizers of pytorch-optimizer, one by one"]
     for text in intro:

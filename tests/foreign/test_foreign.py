@@ -96,7 +96,10 @@ def test_the_whole_library_is_what_the_page_says() -> None:
 
 def test_the_page_counts_what_it_lists() -> None:
     text = (DOCS / "reference" / "foreign.md").read_text(encoding="utf-8")
-    sentences = r"Of (\d+) classes (\d+) work, and (\d+) need something and\s+get it\. The other (\d+) are\s+refused"
+    sentences = (
+        r"Of (\d+) classes (\d+) work, and (\d+) need something and\s+get it\. The other (\d+)"
+        r" are\s+refused"
+    )
     found = re.search(sentences, text)
     assert found is not None
     total, *parts = map(int, found.groups())

@@ -79,7 +79,8 @@ def _layerwise_ratio(where: str, entry: Any) -> None:
     if (table.ratio is None) == (table.raises is None) or table.raises not in (None, *RAISED):
         known = ", ".join(RAISED)
         raise FormatError(
-            f"{where}: expected a ratio or `raises`, one of {known}; got {table.ratio}, {table.raises}."
+            f"{where}: expected a ratio or `raises`, one of {known}; got {table.ratio},"
+            f" {table.raises}."
         )
     for param in ("p", NamedParam("p", torch.zeros(1))):
         arguments = (table.decay_rate, {"p": table.name}, table.n_layers, param)

@@ -147,9 +147,10 @@ def test_another_optimizer_begins_anew_and_a_resume_goes_on(
         "adamw -> lamb",
     ):
         assert fact in shown
-    assert [record["train/lr"] for record in records(Path("lamb"))][:2] == [0.0, 1e-2], (
-        "lamb's own peak is 2e-2"
-    )
+    assert [record["train/lr"] for record in records(Path("lamb"))][:2] == [
+        0.0,
+        1e-2,
+    ], "lamb's own peak is 2e-2"
     assert not any(name.startswith("optimizer.") for name in tensors(place / "lamb", AT)), (
         "no state came along"
     )

@@ -45,9 +45,10 @@ def test_a_sweep_is_confirmed_and_goes_on(
     line = ["optimizer=lamb,adamw", "lr=1e-3", "seed=0", "clip.max_norm=0.5"]
     assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}") == 0
     pilot, folder = Path("sweep"), Path("sweep", "confirm")
-    assert shown == [(pilot, True), (pilot, False)], (
-        "what was chosen in a line, then one report of all"
-    )
+    assert shown == [
+        (pilot, True),
+        (pilot, False),
+    ], "what was chosen in a line, then one report of all"
     runs = load_runs([folder])
     assert {(each.optimizer, each.seed, each.global_step) for each in runs} == {
         (optimizer, seed, STEPS) for optimizer in ("lamb", "adamw") for seed in (5, 6, 7)

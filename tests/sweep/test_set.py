@@ -142,7 +142,8 @@ def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if len(batches[0]["input_ids"]) == 8:
             raise RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB"
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+                " 8 GB"
             )
         return original(self, batches, *rest)
 

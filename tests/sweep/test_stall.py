@@ -186,7 +186,10 @@ def test_a_job_out_of_reach_is_named(tmp_path: Path) -> None:
 def test_ranks_end_with_who_started_them() -> None:
     """torch's agent gives each rank a session of its own."""
     sleeps = "import time; print(flush=True); time.sleep(60)"
-    rank = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeps!r}], start_new_session=True).wait()"
+    rank = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeps!r}],"
+        " start_new_session=True).wait()"
+    )
     process = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None

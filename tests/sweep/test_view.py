@@ -118,7 +118,8 @@ def test_plain_lines() -> None:
     view.ended(shown.rows["job1"], shown, "sweep/job1/optrun.log")
     line = out.getvalue()
     assert line.startswith(
-        "[2/4] failed      seed=1  lr=-1: expected a number above 0.  (sweep/job1/optrun.log)  2 to go"
+        "[2/4] failed      seed=1  lr=-1: expected a number above 0.  (sweep/job1/optrun.log)  2"
+        " to go"
     )
 
 

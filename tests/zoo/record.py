@@ -33,30 +33,44 @@ def _page(rows: list[Row]) -> str:
     lines = [
         "# Parameter groups, architecture by architecture",
         "",
-        "What `param_groups=standard` and `param_groups=layerwise` say of every architecture that transformers "
-        f"{version('transformers')} builds from a default configuration, on the meta device. Written by",
+        (
+            "What `param_groups=standard` and `param_groups=layerwise` say of every architecture"
+            f" that transformers {version('transformers')} builds from a default configuration, on"
+            " the meta device. Written by"
+        ),
         "",
         "    python -m tests.zoo.record docs/reference/zoo.md",
         "",
-        f"Of {len(rows)} model types {len(built)} build. In all of them every trainable parameter is claimed exactly "
-        f"once. Every linear, convolution and embedding weight decays, and no norm weight, bias or other "
-        f"one-dimensional tensor does ({sum(row.norms for row in built):,} tensors in normalisation layers). In "
-        f"{len(layered)} the layers are told from the module tree. The scales fall monotonically from the head (1) to "
-        f"the embeddings (here by {DECAY_RATE} a layer).",
+        (
+            f"Of {len(rows)} model types {len(built)} build. In all of them every trainable"
+            " parameter is claimed exactly once. Every linear, convolution and embedding weight"
+            " decays, and no norm weight, bias or other one-dimensional tensor does"
+            f" ({sum(row.norms for row in built):,} tensors in normalisation layers). In"
+            f" {len(layered)} the layers are told from the module tree. The scales fall"
+            f" monotonically from the head (1) to the embeddings (here by {DECAY_RATE} a layer)."
+        ),
         "",
-        "`optrun explain` was asked about each with `param_groups=layerwise optimizer=lamb`: what it shows is what "
-        "the groups hold. LAMB's state is what it says of the memory.",
+        (
+            "`optrun explain` was asked about each with `param_groups=layerwise optimizer=lamb`:"
+            " what it shows is what the groups hold. LAMB's state is what it says of the memory."
+        ),
         "",
         *_order_of_use(layered),
         "",
-        "| type | class | parameters | norm tensors | groups (standard, layerwise) | LAMB state | depth | used |",
+        (
+            "| type | class | parameters | norm tensors | groups (standard, layerwise) | LAMB state"
+            " | depth | used |"
+        ),
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
     ]
     for row in layered:
         depth = ", ".join(
             f"{tower} {depth}" if tower else str(depth) for tower, depth in row.towers.items()
         )
-        numbers = f"{row.parameters:,} | {row.norms} | {row.groups[0]}, {row.groups[1]} | {size(row.state)}"
+        numbers = (
+            f"{row.parameters:,} | {row.norms} | {row.groups[0]}, {row.groups[1]} |"
+            f" {size(row.state)}"
+        )
         used = f"{row.used} of {row.tensors}" if row.used else "not run"
         lines.append(f"| {row.model_type} | {row.kind} | {numbers} | {depth} | {used} |")
     moved = [row for row in layered if row.moved]
@@ -92,12 +106,16 @@ def _page(rows: list[Row]) -> str:
 def _order_of_use(layered: list[Row]) -> list[str]:
     ran = [row for row in layered if row.used]
     return [
-        f"**Beside the blocks.** {len(ran)} of these {len(layered)} run one forward pass over shapes. The example is "
-        "tokens, images or sound (tokens alone if a model takes its images in another form). A tensor outside the "
-        "blocks belongs to the embeddings if it is used before the first block, and to the head after the last. "
-        "What is used between blocks, on both sides, or not at all keeps the side that its name and "
-        "registration say. Independent forward hooks noted each call of a module. None that is called before the "
-        "blocks is in the head, and none that is called after them in the embeddings.",
+        (
+            f"**Beside the blocks.** {len(ran)} of these {len(layered)} run one forward pass over"
+            " shapes. The example is tokens, images or sound (tokens alone if a model takes its"
+            " images in another form). A tensor outside the blocks belongs to the embeddings if it"
+            " is used before the first block, and to the head after the last. What is used between"
+            " blocks, on both sides, or not at all keeps the side that its name and registration"
+            " say. Independent forward hooks noted each call of a module. None that is called"
+            " before the blocks is in the head, and none that is called after them in the"
+            " embeddings."
+        ),
     ]
 
 

@@ -142,13 +142,14 @@ def add(choice: Choice) -> None:
     """
     if choice.kind not in KINDS:
         raise ConfigError(
-            f"{choice.kind}: nothing of this kind can be registered. {did_you_mean(choice.kind, KINDS)}"
+            f"{choice.kind}: nothing of this kind can be registered."
+            f" {did_you_mean(choice.kind, KINDS)}"
         )
     taken = _ROWS[choice.kind].get(choice.name)
     if taken is not None:
         raise ConfigError(
-            f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by {taken.origin or 'optrun itself'}. "
-            "Choose another name."
+            f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by"
+            f" {taken.origin or 'optrun itself'}. Choose another name."
         )
     _ROWS[choice.kind][choice.name] = choice
 
@@ -212,7 +213,10 @@ def find(kind: str, name: str) -> Choice | None:
         raise ConfigError(
             f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed."
         )
-    prefix = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
+    prefix = (
+        f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of"
+        f" {where[0]}"
+    )
     try:
         with origin(where[0]):
             points[0].load()
@@ -224,7 +228,8 @@ def find(kind: str, name: str) -> Choice | None:
         ) from error
     if name not in _ROWS[kind]:
         raise ConfigError(
-            f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it."
+            f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...)"
+            " in it."
         )
     return _ROWS[kind][name]
 
@@ -337,7 +342,8 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
         raise ConfigError(f"{prefix}: schema={shown}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(
-            f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
+            f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would"
+            " not count."
         )
     shared = {field.name for field in fields(base)} if base is not None else set()
     try:
@@ -349,14 +355,16 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
     lacking = [key for key, value in values.items() if key in shared and value == "???"]
     if lacking:
         raise ConfigError(
-            f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
+            f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write"
+            f" `{lacking[0]}: ... = VALUE`."
         )
     paths = getattr(schema, "PATHS", ())
     if not isinstance(paths, tuple | list) or not set(paths) <= {
         field.name for field in fields(schema)
     }:
         raise ConfigError(
-            f'{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields, such as ("file",).'
+            f"{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields,"
+            ' such as ("file",).'
         )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -366,8 +374,9 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
     except OmegaConfBaseException as error:
         line = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
-            "knows, such as float, str | None, list[int], and a default of the type."
+            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected"
+            " types that OmegaConf knows, such as float, str | None, list[int], and a default of"
+            " the type."
         ) from error
 
 

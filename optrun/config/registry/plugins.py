@@ -160,8 +160,8 @@ def load_again(
             )
         if now != record["sha256"]:
             raise ConfigError(
-                f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256 {record['sha256'][:12]}, "
-                f"now {now[:12]}. Start the {start} again."
+                f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256"
+                f" {record['sha256'][:12]}, now {now[:12]}. Start the {start} again."
             )
 
 

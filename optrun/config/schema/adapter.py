@@ -114,7 +114,8 @@ class LoraConfig(AdapterConfig):
             isinstance(given, bool) or bool(re.fullmatch(_BEGINNINGS, str(given))),
             "init_lora_weights",
             "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
-            "Not offered are those that look at data or a quantised base first: eva, corda, lora_ga, loftq.",
+            "Not offered are those that look at data or a quantised base first: eva, corda,"
+            " lora_ga, loftq.",
         )
         self.expect(
             given != "orthogonal" or self.r % 2 == 0,
@@ -141,7 +142,8 @@ class LoraConfig(AdapterConfig):
             self.layers_to_transform is None,
             "layers_to_transform",
             f"null {alone}",
-            "It tells modules apart alone: name the parameters with their layers, such as 0.mlp.experts.down_proj.",
+            "It tells modules apart alone: name the parameters with their layers, such as"
+            " 0.mlp.experts.down_proj.",
         )
         self.expect(
             isinstance(self.init_lora_weights, bool) or self.init_lora_weights == "gaussian",

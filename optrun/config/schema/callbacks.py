@@ -43,7 +43,8 @@ def _typed(name: str, values: object) -> Any:
             ["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]
         ).strip()
         raise ConfigError(
-            f"{key}: {hint} A file that registers one is named on the command line: --plugin FILE.py"
+            f"{key}: {hint} A file that registers one is named on the command line: --plugin"
+            " FILE.py"
         )
     schema = SCHEMAS[name]
     if values is not None and not isinstance(values, Mapping):

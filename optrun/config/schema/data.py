@@ -246,7 +246,8 @@ class FilesConfig(PathsConfig, StreamableConfig):
             not self.streaming or self.eval is not None or self.eval_fraction == 0,
             "streaming",
             "rows to evaluate on in files of their own",
-            "None are cut from a stream: name them with data.eval=FILE, or take data.eval_fraction=0.",
+            "None are cut from a stream: name them with data.eval=FILE, or take"
+            " data.eval_fraction=0.",
         )
 
 
@@ -295,7 +296,8 @@ class MixtureConfig(DataConfig):
         for name in given:
             if name not in self.mixture:
                 raise ConfigError(
-                    f"{key}.{name}: there is no such source. {did_you_mean(str(name), list(self.mixture))}"
+                    f"{key}.{name}: there is no such source."
+                    f" {did_you_mean(str(name), list(self.mixture))}"
                 )
         for name in self.mixture:
             value = given.get(name)
@@ -306,8 +308,8 @@ class MixtureConfig(DataConfig):
             expecting(share)(f"{key}.{name}", value)
             if value == 0 and self.stopping_strategy == "all_exhausted":
                 raise ConfigError(
-                    f"{key}.{name}=0: with data.stopping_strategy=all_exhausted an epoch would never end. Leave the "
-                    "source out."
+                    f"{key}.{name}=0: with data.stopping_strategy=all_exhausted an epoch would"
+                    " never end. Leave the source out."
                 )
         total = math.fsum(given.values())
         expect(
@@ -330,9 +332,9 @@ class MixtureConfig(DataConfig):
                 )  # as of the sets of one source: not by case alone
                 if other != key:
                     raise ConfigError(
-                        f"{key}: it is evaluated as eval/{found}, and so is {other}. Expected evaluation sets of "
-                        "different names (SOURCE, or SOURCE_SET), by more than upper and lower case: rename one "
-                        "source, or one set."
+                        f"{key}: it is evaluated as eval/{found}, and so is {other}. Expected"
+                        " evaluation sets of different names (SOURCE, or SOURCE_SET), by more than"
+                        " upper and lower case: rename one source, or one set."
                     )
 
     @property
@@ -378,7 +380,8 @@ class MixtureConfig(DataConfig):
             for inner in values:
                 if inner not in own:
                     raise ConfigError(
-                        f"{key}.{inner}: there is no such key. {did_you_mean(str(inner), sorted(own))}"
+                        f"{key}.{inner}: there is no such key."
+                        f" {did_you_mean(str(inner), sorted(own))}"
                     )
             expect(
                 values.get("train") is not None,

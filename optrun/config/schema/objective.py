@@ -59,8 +59,8 @@ def read_objectives(texts: Sequence[str], where: str) -> list[tuple[str, str]]:
     found = [read_objective(text, where) for text in texts]
     if len(found) == 1:
         raise ConfigError(
-            f"{where}={texts[0]}: one objective is checkpoint.metric, which decides on the best checkpoint, too. Give "
-            "two or more here."
+            f"{where}={texts[0]}: one objective is checkpoint.metric, which decides on the best"
+            " checkpoint, too. Give two or more here."
         )
     for name, _ in found:
         if [other for other, _ in found].count(name) > 1:

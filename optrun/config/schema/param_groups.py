@@ -109,7 +109,8 @@ class LayerwiseConfig(StandardConfig):
                     isinstance(value, str | int) and not isinstance(value, bool),
                     f"param_groups.name_dict[{key}]",
                     value,
-                    "a block number, head, embeddings, or a name with layers.<number> or embedding in it",
+                    "a block number, head, embeddings, or a name with layers.<number> or embedding"
+                    " in it",
                 )
 
 

@@ -172,7 +172,8 @@ def patterns(name: str, value: object) -> list[str]:
     for entry in listed:
         if not isinstance(entry, str):
             raise TypeError(
-                f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__} {entry!r}."
+                f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__}"
+                f" {entry!r}."
             )
     return listed
 
@@ -248,7 +249,7 @@ def checks(schema: type) -> dict[str, Check]:
     """Return what `ranges` does, with the flags and words that a caller from Python gives."""
     found: dict[str, Check] = {}
     for key, hint in get_type_hints(schema).items():
-        kinds = [one for one in (get_args(hint) or (hint,)) if one is not NoneType]
+        kinds = [one for one in get_args(hint) or (hint,) if one is not NoneType]
         if kinds == [bool]:
             found[key] = optional(flag) if NoneType in get_args(hint) else flag
         elif isinstance(kinds[0], type) and issubclass(kinds[0], Enum):

@@ -126,7 +126,8 @@ class RunConfig(Checked):
         self.training.expect(
             not (self.training.noise_scale and sharded),
             "noise_scale",
-            "false with distributed=fsdp, whose gradients are added over ranks before anybody sees them",
+            "false with distributed=fsdp, whose gradients are added over ranks before anybody sees"
+            " them",
         )
 
         if isinstance(self.adapter, QloraConfig):
@@ -187,9 +188,10 @@ class RunConfig(Checked):
         self.model.expect(
             kept or isinstance(self.adapter, LoraConfig),
             "dtype",
-            f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no float32 copy of "
-            "what it steps: a step below 1/256 of a weight would be lost",
-            f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors are float32.",
+            f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no"
+            " float32 copy of what it steps: a step below 1/256 of a weight would be lost",
+            f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors"
+            " are float32.",
         )
 
     def _expect_reader_of_streams(self, key: str) -> None:
@@ -254,13 +256,13 @@ class RunConfig(Checked):
         warmup = "" if climbs else ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
         prefers = isinstance(self.task, PreferenceConfig)
         usual = (
-            f". task=preference usually takes far less: lr={'1e-5' if group == 'adapter' else '1e-6'}"
-            * prefers
+            ". task=preference usually takes far less:"
+            f" lr={'1e-5' if group == 'adapter' else '1e-6'}" * prefers
         )
         return (
-            f"{'warning: ' * prefers}lr={self.lr:g} is the default of optimizer={self.optimizer.name}, "
-            f"{self.optimizer.default_lr:g}, times {group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another"
-            f"{usual}{warmup}"
+            f"{'warning: ' * prefers}lr={self.lr:g} is the default of"
+            f" optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times"
+            f" {group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another{usual}{warmup}"
         )
 
     def factors_note(self) -> str | None:
@@ -278,11 +280,15 @@ class RunConfig(Checked):
         begins = (
             f"its norm counts as {optimizer.min_param_norm:g} at least (optimizer.min_param_norm)"
             if optimizer.min_param_norm
-            else "its first step has the ratio 1, and the next about lr, since it is then as large as that step"
+            else (
+                "its first step has the ratio 1, and the next about lr, since it is then as large"
+                " as that step"
+            )
         )
         return (
-            f"optimizer={optimizer.name} gives A and B of a LoRA a trust ratio each. B begins at zero: {begins}; "
-            'optimizer.exclude_from_layer_adaptation=["lora_B"] leaves its ratio at 1'
+            f"optimizer={optimizer.name} gives A and B of a LoRA a trust ratio each. B begins at"
+            f' zero: {begins}; optimizer.exclude_from_layer_adaptation=["lora_B"] leaves its ratio'
+            " at 1"
         )
 
     def schedule_note(self) -> str | None:
@@ -293,9 +299,9 @@ class RunConfig(Checked):
         if not self.optimizer.SCHEDULE_FREE or isinstance(self.scheduler, ConstantConfig):
             return None
         return (
-            f"warning: scheduler={self.scheduler.name} moves the lr of optimizer={self.optimizer.name}, where an "
-            "average of the weights takes the place of a schedule. Its paper: scheduler=constant "
-            "scheduler.warmup_ratio=0.05"
+            f"warning: scheduler={self.scheduler.name} moves the lr of"
+            f" optimizer={self.optimizer.name}, where an average of the weights takes the place of"
+            " a schedule. Its paper: scheduler=constant scheduler.warmup_ratio=0.05"
         )
 
     def older_power_notes(self) -> list[str]:
@@ -306,7 +312,8 @@ class RunConfig(Checked):
         notes = []
         if isinstance(self.scheduler, PolynomialConfig) and self.scheduler.power == 2:
             notes.append(
-                "scheduler.power=2 stays, as the run was started with it; by default a new run has 1 now"
+                "scheduler.power=2 stays, as the run was started with it; by default a new run has"
+                " 1 now"
             )
         for index, rule in enumerate(self.param_groups.rules):
             own = rule.get("schedule")
@@ -314,7 +321,8 @@ class RunConfig(Checked):
                 isinstance(own, dict) and own.get("name") == "polynomial" and "power" not in own
             ):
                 notes.append(
-                    f"warning: param_groups.rules[{index}].schedule={own} has power 1 now; a run that was started when "
-                    "it was 2 keeps that with {name: polynomial, power: 2.0} there"
+                    f"warning: param_groups.rules[{index}].schedule={own} has power 1 now; a run"
+                    " that was started when it was 2 keeps that with {name: polynomial, power:"
+                    " 2.0} there"
                 )
         return notes

@@ -65,7 +65,8 @@ class SchedulerConfig(Checked):
         self.expect(
             (self.weight_decay_final_ratio is not None) == needed,
             "weight_decay_final_ratio",
-            f"{'a number' if needed else 'null'} with scheduler.weight_decay_curve={in_yaml(self.weight_decay_curve)}",
+            f"{'a number' if needed else 'null'} with"
+            f" scheduler.weight_decay_curve={in_yaml(self.weight_decay_curve)}",
         )
 
     def _expect_one_of(self, steps: str, share: str) -> None:
@@ -138,7 +139,8 @@ class PolynomialConfig(FloorConfig):
         self.expect(
             not self.cycle or self.decay_steps is not None,
             "cycle",
-            "false while scheduler.decay_steps is null, since the run ends where the first cycle does",
+            "false while scheduler.decay_steps is null, since the run ends where the first cycle"
+            " does",
         )
 
 
@@ -184,7 +186,8 @@ class WsdConfig(FloorConfig):
         self.expect(
             self.decay_shape is not WsdShape.exponential or self.min_lr > 0,
             "min_lr",
-            "a number above 0 with scheduler.decay_shape=exponential, which comes down by equal factors",
+            "a number above 0 with scheduler.decay_shape=exponential, which comes down by equal"
+            " factors",
         )
 
 
@@ -237,7 +240,8 @@ class PiecewiseConfig(SchedulerConfig):
         self.expect(
             self.boundaries is None or len(self.boundaries) == len(self.values) - 1,
             "boundaries",
-            f"{len(self.values) - 1} steps for {len(self.values)} values, or null for one value per step",
+            f"{len(self.values) - 1} steps for {len(self.values)} values, or null for one value per"
+            " step",
         )
 
 

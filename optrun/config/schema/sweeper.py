@@ -116,13 +116,14 @@ class SweeperConfig(Checked):
         given = f"hydra.sweeper.objectives={self.objectives}"
         if self.halves:
             raise ConfigError(
-                f"{given}: rungs and pruners stop what is weaker in one number, and here are {len(self.objectives)}. "
-                "Leave hydra.sweeper.rungs and hydra.sweeper.pruner out."
+                f"{given}: rungs and pruners stop what is weaker in one number, and here are"
+                f" {len(self.objectives)}. Leave hydra.sweeper.rungs and hydra.sweeper.pruner out."
             )
         if self.confirm.asked:
             raise ConfigError(
-                f"{given}: a front has no single choice to confirm, so hydra.sweeper.confirm has nothing to run. "
-                "`optrun confirm SWEEP metric=NAME` confirms the best in one of them."
+                f"{given}: a front has no single choice to confirm, so hydra.sweeper.confirm has"
+                " nothing to run. `optrun confirm SWEEP metric=NAME` confirms the best in one of"
+                " them."
             )
 
     def _check_devices(self) -> None:
@@ -149,8 +150,9 @@ class SweeperConfig(Checked):
             )
         if self.max_batch_size is not None:
             raise ConfigError(
-                f"hydra.sweeper.max_batch_size={self.max_batch_size}: has no effect with {key}={found}, where each "
-                "device is given one job at a time. Leave one of them out."
+                f"hydra.sweeper.max_batch_size={self.max_batch_size}: has no effect with"
+                f" {key}={found}, where each device is given one job at a time. Leave one of them"
+                " out."
             )
 
 
@@ -205,8 +207,8 @@ class OptunaConfig(SweeperConfig):
         self._check_pruner()
         if self.objectives and self.sampler is Sampler.cmaes:
             raise ConfigError(
-                f"hydra.sweeper.sampler=cmaes: goes for one objective, and hydra.sweeper.objectives={self.objectives}. "
-                "Choose tpe, gp, qmc or random."
+                "hydra.sweeper.sampler=cmaes: goes for one objective, and"
+                f" hydra.sweeper.objectives={self.objectives}. Choose tpe, gp, qmc or random."
             )
         if (
             self.storage is not None
@@ -214,8 +216,8 @@ class OptunaConfig(SweeperConfig):
             and "://" not in self.storage
         ):
             raise ConfigError(
-                f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a disk that several "
-                "machines share a journal such as journal:study.log."
+                f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a"
+                " disk that several machines share a journal such as journal:study.log."
             )
 
     def _check_pruner(self) -> None:
@@ -230,8 +232,8 @@ class OptunaConfig(SweeperConfig):
             raise ConfigError(f"{given}: at which step is the first rung? Give {key}=STEPS.")
         if self.rungs:
             raise ConfigError(
-                f"hydra.sweeper.rungs={self.rungs}: all wait for each other there, and with {given} nobody waits. "
-                "Leave one of them out."
+                f"hydra.sweeper.rungs={self.rungs}: all wait for each other there, and with {given}"
+                " nobody waits. Leave one of them out."
             )
 
 

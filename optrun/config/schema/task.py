@@ -119,7 +119,9 @@ class SequenceClassificationConfig(ClassesConfig):
     )
     _LAST: ClassVar[Mapping[str, str]] = {
         "regression": "print(logits.item())",
-        "multi_label_classification": "print([model.config.id2label[k] for k, one in enumerate(logits[0]) if one > 0])",
+        "multi_label_classification": (
+            "print([model.config.id2label[k] for k, one in enumerate(logits[0]) if one > 0])"
+        ),
     }
 
     problem_type: ProblemType
@@ -210,7 +212,10 @@ class MultipleChoiceConfig(TaskConfig):
     USAGE = (
         'text, choices = "a text", ["one way to go on", "another one"]',
         'inputs = tokenizer([text] * len(choices), choices, padding=True, return_tensors="pt")',
-        "print(choices[int(model(**{name: ids[None] for name, ids in inputs.items()}).logits.argmax())])",
+        (
+            "print(choices[int(model(**{name: ids[None] for name, ids in"
+            " inputs.items()}).logits.argmax())])"
+        ),
     )
 
 
@@ -292,7 +297,10 @@ class Seq2SeqLmConfig(TaskConfig):
     PIPELINE_TAG = "text2text-generation"
     USAGE = (
         'inputs = tokenizer("a text", return_tensors="pt")',
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0], skip_special_tokens=True))",
+        (
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0],"
+            " skip_special_tokens=True))"
+        ),
     )
 
     max_target_length: Annotated[int, at_least(2)]

@@ -163,8 +163,9 @@ class TrainingConfig(Checked):
             else ""
         )
         raise ConfigError(
-            f"training.global_batch_size={whole}: expected a multiple of {' times '.join(factors)}{bound}. "
-            "Accumulation follows from it: leave training.gradient_accumulation_steps at 1."
+            f"training.global_batch_size={whole}: expected a multiple of"
+            f" {' times '.join(factors)}{bound}. Accumulation follows from it: leave"
+            " training.gradient_accumulation_steps at 1."
         )
 
     def expect_micro_batches(self, ranks: int) -> None:
@@ -175,9 +176,10 @@ class TrainingConfig(Checked):
         """
         if self.noise_scale and self.step_over(ranks)[1] < 2:
             raise ConfigError(
-                "training.noise_scale=true: a step has one micro-batch, and the noise is what differs between several. "
-                "Give training.gradient_accumulation_steps=2, or training.global_batch_size above "
-                "training.per_device_train_batch_size, or several ranks."
+                "training.noise_scale=true: a step has one micro-batch, and the noise is what"
+                " differs between several. Give training.gradient_accumulation_steps=2, or"
+                " training.global_batch_size above training.per_device_train_batch_size, or several"
+                " ranks."
             )
 
 

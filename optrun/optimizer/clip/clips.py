@@ -119,14 +119,16 @@ class Clip:
             return [True] * sum(len(group["params"]) for group in groups)
         if any("param_names" not in group for group in groups):
             raise ConfigError(
-                "clip.exclude: the parameters have no names to search. Build the optimizer over named parameters."
+                "clip.exclude: the parameters have no names to search. Build the optimizer over"
+                " named parameters."
             )
         names = tuple(name for group in groups for name in group["param_names"])
         if names not in self._seen:
             for pattern in self._exclude:
                 if not any(pattern.search(name) for name in names):
                     raise ConfigError(
-                        f"clip.exclude={pattern.pattern}: matches no parameter. {near_names(pattern.pattern, names)}"
+                        f"clip.exclude={pattern.pattern}: matches no parameter."
+                        f" {near_names(pattern.pattern, names)}"
                     )
             self._seen = {
                 names: [
@@ -142,8 +144,9 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
     def rule(gradients: list[Gradient], _: Tensor | None) -> None:
         if not min_value <= 0 <= max_value and any(entry.sparse for entry in gradients):
             raise ValueError(
-                f"clip=value to [{min_value}, {max_value}]: a sparse gradient cannot take it, "
-                "because its empty rows are 0 and would have to move. Widen the interval, or exclude the parameter."
+                f"clip=value to [{min_value}, {max_value}]: a sparse gradient cannot take it,"
+                " because its empty rows are 0 and would have to move. Widen the interval, or"
+                " exclude the parameter."
             )
         for places in by_device_and_dtype(gradients):
             values = [gradients[at].values for at in places]

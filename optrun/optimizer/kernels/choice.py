@@ -167,7 +167,8 @@ def _named(device: str) -> str:
         )
     if named == "triton" and why_not(device):
         raise ConfigError(
-            f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device}, {why_not(device)}."
+            f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device},"
+            f" {why_not(device)}."
         )
     return named
 

@@ -53,8 +53,9 @@ def refuse_different(kernels: Sequence[str]) -> None:
     if len(set(kernels)) > 1:
         each = ", ".join(f"rank {rank}: {kernel}" for rank, kernel in enumerate(kernels))
         raise ConfigError(
-            f"The ranks would step by different kernels ({each}), whose last bits differ. {VARIABLE}=NAME, given to "
-            "all ranks, names one that each of them has; `optrun explain` says on a machine why another one is missing."
+            f"The ranks would step by different kernels ({each}), whose last bits differ."
+            f" {VARIABLE}=NAME, given to all ranks, names one that each of them has; `optrun"
+            " explain` says on a machine why another one is missing."
         )
 
 

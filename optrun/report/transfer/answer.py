@@ -169,7 +169,8 @@ def answer(
     )
     if metric is None and len(names) > 1:
         raise ConfigError(
-            f"the runs have several main metrics ({', '.join(names)}): say which counts with metric=NAME."
+            f"the runs have several main metrics ({', '.join(names)}): say which counts with"
+            " metric=NAME."
         )
     name, mode = choose_metric(runs, metric)
     if apart := incomparable([run for run in runs if run.score(name) is not None or run.diverged]):
@@ -257,8 +258,10 @@ def answer_of(sweep: Sweep, mode: str) -> Answer:
         exponents=exponents,
         along={key: target[key] for key in sweep.axes.along},
         optima=optima,
-        assumption=f"lr* is a power law in {ranges}, and goes on so to "
-        f"{label({key: target[key] for key in keys})}; all else is as in the sweeps",
+        assumption=(
+            f"lr* is a power law in {ranges}, and goes on so to "
+            f"{label({key: target[key] for key in keys})}; all else is as in the sweeps"
+        ),
         far=any(factor > FAR for factor in beyond.values()),
         notes=_notes(sweep, law, beyond, exponents),
         tests=[_command(nearest.runs, target, end) for end in (lr.low, lr.high)],
@@ -293,13 +296,15 @@ def _notes(
 ) -> list[str]:
     axes = sweep.axes
     notes = [
-        f"Extrapolated by more than {FAR:g}: {key}={axes.target[key]:.6g} lies {factor:.3g} times beyond what was seen"
+        f"Extrapolated by more than {FAR:g}: {key}={axes.target[key]:.6g} lies {factor:.3g} times"
+        " beyond what was seen"
         for key, factor in beyond.items()
         if factor > FAR
     ]
     if math.isnan(law.misfit):
         notes.append(
-            f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing tests"
+            f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing"
+            " tests"
         )
     else:
         notes.append(
@@ -308,7 +313,8 @@ def _notes(
     if axes.along:
         moved = ", ".join(f"{key} (here {axes.target[key]:.6g})" for key in axes.along)
         notes.append(
-            f"Along with that, {moved} moved in every sweep: the exponents are of all of it together"
+            f"Along with that, {moved} moved in every sweep: the exponents are of all of it"
+            " together"
         )
     notes += [
         f"The exponent of {key} could be 0: its interval holds it"
@@ -317,7 +323,8 @@ def _notes(
     ]
     if any(math.isnan(size.basin.wide) for size in sweep.sizes):
         notes.append(
-            "A size has three learning rates around its best: nothing tells how far its parabola holds"
+            "A size has three learning rates around its best: nothing tells how far its parabola"
+            " holds"
         )
     return [*notes, *(f"At {each}" for each in sweep.missing)]
 
@@ -341,7 +348,10 @@ def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str
 
 def sentence(found: Answer, target: Mapping[str, float]) -> str:
     """Write the answer as one line."""
-    return f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {found.lr.interval}) for {label(target)}"
+    return (
+        f"{found.contender}: lr {rate(found.lr.value)} (90 % interval {found.lr.interval}) for"
+        f" {label(target)}"
+    )
 
 
 def rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
@@ -378,7 +388,8 @@ def _rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]
         if key not in sizes and not alike:
             there = ", ".join(sorted({str(run.setting(key)) for run in runs}))
             raise ConfigError(
-                f"this run has {key}={asked.setting(key)}, the sweep {there}: sweep lr with the same."
+                f"this run has {key}={asked.setting(key)}, the sweep {there}: sweep lr with the"
+                " same."
             )
         runs = runs if key in sizes else alike
     metric, mode = choose_metric(runs, None)

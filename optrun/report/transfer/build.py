@@ -156,7 +156,8 @@ def _write(folder: Path, found: Transfer) -> list[Path]:
             for path in (page, numbers, picture):
                 if path.exists():
                     raise ConfigError(
-                        f"{path} exists and was not written by {_MARK}: write elsewhere with out=DIR."
+                        f"{path} exists and was not written by {_MARK}: write elsewhere with"
+                        " out=DIR."
                     )
         replace_text(numbers, json.dumps(facts, indent=2) + "\n")
         replace_text(page, text)

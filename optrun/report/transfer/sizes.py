@@ -130,17 +130,20 @@ def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Seque
     for key in target:
         if key in ("lr", "seed"):
             raise ConfigError(
-                f"to: {key} is what is predicted or resampled. Name a size, such as training.max_steps."
+                f"to: {key} is what is predicted or resampled. Name a size, such as"
+                " training.max_steps."
             )
         if key not in known:
             raise ConfigError(
-                f"to: {key}: no run has this key. {did_you_mean(key, keys if keys != ['lr'] else known)}"
+                f"to: {key}: no run has this key."
+                f" {did_you_mean(key, keys if keys != ['lr'] else known)}"
             )
         if key not in keys:
             found = next(run.config[key] for run in runs if key in run.config)
             value = "null" if found is None else found
             raise ConfigError(
-                f"to: {key} is {value} in all runs, and nothing tells how lr moves with it: sweep lr at another, too."
+                f"to: {key} is {value} in all runs, and nothing tells how lr moves with it: sweep"
+                " lr at another, too."
             )
         for run in runs:
             if not (number(run.setting(key)) or 0) > 0:
@@ -173,8 +176,8 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
                 else f", as in {key}={value:.12g}, which goes on as in the sweeps"
             )
             raise ConfigError(
-                f"to: {key} varied, too, and lr may follow it as well as {', '.join(asked)}: name it{goes_on}, or give "
-                "sweeps that agree in it."
+                f"to: {key} varied, too, and lr may follow it as well as {', '.join(asked)}: name"
+                f" it{goes_on}, or give sweeps that agree in it."
             )
         whole[key] = value
     keys: list[str] = []
@@ -183,7 +186,8 @@ def find_axes(runs: Sequence[Run], target: Mapping[str, float], others: Sequence
             keys.append(key)
     if not keys:
         raise ConfigError(
-            f"one size only ({label(_values(runs[0], asked))}): sweep lr at another {asked[0]}, too."
+            f"one size only ({label(_values(runs[0], asked))}): sweep lr at another {asked[0]},"
+            " too."
         )
     for key in asked:
         if key not in keys:
@@ -234,8 +238,9 @@ def _unidentified(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
     )
     lacking = label(_values(smallest, keys) | _values(largest, [key]))
     return (
-        f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be told apart: sweep lr "
-        f"at {lacking}, too, or ask for a size on the line that they moved along."
+        f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be"
+        f" told apart: sweep lr at {lacking}, too, or ask for a size on the line that they moved"
+        " along."
     )
 
 
@@ -273,7 +278,8 @@ def fit_sizes(contender: Contender, axes: Axes, metric: str, mode: str) -> Sweep
             )
             if holes := [rate(lr) for lr in scores if len(scores[lr]) < len(seeds)]:
                 found.missing.append(
-                    f"{label(size)}: not every seed has finished at lr {', '.join(holes)}; run the rest"
+                    f"{label(size)}: not every seed has finished at lr {', '.join(holes)}; run the"
+                    " rest"
                 )
     return found
 
@@ -285,13 +291,19 @@ def _lacking(
     if not len(lrs):
         return f"no run finished with {metric}"
     if len(seeds) < MIN_SEEDS:
-        return f"one seed, {seeds[0]}: without another nothing says how sure an optimum is; add seed={seeds[0] + 1}"
+        return (
+            f"one seed, {seeds[0]}: without another nothing says how sure an optimum is; add"
+            f" seed={seeds[0] + 1}"
+        )
     best = best_of(costs)
     above = min((lr for lr in diverged if lr > lrs[best]), default=math.inf)
     step = float(lrs[1] / lrs[0]) if len(lrs) > 1 else 2.0
     if 0 < best < len(lrs) - 1:
         whole = np.isfinite(costs[:, best - 1 : best + 2]).all(axis=1).sum()
-        few = f"fewer than {MIN_SEEDS} seeds have finished at the best lr, {rate(float(lrs[best]))}, and beside it"
+        few = (
+            f"fewer than {MIN_SEEDS} seeds have finished at the best lr, {rate(float(lrs[best]))},"
+            " and beside it"
+        )
         return "" if whole >= MIN_SEEDS else f"{few}: run the rest"
     edge = float(lrs[best])
     further = (
@@ -299,6 +311,12 @@ def _lacking(
     )
     more = f" below lr {rate(above)}, where runs diverged" if best and above < math.inf else ""
     if len(lrs) < MIN_LRS:
-        return f"{len(lrs)} learning rates with a result: expected {MIN_LRS} or more; add lr={rate(further)}"
+        return (
+            f"{len(lrs)} learning rates with a result: expected {MIN_LRS} or more; add"
+            f" lr={rate(further)}"
+        )
     end = "lowest" if best == 0 else "highest"
-    return f"the best lr, {rate(edge)}, is the {end} of its grid{more}: its optimum is unknown; add lr={rate(further)}"
+    return (
+        f"the best lr, {rate(edge)}, is the {end} of its grid{more}: its optimum is unknown; add"
+        f" lr={rate(further)}"
+    )

@@ -234,8 +234,8 @@ class Predictor(ABC):
         for one, number in zip(inputs, numbers, strict=True):
             if not len(one["input_ids"]):
                 raise ConfigError(
-                    f"{self.split.key}: row {self.split.number(number)} has no token: an empty text, and a tokenizer "
-                    "that adds none of its own. Leave such rows out."
+                    f"{self.split.key}: row {self.split.number(number)} has no token: an empty"
+                    " text, and a tokenizer that adds none of its own. Leave such rows out."
                 )
         return inputs
 

@@ -85,7 +85,8 @@ def generation_config(given: Mapping[str, object], base: GenerationConfig) -> Ge
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"generation.{name}: no such option of transformers' generation. {did_you_mean(name, known)}"
+                f"generation.{name}: no such option of transformers' generation."
+                f" {did_you_mean(name, known)}"
             )
     for kind, names in _KEYS.items():
         for name in names:
@@ -128,7 +129,8 @@ class TextGeneration(Predictor):
         base = getattr(model, "generation_config", None)
         if base is None or not model.can_generate():
             raise ConfigError(
-                f"task={self.predicting.task.name}: {type(model).__name__} of transformers cannot generate."
+                f"task={self.predicting.task.name}: {type(model).__name__} of transformers cannot"
+                " generate."
             )
         given = dict(self.given)
         room = getattr(model.config, "max_position_embeddings", None) if self.side_by_side else None
@@ -198,8 +200,8 @@ class TextGeneration(Predictor):
         )
         if left < 1:
             raise ConfigError(
-                f"generation.max_new_tokens={config.max_new_tokens}: the model has {room:,} positions for prompt and "
-                f"continuation together. Expected {room - 1:,} or fewer."
+                f"generation.max_new_tokens={config.max_new_tokens}: the model has {room:,}"
+                f" positions for prompt and continuation together. Expected {room - 1:,} or fewer."
             )
         return int(left)
 

@@ -29,12 +29,13 @@ class MaskedTokens(Predictor):
             or not 0 < self.top_k <= entries
         ):
             raise ConfigError(
-                f"top_k={self.top_k}: expected a whole number from 1 to {entries:,}, the tokens there are."
+                f"top_k={self.top_k}: expected a whole number from 1 to {entries:,}, the tokens"
+                " there are."
             )
         if not any(self.mask in text for text in texts(self.split, self.text)):
             raise ConfigError(
-                f"{self.split.key}: no row has {self.mask} in column {self.text}, so there is nothing to fill in. "
-                f"Write {self.mask} where a token is to be predicted."
+                f"{self.split.key}: no row has {self.mask} in column {self.text}, so there is"
+                f" nothing to fill in. Write {self.mask} where a token is to be predicted."
             )
 
     @property

@@ -76,8 +76,9 @@ class PreferredAnswers(Predictor):
             )
             if not (first[TARGETS].any() and second[TARGETS].any()):
                 raise ConfigError(
-                    f"{self.split.key}: row {self.split.number(number)} has no answer within data.max_length="
-                    f"{self.predicting.max_length}: its prompt is longer. Leave such rows out."
+                    f"{self.split.key}: row {self.split.number(number)} has no answer within"
+                    f" data.max_length={self.predicting.max_length}: its prompt is longer. Leave"
+                    " such rows out."
                 )
             found.append(
                 {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}

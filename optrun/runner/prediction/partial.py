@@ -64,8 +64,8 @@ class Partial:
         if strange or self.folder.is_symlink():
             found = strange[0] if strange else "a link"
             raise ConfigError(
-                f"{self.folder}: unfinished predictions would be kept there, and it holds {found}. Choose another "
-                "out=FILE, or move it away."
+                f"{self.folder}: unfinished predictions would be kept there, and it holds {found}."
+                " Choose another out=FILE, or move it away."
             )
         opened = False
         try:
@@ -99,8 +99,9 @@ class Partial:
             return
         was, now = (json.dumps(side.get(other), ensure_ascii=False) for side in (before, mine))
         raise ConfigError(
-            f"out={self.out}: the unfinished predictions in {self.folder} are of another {other}: {was} then, {now} "
-            f"now. Give the same again to go on with them, choose another out=FILE, or remove {self.folder}."
+            f"out={self.out}: the unfinished predictions in {self.folder} are of another {other}:"
+            f" {was} then, {now} now. Give the same again to go on with them, choose another"
+            f" out=FILE, or remove {self.folder}."
         )
 
     def _keep_whole(self) -> None:

@@ -27,8 +27,8 @@ class WordLabels(Predictor):
         for number, words in enumerate(self.split.rows[self.words]):
             if words is None or any(word is None for word in words):
                 raise ConfigError(
-                    f"{self.split.key}: row {self.split.number(number)} has no value, or a missing word, in column "
-                    f"{self.words}."
+                    f"{self.split.key}: row {self.split.number(number)} has no value, or a missing"
+                    f" word, in column {self.words}."
                 )
 
     @property

@@ -72,8 +72,8 @@ def kept_columns(
         if name in names:
             others = ",".join(other for other in names if other not in (ROW, *predicted))
             raise ConfigError(
-                f"{split.key} has a column {name}, and so have the predictions. Rename it, or name the columns to "
-                f"keep: keep=[{others}]."
+                f"{split.key} has a column {name}, and so have the predictions. Rename it, or name"
+                f" the columns to keep: keep=[{others}]."
             )
     return names
 

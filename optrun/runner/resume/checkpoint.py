@@ -197,7 +197,8 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     ).wrong
     for name, fault in wrong.items():
         note(
-            f"warning: {fault} {'They are taken as they are.' if name == names.MANIFEST else 'Nothing of it is used.'}"
+            f"warning: {fault}"
+            f" {'They are taken as they are.' if name == names.MANIFEST else 'Nothing of it is used.'}"
         )
     return RunManifest(run, read_run_manifest(run)), names.SUMMARY not in wrong
 
@@ -257,8 +258,9 @@ def open_checkpoint(
     if wrong:
         listed = "".join(f"\n  {reason}" for reason in wrong)
         raise CheckpointError(
-            f"{run.path}: no checkpoint of this run is whole, and nothing is started over unasked:{listed}\nRestore "
-            "one from a backup, or start a new run in another directory."
+            f"{run.path}: no checkpoint of this run is whole, and nothing is started over"
+            f" unasked:{listed}\nRestore one from a backup, or start a new run in another"
+            " directory."
         )
     _refuse_lost_history(run, saves=resume.saved)
     if not resume.saved:
@@ -304,13 +306,13 @@ def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
         traces = [path.name for path in run.checkpoints.iterdir() if not path.name.startswith(".")]
         if traces:
             raise CheckpointError(
-                f"{run.checkpoints}: there were checkpoints, and none is left to go on from (found: "
-                f"{', '.join(sorted(traces)[:5])}). Start a new run in another directory."
+                f"{run.checkpoints}: there were checkpoints, and none is left to go on from (found:"
+                f" {', '.join(sorted(traces)[:5])}). Start a new run in another directory."
             )
     elif saves and run.metrics.is_file() and read_metrics(run.metrics).records:
         raise CheckpointError(
-            f"{run.checkpoints}: missing, although the run had begun: it was removed. Start a new run in another "
-            "directory."
+            f"{run.checkpoints}: missing, although the run had begun: it was removed. Start a new"
+            " run in another directory."
         )
 
 
@@ -326,6 +328,6 @@ def _refuse_finished(run: RunDir) -> None:
         return
     if finished:
         raise ConfigError(
-            f"{run.path}: this run is finished, and it saved nothing to go on from (checkpoint=none). Start a new run "
-            "in another directory."
+            f"{run.path}: this run is finished, and it saved nothing to go on from"
+            " (checkpoint=none). Start a new run in another directory."
         )

@@ -137,8 +137,9 @@ def refuse_idle(changes: Changes, done: int) -> None:
     ]
     if idle:
         raise ConfigError(
-            f"{', '.join(idle)}: all {done} steps are done, so nothing would be computed with it. "
-            f"training.max_steps=N with more than {done} prolongs the run; without this change it stays as it is."
+            f"{', '.join(idle)}: all {done} steps are done, so nothing would be computed with it."
+            f" training.max_steps=N with more than {done} prolongs the run; without this change it"
+            " stays as it is."
         )
 
 

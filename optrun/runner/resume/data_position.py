@@ -119,8 +119,8 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     parts = _changed_parts(saved.plan, now.plan)
     if parts and "seed" not in changes and not may_change_data(changes):
         raise ConfigError(
-            f"the data is not what the run was started with: {parts}. Restore it, start a new run, or name other rows "
-            "with another data.train."
+            f"the data is not what the run was started with: {parts}. Restore it, start a new run,"
+            " or name other rows with another data.train."
         )
     if saved.tokenizer not in (None, now.tokenizer):
         why = (
@@ -135,8 +135,9 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     classes, others = class_names(saved.model_config), class_names(now.model_config)
     if classes and classes != others:
         raise ConfigError(
-            f"{named or 'the data'}: with this change the classes are {_some(others)}, and the trained weights tell "
-            f"{_some(classes)} apart, in this order: they would mean other labels. Start a new run."
+            f"{named or 'the data'}: with this change the classes are {_some(others)}, and the"
+            f" trained weights tell {_some(classes)} apart, in this order: they would mean other"
+            " labels. Start a new run."
         )
     before, fingerprint = saved.plan["fingerprint"], now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
@@ -146,8 +147,9 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
             else ""
         )
         raise ConfigError(
-            f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
-            f"their order or their content changed{why}. Restore it, or start a new run."
+            f"the data is not what the run was started with (fingerprint {before} then,"
+            f" {fingerprint} now): rows, their order or their content changed{why}. Restore it, or"
+            " start a new run."
         )
 
 
@@ -184,9 +186,10 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
     """
     if saved.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise ConfigError(
-            "with this data and model the tokenizer is another one than the checkpoint was trained with, and its "
-            "weights would read other words. Leave data.train, model.path and model.tokenizer as they were, or name "
-            "the run's own: model.tokenizer=RUN_DIR/tokenizer."
+            "with this data and model the tokenizer is another one than the checkpoint was trained"
+            " with, and its weights would read other words. Leave data.train, model.path and"
+            " model.tokenizer as they were, or name the run's own:"
+            " model.tokenizer=RUN_DIR/tokenizer."
         )
 
 
@@ -200,9 +203,9 @@ def not_held_back(saved: CheckpointMetadata, evaluation: ExampleSource) -> str |
     if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
         return None
     return (
-        "warning: the evaluation examples are not those that were held back when the checkpoint was trained: the data, "
-        "its preparation or the seed is another one, so that it may have been trained on some of them. Name rows it "
-        "has not seen with data.eval."
+        "warning: the evaluation examples are not those that were held back when the checkpoint was"
+        " trained: the data, its preparation or the seed is another one, so that it may have been"
+        " trained on some of them. Name rows it has not seen with data.eval."
     )
 
 
@@ -262,8 +265,9 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
         left_out = min(new_step * size, plan.examples) - seen
         position = epoch * plan.steps_per_epoch + new_step
         note = (
-            f"the plan of the data changed: {seen:,} of {plan.examples:,} examples of epoch {epoch + 1} were seen; "
-            f"training goes on after them in the same order, {left_out:,} are left out of this epoch, none comes twice."
+            f"the plan of the data changed: {seen:,} of {plan.examples:,} examples of epoch"
+            f" {epoch + 1} were seen; training goes on after them in the same order, {left_out:,}"
+            " are left out of this epoch, none comes twice."
         )
     else:
         left_out = old.examples - seen if step_in_epoch else 0
@@ -274,8 +278,8 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
             else f" ({before['ordering']} then, {plan.ordering} now)"
         )
         note = (
-            f"the examples or their order changed{orders}: training goes on at the start of a new epoch; {left_out:,} "
-            f"examples of epoch {epoch + 1} are left out."
+            f"the examples or their order changed{orders}: training goes on at the start of a new"
+            f" epoch; {left_out:,} examples of epoch {epoch + 1} are left out."
         )
     state.data_shift = position - state.global_step - state.passed_steps
     return note

@@ -134,9 +134,9 @@ def _refusal(whole: int, ranks: int, given: int | None) -> str:
     )
     around = sorted({max(whole // ranks, 1) * ranks, -(-whole // ranks) * ranks})
     return (
-        f"{WHOLE}={whole}: {head}, and a run that goes on keeps its batch. Expected {', '.join(fit[:-1])}"
-        f"{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or another batch from here on: "
-        f"{' or '.join(f'{WHOLE}={number}' for number in around)}."
+        f"{WHOLE}={whole}: {head}, and a run that goes on keeps its batch. Expected"
+        f" {', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or another batch from"
+        f" here on: {' or '.join(f'{WHOLE}={number}' for number in around)}."
     )
 
 

@@ -84,8 +84,14 @@ def restore_state(
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         first = min(snapshot.optimizer, default="none")
         if on_other_optimizer is not OnOtherOptimizer.reset:
-            hint = "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's state anew."
-            text = f"the saved optimizer state does not fit: {error} First saved tensor: {first}. {hint}"
+            hint = (
+                "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's"
+                " state anew."
+            )
+            text = (
+                f"the saved optimizer state does not fit: {error} First saved tensor: {first}."
+                f" {hint}"
+            )
             raise _unfit(text, changes, ("optimizer.", "param", "model.", "adapter.")) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
     else:
@@ -178,8 +184,8 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
         elif len(saved["plateaus"]) != len(own["plateaus"]):
             if any(plateau is not None for plateau in saved["plateaus"]):
                 notes.append(
-                    f"{len(saved['plateaus'])} parameter groups then, {len(own['plateaus'])} now: what the schedule "
-                    f"{saved['name']} has seen of its metric starts anew"
+                    f"{len(saved['plateaus'])} parameter groups then, {len(own['plateaus'])} now:"
+                    f" what the schedule {saved['name']} has seen of its metric starts anew"
                 )
             scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
         else:
@@ -193,7 +199,8 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
         ) from error
     if before != now:
         notes.append(
-            f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now"
+            f"learning rate of the next step: {max(before):g} with the saved configuration,"
+            f" {max(now):g} now"
         )
     return notes
 
@@ -221,8 +228,8 @@ def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule
         plateau and {**plateau, "best": None, "num_bad": 0} for plateau in saved["plateaus"]
     ]
     note = (
-        f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of {saved['metric']} is "
-        "forgotten, the reductions it made stay"
+        f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of"
+        f" {saved['metric']} is forgotten, the reductions it made stay"
     )
     return [note], {**saved, "plateaus": plateaus}
 
@@ -250,7 +257,10 @@ def other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> s
     ]
     if not other:
         return None
-    return f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is not promised."
+    return (
+        f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is"
+        " not promised."
+    )
 
 
 def go_back(
@@ -286,7 +296,8 @@ def go_back(
         step -= every or step + 1
     else:
         raise NonFiniteError(
-            f"training.on_nonfinite=rollback: there is no checkpoint to go back to. {' '.join(wrong)}".strip()
+            "training.on_nonfinite=rollback: there is no checkpoint to go back to."
+            f" {' '.join(wrong)}".strip()
         )
     setup.train_step.optimizer.zero_grad(set_to_none=True)
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)

@@ -64,7 +64,8 @@ def configuration_of(
     except ConfigError as error:
         if held is None:
             raise ConfigError(
-                f"{error} There is no checkpoint that it could be taken from: restore it, or start a new run."
+                f"{error} There is no checkpoint that it could be taken from: restore it, or start"
+                " a new run."
             ) from error
         return held[1], _taken(str(error), held[0])
     refuse_interpolations(values, str(run.config))
@@ -74,8 +75,8 @@ def configuration_of(
         return values, None
     if held is None:
         raise ConfigError(
-            f"{run.config}: changed since the run wrote it, and there is no checkpoint that says what it was. Restore "
-            "it, or start a new run."
+            f"{run.config}: changed since the run wrote it, and there is no checkpoint that says"
+            " what it was. Restore it, or start a new run."
         )
     folder, kept = held
     changes = differences(kept, values)
@@ -92,8 +93,8 @@ def configuration_of(
         )
         key, (before, now) = open_keys[0], changes[open_keys[0]]
         raise ConfigError(
-            f"{run.config}: {listed}: changed since {folder} was saved, and not on the command line. To train with it, "
-            f"give {key}={now} there; to go on as before, {key}={before}."
+            f"{run.config}: {listed}: changed since {folder} was saved, and not on the command"
+            f" line. To train with it, give {key}={now} there; to go on as before, {key}={before}."
         )
     return kept, None
 

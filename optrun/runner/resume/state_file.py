@@ -173,7 +173,10 @@ def _faults(state: PlainDict) -> Iterator[str]:
     for name in unrecorded(state["config"], state.get("plugins", ())):
         yield f"plugins: no record of {name}, which its config chooses"
     if "-" not in state["plan"]["fingerprint"]:
-        yield f"plan.fingerprint: {_shown(state['plan']['fingerprint'])}, expected two joined by a dash"
+        yield (
+            f"plan.fingerprint: {_shown(state['plan']['fingerprint'])}, expected two joined by a"
+            " dash"
+        )
     try:
         RandomStates.unpack(state["random"], torch.device("cpu"))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
@@ -191,7 +194,9 @@ def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
     if train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
     elif foreign := [key for key in ended if key not in get_type_hints(Ended)]:
-        yield f"train.without_end: {_shown(foreign[0])} is none of {', '.join(get_type_hints(Ended))}"
+        yield (
+            f"train.without_end: {_shown(foreign[0])} is none of {', '.join(get_type_hints(Ended))}"
+        )
     elif other := [key for key in by_step if not key.isdecimal()]:
         yield f"train.ranking: {_shown(min(other))} is no step"
     elif (

@@ -52,7 +52,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
     """
     if value.lower() == "true" and not Path(value).exists():
         raise ConfigError(
-            f"resume={value}: expected a run directory, a checkpoint, latest or auto. Did you mean resume=latest?"
+            f"resume={value}: expected a run directory, a checkpoint, latest or auto. Did you mean"
+            " resume=latest?"
         )
     if value in ("latest", "auto"):
         found = _latest(run_dir, outputs)
@@ -65,8 +66,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
     target = locate(value, "resume=")
     if run_dir is not None and run_dir.resolve() != target.run.path.resolve():
         raise ConfigError(
-            f"resume={value} goes on in {target.run.path}, but hydra.run.dir={run_dir} names another directory. "
-            "Leave one out."
+            f"resume={value} goes on in {target.run.path}, but hydra.run.dir={run_dir} names"
+            " another directory. Leave one out."
         )
     return target
 

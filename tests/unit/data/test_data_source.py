@@ -260,9 +260,8 @@ def test_two_processes_at_once_read_the_same(tmp_path: Path) -> None:
     for name, content in (("a.csv", "text\nx\n"), ("a.jsonl", '{"text": "x"}\n')):
         (tmp_path / name).write_text(content)
     (tmp_path / "reads.py").write_text(
-        "import sys\n"
-        "from optrun.data.files import read_files\n"
-        "print([read_files('data.train', path, documents=False)['text'][:] for path in sys.argv[1:]])\n"
+        "import sys\nfrom optrun.data.files import read_files\nprint([read_files('data.train',"
+        " path, documents=False)['text'][:] for path in sys.argv[1:]])\n"
     )
     env = {"OPTRUN_CACHE": str(tmp_path / "cache")}
     with ExitStack() as stack:

@@ -55,7 +55,10 @@ def test_one_key_is_the_default_of_all() -> None:
             {},
             at(Phase.preparing, done=0),
             [
-                "300 s (distributed.timeout_seconds, 300 s at least, the limit until the first step is done)",
+                (
+                    "300 s (distributed.timeout_seconds, 300 s at least, the limit until the first"
+                    " step is done)"
+                ),
                 "init_",
             ],
         ),

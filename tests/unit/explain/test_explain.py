@@ -164,7 +164,8 @@ def test_muon_says_who_steps_what() -> None:
 
 def test_rules_schedules_and_frozen_parameters() -> None:
     facts = _facts(
-        "param_groups.rules=[{pattern: wpe, lr: 0.5, schedule: constant}, {pattern: ln_f, freeze: true}]",
+        "param_groups.rules=[{pattern: wpe, lr: 0.5, schedule: constant}, {pattern: ln_f, freeze:"
+        " true}]",
         "training.max_steps=10",
     )
     of = {tensor.name: tensor for tensor in facts.tensors}
@@ -269,7 +270,10 @@ LISTED = ",".join(["0.5"] * 299 + ["2.0"])
         (("scheduler=linear", "scheduler.num_warmup_steps=10", "training.max_steps=6"), 6, 0.5),
         (
             (
-                "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 900}}]",
+                (
+                    "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps:"
+                    " 900}}]"
+                ),
             ),
             1800,
             1.0,

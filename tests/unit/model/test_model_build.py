@@ -420,7 +420,10 @@ def test_a_tokenizer_that_is_not_of_the_embedding(bert: Path, entries: int) -> N
     Much smaller: its files were lost, and most rows are never reached.
     """
     wrong = replace(spec(MASKED), vocab_size=entries)
-    said = rf"model.path: the tokenizer has {entries:,} entries, the model embeds .*model.config.vocab_size={entries}"
+    said = (
+        rf"model.path: the tokenizer has {entries:,} entries, the model embeds"
+        rf" .*model.config.vocab_size={entries}"
+    )
     for meta in (False, True):
         with pytest.raises(ConfigError, match=said):
             build_model(pretrained(bert), wrong, meta=meta)

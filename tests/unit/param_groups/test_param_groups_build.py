@@ -353,7 +353,10 @@ def test_configurations_are_checked() -> None:
         ),
         (
             {"decay_rat": 0.5},
-            "param_groups.decay_rat: param_groups=layerwise has no such key. Did you mean decay_rate",
+            (
+                "param_groups.decay_rat: param_groups=layerwise has no such key. Did you mean"
+                " decay_rate"
+            ),
         ),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -165,7 +165,9 @@ def write_run(
         "started_at": "2026-01-02T03:04:05+00:00",
         "updated_at": "2026-01-02T03:06:05+00:00",
         "wall_seconds": done / speed + 1.0,
-        "command": f"optrun -m optimizer=adamw,lamb lr=1e-3,2e-3 seed=0,1,2 training.max_steps={max_steps}",
+        "command": (
+            f"optrun -m optimizer=adamw,lamb lr=1e-3,2e-3 seed=0,1,2 training.max_steps={max_steps}"
+        ),
         "config_name": "config",
         "overrides": [
             f"optimizer={optimizer}",

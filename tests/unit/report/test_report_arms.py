@@ -323,8 +323,9 @@ def test_commands_take_one_point_of_a_recipe_that_is_a_sweep() -> None:
         ["optimizer=sgd", "seed=1"], "many", "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1"
     )
     assert run.command() == "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1"
-    assert run.command(seeds=[0, 1]) == (
-        "optrun -m -cn many hydra/sweeper=grid 'hydra.sweeper.grids=[]' optimizer=sgd seed=0,1"
+    assert (
+        run.command(seeds=[0, 1])
+        == "optrun -m -cn many hydra/sweeper=grid 'hydra.sweeper.grids=[]' optimizer=sgd seed=0,1"
     )
 
 

@@ -106,8 +106,8 @@ def test_contenders_are_switched_by_the_style_alone(made: tuple[Report, str]) ->
     for series, name in enumerate(("lamb", "adamw")):
         assert re.search(rf'id="show-{series}" checked>{name}</label>', page)
         assert (
-            f"body:has(#show-{series}:not(:checked)) :is(.s{series}, .h{series}) {{ display: none; }}"
-            in page
+            f"body:has(#show-{series}:not(:checked)) :is(.s{series}, .h{series}) {{ display:"
+            " none; }" in page
         )
         assert page.count(f'<g class="s{series}"') > 10, "lines, bands and dots of all pictures"
         assert page.count(f'<g class="k{series}"') >= 2 * 3, "line and name in each legend"

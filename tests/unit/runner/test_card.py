@@ -80,7 +80,10 @@ def test_names_of_the_hub_are_told_and_places_are_not(
     summary, config = parts
     summary = {
         **summary,
-        "command": "optrun data=hub data.path=org/set model.path=/home/someone/m \"data.eval=['/x/a.csv']\"",
+        "command": (
+            "optrun data=hub data.path=org/set model.path=/home/someone/m"
+            " \"data.eval=['/x/a.csv']\""
+        ),
     }
     text = model_card(summary, {**config, "data": {"name": "hub", "path": "org/set"}})
     assert ModelCard(text).data.datasets == ["org/set"]

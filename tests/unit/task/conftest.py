@@ -14,7 +14,10 @@ from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task
 
 Rows = dict[str, list[Any]]
-SENTENCE = "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob and unbelievable things happened"
+SENTENCE = (
+    "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob and unbelievable"
+    " things happened"
+)
 
 
 @pytest.fixture

@@ -18,7 +18,10 @@ TURNS = [
     {"role": "assistant", "content": "6"},
 ]
 TOKENS = {"eos_token": "</s>", "bos_token": "<s>"}
-DOUBLED = "{% set n = namespace(x=BEGIN) %}{% for i in range(60) %}{% set n.x = MORE %}{% endfor %}{{ n.x }}"
+DOUBLED = (
+    "{% set n = namespace(x=BEGIN) %}{% for i in range(60) %}{% set n.x = MORE %}{% endfor %}{{"
+    " n.x }}"
+)
 LONG = "{% set x = 'a' * 60000 %}"
 
 
@@ -35,8 +38,10 @@ def nested(name: str, kind: str) -> str:
 LISTS, TUPLES = nested("a", "[{}]") + nested("b", "[{}]"), nested("a", "({},)")
 BOMBS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{% for b in messages|map('upper') %}{% for c in range(9) %}{% endfor %}{% endfor %}"
-    "{% for b in range(99) %}{% endfor %}{% endfor %}",
+    (
+        "{% for a in range(99999) %}{% for b in messages|map('upper') %}{% for c in range(9) %}{%"
+        " endfor %}{% endfor %}{% for b in range(99) %}{% endfor %}{% endfor %}"
+    ),
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}",
     "{{ 'a' * 100000000000 }}",
     "{{ ['a'] * 100000000000 }}",
@@ -71,18 +76,26 @@ BOMBS = [
     "{{ ('%9999d' * 1000)|format(*(1,) * 1000) }}",
     "{{ '{:{}}'.format(1, '100000000000') }}",
     "{{ '{:{}{}}'.format(1, 65535, 65535) }}",
-    "{% for a in [1] recursive %}{% if loop.depth == 1 %}{% set outer = loop %}{% for b in range(9999) %}"
-    "{{ outer(range(99999)) }}{% endfor %}{% endif %}{% endfor %}",
+    (
+        "{% for a in [1] recursive %}{% if loop.depth == 1 %}{% set outer = loop %}{% for b in"
+        " range(9999) %}{{ outer(range(99999)) }}{% endfor %}{% endif %}{% endfor %}"
+    ),
     LISTS + "{{ a == b }}",
     "{% for i in range(9000) %}{% set x = ('9' * 4000)|int %}{% endfor %}",
-    "{% set a = 7 ** 20000 %}{% set b = 3 ** 15000 %}{% for i in range(9000) %}{% set x = a // b %}{% endfor %}",
+    (
+        "{% set a = 7 ** 20000 %}{% set b = 3 ** 15000 %}{% for i in range(9000) %}{% set x = a //"
+        " b %}{% endfor %}"
+    ),
     LISTS + "{{ a is eq(b) }}",
     LISTS + "{{ [a]|select('eq', b)|list }}",
     LISTS + "{{ [a].count(b) }}",
     TUPLES + "{% set c = {a: 1} %}",
     TUPLES + "{{ {1: 2}[a] }}",
     TUPLES + "{{ {1: 2}.get(a) }}",
-    "{% macro f() %}{{ varargs|length }}{% endmacro %}{% for i in range(999) %}{{ f(*range(99999)) }}{% endfor %}",
+    (
+        "{% macro f() %}{{ varargs|length }}{% endmacro %}{% for i in range(999) %}{{"
+        " f(*range(99999)) }}{% endfor %}"
+    ),
     LONG + "{% for i in range(90000) %}{{ x is lower }}{% endfor %}",
 ]
 
@@ -103,17 +116,42 @@ def test_steps_are_counted_for_each_conversation(monkeypatch: pytest.MonkeyPatch
 
 
 OWN = [
-    "{% for m in messages %}{{ loop.index0 }}{{ loop.last }}{{ loop.length }}{{ m.role|upper ~ ': ' ~ m.content|trim }}"
-    "{% endfor %}",
-    "{{ messages|map(attribute='role')|join(', ') }}{{ messages|tojson(indent=2) }}{{ '%s-%d' % ('a', 3) }}",
-    "{% for m in messages|selectattr('role', 'equalto', 'user') %}{{ m['content'][::-1] }}{% else %}none{% endfor %}",
-    "{% for m in messages if m.role != 'system' %}{{ m.content.split(' ')[-1] }}{% endfor %}{{ none }}{{ [1.5] }}",
-    "{% if 'user' in messages[1].role and messages|length > 2 and no is undefined %}{{ no ~ 'a' }}{% endif %}",
-    "{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }}{{ '{} {:>5}'.format('a', 'b') }}{{ 'a' * 3 + 'b' }}",
-    "{% set n = namespace(found=false) %}{% for m in messages %}{% set n.found = true %}{% break %}{% endfor %}"
-    "{{ n.found }}",
-    "{{ '**{}** {:*^9} {{0123456789}}'.format(1, 2) }}{{ '*%s* 100%% 0123456789' % 'a' }}{{ '*%s*'|format('b') }}",
-    "{% for m in messages recursive %}{{ m.role }}{{ loop(m.more or []) }}{% endfor %}{{ {messages[0].role: 1} }}",
+    (
+        "{% for m in messages %}{{ loop.index0 }}{{ loop.last }}{{ loop.length }}{{ m.role|upper ~"
+        " ': ' ~ m.content|trim }}{% endfor %}"
+    ),
+    (
+        "{{ messages|map(attribute='role')|join(', ') }}{{ messages|tojson(indent=2) }}{{ '%s-%d' %"
+        " ('a', 3) }}"
+    ),
+    (
+        "{% for m in messages|selectattr('role', 'equalto', 'user') %}{{ m['content'][::-1] }}{%"
+        " else %}none{% endfor %}"
+    ),
+    (
+        "{% for m in messages if m.role != 'system' %}{{ m.content.split(' ')[-1] }}{% endfor %}{{"
+        " none }}{{ [1.5] }}"
+    ),
+    (
+        "{% if 'user' in messages[1].role and messages|length > 2 and no is undefined %}{{ no ~ 'a'"
+        " }}{% endif %}"
+    ),
+    (
+        "{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }}{{ '{} {:>5}'.format('a', 'b')"
+        " }}{{ 'a' * 3 + 'b' }}"
+    ),
+    (
+        "{% set n = namespace(found=false) %}{% for m in messages %}{% set n.found = true %}{%"
+        " break %}{% endfor %}{{ n.found }}"
+    ),
+    (
+        "{{ '**{}** {:*^9} {{0123456789}}'.format(1, 2) }}{{ '*%s* 100%% 0123456789' % 'a' }}{{"
+        " '*%s*'|format('b') }}"
+    ),
+    (
+        "{% for m in messages recursive %}{{ m.role }}{{ loop(m.more or []) }}{% endfor %}{{"
+        " {messages[0].role: 1} }}"
+    ),
 ]
 
 

@@ -44,8 +44,8 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | No
     where, dtype = params[0].device, params[0].dtype
     if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "a CUDA graph would repeat the learning rate and the step number of the step it captured: optrun's "
-            "optimizers are not capturable."
+            "a CUDA graph would repeat the learning rate and the step number of the step it"
+            " captured: optrun's optimizers are not capturable."
         )
     sizes = tuple(param.numel() for param in params)
     addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in zip(*lists, strict=True)]
