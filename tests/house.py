@@ -1,4 +1,4 @@
-"""Measure the package: `python -m tests.house` prints what `tests/test_house.py` holds a bound to.
+"""Measure the size of the package: `python -m tests.house`.
 
 A code line has a token that is no docstring, comment or blank; tokens are Python's own, counted on
 these lines. The text below an attribute is its docstring.
@@ -10,7 +10,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +26,6 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 ANY = re.compile(r"\bAny\b")
-VERBS = frozenset(Path(__file__).with_name("verbs.txt").read_text(encoding="utf-8").split())
-"""With what the docstring of a function begins."""
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def size(text: str, tree: ast.Module) -> tuple[int, int]:
@@ -87,61 +84,9 @@ def depth(graph: Mapping[str, set[str]]) -> int:
     return max(map(below, graph))
 
 
-def functions() -> Iterator[tuple[Path, Definition]]:
-    """Yield the functions and methods that stand at the top of a file or a class.
-
-    Properties and dunders are none.
-    """
-    for path in sources():
-        tree = trees()[path]
-        for owner in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
-            for node in owner.body:
-                if not isinstance(node, Definition) or node.name.startswith("__"):
-                    continue
-                marks = {
-                    ast.unparse(mark).split("(")[0].rpartition(".")[2]
-                    for mark in node.decorator_list
-                }
-                if not marks & {"property", "cached_property", "setter", "overload"}:
-                    yield path, node
-
-
-def first_lines() -> Iterator[tuple[Path, Definition, str]]:
-    """Yield the first line of every docstring of a function."""
-    for path, node in functions():
-        text = ast.get_docstring(node)
-        if text:
-            yield path, node, text.split("\n")[0]
-
-
-def riddles() -> list[str]:
-    """List the functions whose docstring does not begin with a verb."""
-    return [
-        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}: {line}"
-        for path, node, line in first_lines()
-        if line.split()[0].strip("`.,:;").lower() not in VERBS
-    ]
-
-
 def pages() -> list[Path]:
     """List the pages that people read."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def sentences(page: Path) -> list[str]:
-    """List the sentences of a page's prose.
-
-    No code, tables, headings, pictures or quoted output.
-    """
-    text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
-    prose = [line for line in text.split("\n") if not re.match(r"\s*(\||#|!\[|>)|    ", line)]
-    blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", "\n".join(prose))
-    found = (
-        sentence.strip()
-        for block in blocks
-        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
-    )
-    return [sentence for sentence in found if len(sentence.split()) > 2]
 
 
 def main() -> None:
@@ -155,19 +100,8 @@ def main() -> None:
     print(f"rooms {len(graph) - 1}, floors {depth(graph)}, arrows {sum(map(len, graph.values()))}")
     print(f"import depth {depth(imports())} files")
     print(f"Any: {sum(len(ANY.findall(text)) for text in sources().values()):,}")
-    lines_of = list(first_lines())
-    print(
-        f"functions: {sum(1 for _ in functions()):,}; docstrings {len(lines_of):,}, riddles"
-        f" {len(riddles()):,}"
-    )
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages())
-    readme = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
-    print(f"pages: {len(pages())}, {words:,} words; README {readme} lines")
-    spans = [len(sentence.split()) for page in pages() for sentence in sentences(page)]
-    over = [sum(span > bound for span in spans) for bound in (25, 35)]
-    print(
-        f"sentences: mean {sum(spans) / len(spans):.1f} words, {over[0]} over 25, {over[1]} over 35"
-    )
+    print(f"pages: {len(pages())}, {words:,} words")
 
 
 if __name__ == "__main__":

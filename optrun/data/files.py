@@ -166,7 +166,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
         else:
             matches = sorted(
                 match for match in glob.glob(name, recursive=True) if Path(match).is_file()
-            )  # noqa: PTH207
+            )
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
         found.update(dict.fromkeys(Path(match) for match in matches))

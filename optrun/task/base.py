@@ -374,7 +374,7 @@ class Task(ABC):
 
     def sample(
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int
-    ) -> tuple[str, str] | None:  # noqa: ARG002
+    ) -> tuple[str, str] | None:
         """Sample a prompt and its continuation, to show what was learnt; None.
 
         The task has no such thing.

@@ -256,7 +256,7 @@ class _Files(MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
-    ) -> ModuleSpec | None:  # noqa: ARG002
+    ) -> ModuleSpec | None:
         head, _, quoted = fullname.partition(f"{__name__}.")
         if head or not quoted.endswith("%2Epy"):
             return None
