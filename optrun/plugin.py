@@ -26,7 +26,6 @@ _NAMES = {
     "optrun.optimizer.numerics": ("norms",),
     "optrun.optimizer.whole": ("on_whole",),
     "optrun.runner.prediction.base": ("Predictor",),
-    "optrun.runner.prediction.choices": ("ChosenTexts",),
     "optrun.task.base": ("Task", "pad"),
     "optrun.task.sequence_classification": ("SequenceClassification",),
     "optrun.training.trackers": ("scalars",),

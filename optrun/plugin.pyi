@@ -23,7 +23,6 @@ from optrun.optimizer.base import NamedOptimizer as NamedOptimizer
 from optrun.optimizer.numerics import norms as norms
 from optrun.optimizer.whole import on_whole as on_whole
 from optrun.runner.prediction.base import Predictor as Predictor
-from optrun.runner.prediction.choices import ChosenTexts as ChosenTexts
 from optrun.task.base import Task as Task
 from optrun.task.base import pad as pad
 from optrun.task.sequence_classification import SequenceClassification as SequenceClassification

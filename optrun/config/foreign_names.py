@@ -395,7 +395,12 @@ CHOICES = {
         {
             "qa question_answering": (
                 "no span of a text is predicted. task=seq2seq_lm writes an answer, with"
-                " data.text_column and data.target_column; task=multiple_choice picks one"
+                " data.text_column and data.target_column"
+            ),
+            "multiple_choice swag": (
+                "no list of choices is read. Write one row a choice, with the choice as"
+                " data.text_pair_column and right or wrong as its label, for"
+                " task=sequence_classification; or let task=sft write the right choice"
             ),
             "grpo ppo rloo online_dpo reinforce nash_md xpo gkd dapo rlhf": (
                 "it generates answers while it trains, so its batches are no function of the rows,"

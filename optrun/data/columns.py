@@ -27,12 +27,10 @@ ALL_KEYS = (
     "target_column",
     "image_column",
     "label_columns",
-    "choices_column",
     "negative_columns",
 )
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
-USUAL_CHOICES = ("choices", "endings")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
@@ -307,22 +305,6 @@ def target_column(source: Source, split: Split) -> str:
         ConfigError: There is none.
     """
     return _named_or_usual(source, split, "target_column", ("target",))
-
-
-def choices_column(source: Source, split: Split) -> str:
-    """Find the column of lists of texts to choose from: as named, else `choices` or `endings`.
-
-    Raises:
-        ConfigError: There is none, both, or it holds no lists of texts.
-    """
-    name = _named_or_usual(source, split, "choices_column", USUAL_CHOICES, _no_lists)
-    if not _holds_words(split.rows.features[name]):
-        refuse_mixed(split, name)
-        raise ConfigError(
-            f"data.choices_column={name}: {split.key} has no lists of texts there."
-            f" {columns_in_words(split.rows)}{_no_lists(split)}"
-        )
-    return name
 
 
 def image_column(source: Source, split: Split) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
-from optrun.data.columns import USUAL_CHOICES, USUAL_WORDS, is_number, usual_columns
+from optrun.data.columns import USUAL_WORDS, is_number, usual_columns
 from optrun.data.folders import IMAGES
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words
 
@@ -111,11 +111,11 @@ def roles_of(rows: Dataset) -> Roles:
     columns = {
         name: [value for value in head[name] if value is not None] for name in rows.column_names
     }
+    _refuse_choices(columns)
     found = (
         _by_names(columns)
         or _tagged(columns)
         or _images(rows, columns)
-        or _choices(columns)
         or _seq2seq(columns)
         or _classes(rows, columns)
         or _texts(columns)
@@ -144,6 +144,20 @@ def undecoded(rows: Dataset) -> Dataset:
 
 
 Columns = Mapping[str, list[object]]
+
+
+def _refuse_choices(columns: Columns) -> None:
+    """Refuse rows of a question with its choices, whose label says nothing without them.
+
+    Raises:
+        ConfigError: With what to do.
+    """
+    for name in ("choices", "endings"):
+        if _is_list(columns.get(name, [])):
+            raise ConfigError(
+                f"column {name} holds the choices of a row, and no task reads such lists. Write one"
+                " row for each choice, with right or wrong as its label."
+            )
 
 
 def _by_names(columns: Columns) -> Roles | None:
@@ -203,23 +217,6 @@ def _images(rows: Dataset, columns: Columns) -> Roles | None:
         None
         if label is None
         else Roles("image_classification", {"image_column": images[0], "label_column": label})
-    )
-
-
-def _choices(columns: Columns) -> Roles | None:
-    choices = [name for name in USUAL_CHOICES if name in columns and _is_list(columns[name])]
-    texts = [name for name in columns if _is_text(columns[name])]
-    labels = usual_columns(("label", "labels", "answer"), list(columns))
-    if not choices or not texts or not labels:
-        return None
-    roles = {
-        "text_column": _first_of(_TEXTS, texts, columns),
-        "choices_column": choices[0],
-        "label_column": labels[0],
-    }
-    pair = [name for name in texts if name not in roles.values()]
-    return Roles(
-        "multiple_choice", {**roles, **({"text_pair_column": pair[0]} if len(pair) == 1 else {})}
     )
 
 

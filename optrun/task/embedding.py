@@ -14,15 +14,15 @@ import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import EmbeddingLoss
-from optrun.data.examples import Example, chosen
+from optrun.data.cache import digest
+from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
 from optrun.data.source import Source, Split
 from optrun.task import contrastive
-from optrun.task.base import ModelNeeds, Task
+from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.compared import compared_columns, negative_columns, pair_columns
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import numbers
-from optrun.task.multiple_choice import Choices, pad_choices
 from optrun.task.pooling import folder_pooling
 from optrun.task.retrieval import RetrievalMetrics
 from optrun.task.tokens import NO_TOKEN, encode_rows, interleaved
@@ -131,8 +131,7 @@ class Embedding(Task):
                 f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}"
             )
         scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
-        counts = np.full(len(part.rows), len(columns), dtype=np.int64)
-        return ComparedTexts(examples, counts, scores if indices is None else scores[indices])
+        return ComparedTexts(examples, len(columns), scores if indices is None else scores[indices])
 
     def needs(self) -> ModelNeeds:
         """Require no head."""
@@ -179,10 +178,7 @@ class Embedding(Task):
 
         Their numbers and scores by row.
         """
-        batch = {
-            name: values.flatten(0, 1)
-            for name, values in pad_choices(examples, self.padding).items()
-        }
+        batch = pad_texts(examples, self.padding)
         batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
         if self.scored:
             batch[SCORES] = torch.tensor([float(example["labels"]) for example in examples])
@@ -248,13 +244,57 @@ class Embedding(Task):
         return RetrievalMetrics(self.represent, self.config.recall_at, negatives=self.width > 2)
 
 
-class ComparedTexts(Choices):
-    """Examples of several texts each, with a number of each text."""
+class ComparedTexts:
+    """Examples of several texts each, with a number of each text.
+
+    Args:
+        examples: The texts of all rows, one after another.
+        width: Texts of a row.
+        scores: Shape (rows,), float32; 0 if the rows have none.
+    """
+
+    def __init__(self, examples: Examples, width: int, scores: np.ndarray) -> None:
+        self.examples = examples
+        self.width = width
+        self.scores = scores
+
+    def __len__(self) -> int:
+        return len(self.scores)
 
     def __getitem__(self, index: int) -> Example:
         assert self.examples.hashes is not None
-        inside = slice(int(self.borders[index]), int(self.borders[index + 1]))
-        return {
-            **super().__getitem__(index),
-            TEXTS: np.array(self.examples.hashes[inside]).view(np.int64),
-        }
+        first = index * self.width
+        texts = range(first, first + self.width)
+        rows = [self.examples[text] for text in texts]
+        inputs: Example = {name: [row[name] for row in rows] for name in rows[0]}
+        hashes = np.array(self.examples.hashes[first : first + self.width]).view(np.int64)
+        return {**inputs, "labels": self.scores[index], TEXTS: hashes}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of all texts of each row; shape (rows,), int64."""
+        return self._sum_by_row(self.examples.lengths)
+
+    @property
+    def lost(self) -> np.ndarray | None:
+        """Tokens that each row lost to its greatest length; shape (rows,), int64."""
+        return None if self.examples.lost is None else self._sum_by_row(self.examples.lost)
+
+    def _sum_by_row(self, values: np.ndarray) -> np.ndarray:
+        sums: np.ndarray = values.reshape(-1, self.width).sum(1)
+        return sums
+
+    def fingerprint(self) -> str:
+        """Digest of ids and scores."""
+        scores = np.ascontiguousarray(self.scores).tobytes()
+        return digest(self.examples.fingerprint(), str(self.width), scores)
+
+
+def pad_texts(examples: list[Example], padding: int) -> Batch:
+    """Pad ids, masks and token types of all texts of all rows; shape (rows * texts, longest)."""
+    names = [name for name in ("input_ids", "token_type_ids") if name in examples[0]]
+    texts: list[Example] = []
+    for example in examples:
+        for text in range(len(example["input_ids"])):
+            texts.append({name: example[name][text] for name in names})
+    return pad_inputs(texts, padding)

@@ -20,11 +20,10 @@ from optrun.base.formatting import number
 from optrun.report.table import value
 from optrun.runner import summary as summary_file
 from tests.e2e.prediction_runs import WORDS, rows_of, write_rows
-from tests.running import TINY_BERT, TINY_GPT, optrun, sentence, summary, write_labelled
+from tests.running import TINY_GPT, optrun, sentence, summary, write_labelled
 
 TASKS = {
     **WORDS,
-    "multiple_choice": [*TINY_BERT, "task=multiple_choice"],
     "sft": [*TINY_GPT[:-2], "task=sft", "data.max_length=64", "task.chat_template=chatml"],
 }
 EVERY = [
@@ -46,11 +45,6 @@ def words_of(task: str, steps: int = 3) -> list[str]:
     if task == "image_classification":
         return words
     rows = rows_of(task)
-    if task == "multiple_choice":
-        rows = [
-            {"text": sentence(n), "endings": [sentence(n + 1), "x"], "label": n % 2}
-            for n in range(24)
-        ]
     if task == "sft":
         turns = [(0, "user"), (1, "assistant")]
         rows = [

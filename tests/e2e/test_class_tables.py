@@ -141,37 +141,3 @@ def test_any_number_of_labels(capsys: pytest.CaptureFixture[str]) -> None:
     )
     right = sum(sorted(one["prediction"]) == sorted(one["label"]) for one in made) / 30
     assert right == pytest.approx(evaluated(capsys)["eval/exact_match"])
-
-
-@pytest.mark.parametrize("most", [3, 4])
-def test_multiple_choice(most: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows of three choices, or of two to four: as many probabilities as a row has choices."""
-    counts = [3 if most == 3 else 2 + n % 3 for n in range(30)]
-    rows = [
-        {
-            "text": sentence(n),
-            "endings": [*(sentence(n + k) for k in range(1, count)), "x"],
-            "label": n % count,
-        }
-        for n, count in enumerate(counts)
-    ]
-    write_rows(Path("train.jsonl"), rows)
-    words = [
-        *TINY_BERT,
-        "task=multiple_choice",
-        "data=files",
-        "data.train=train.jsonl",
-        "data.eval=train.jsonl",
-        *QUICK,
-    ]
-    assert optrun("explain", *words) == 0
-    assert optrun(*words, "hydra.run.dir=run") == 0
-    found = evaluated(capsys)
-    assert optrun("predict", "run", "data.eval=train.jsonl", "out=out.jsonl") == 0
-    made = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
-    assert all(one["prediction"] == one["endings"][one["choice"]] for one in made)
-    assert [len(one["probabilities"]) for one in made] == counts
-    assert all(sum(one["probabilities"]) == pytest.approx(1, abs=1e-5) for one in made)
-    assert sum(one["choice"] == one["label"] for one in made) / 30 == pytest.approx(
-        found["eval/accuracy"]
-    )

@@ -121,11 +121,6 @@ class ColumnsConfig(DataConfig):
 
     Null: lists of labels in
     label_column."""
-    choices_column: str | None = None
-    """Lists of texts to choose from (multiple_choice).
-
-    Null: `choices` or `endings`, if there is one.
-    """
     negative_columns: list[str] | None = None
     """Texts that do not belong to the first one (embedding).
 

@@ -199,27 +199,6 @@ class TokenClassificationConfig(ClassesConfig):
 
 
 @dataclass(kw_only=True)
-class MultipleChoiceConfig(TaskConfig):
-    """Which of several texts goes with a text; data.choices_column holds lists of texts."""
-
-    AUTO_CLASS = "AutoModelForMultipleChoice"
-    READS_STREAMS = True
-    MAIN_METRIC = "accuracy"
-    MODE = "max"
-    METRICS = ("accuracy",)
-    TITLE = "multiple choice"
-    PIPELINE_TAG = "multiple-choice"
-    USAGE = (
-        'text, choices = "a text", ["one way to go on", "another one"]',
-        'inputs = tokenizer([text] * len(choices), choices, padding=True, return_tensors="pt")',
-        (
-            "print(choices[int(model(**{name: ids[None] for name, ids in"
-            " inputs.items()}).logits.argmax())])"
-        ),
-    )
-
-
-@dataclass(kw_only=True)
 class EmbeddingConfig(TaskConfig):
     """Texts to vectors that are close where the texts belong together."""
 
@@ -352,7 +331,6 @@ SCHEMAS: Mapping[str, type[TaskConfig]] = registry.own(
             TokenClassificationConfig,
             "optrun.task.token_classification:TokenClassification",
         ),
-        "multiple_choice": (MultipleChoiceConfig, "optrun.task.multiple_choice:MultipleChoice"),
         "embedding": (EmbeddingConfig, "optrun.task.embedding:Embedding"),
         "seq2seq_lm": (Seq2SeqLmConfig, "optrun.task.seq2seq_lm:Seq2SeqLm"),
         "image_classification": (

@@ -11,7 +11,7 @@ from optrun.base.errors import ConfigError
 from optrun.runner.prediction.base import Inputs, Predictor, Shape, Values, plain
 from optrun.task.compared import USUAL_PAIRS, pair_columns
 from optrun.task.contrastive import cosines
-from optrun.task.multiple_choice import pad_choices
+from optrun.task.embedding import pad_texts
 from optrun.task.pooling import Pooling
 from optrun.task.tokens import encoded
 
@@ -58,9 +58,7 @@ class Embeddings(Predictor):
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
-        batch = {
-            name: values.flatten(0, 1) for name, values in pad_choices(inputs, self.padding).items()
-        }
+        batch = pad_texts(inputs, self.padding)
         outputs = self.predicting.forward(batch)
         mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
         vectors = self.pooling(outputs, mask).unflatten(0, (len(inputs), -1))

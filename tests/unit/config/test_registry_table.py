@@ -151,7 +151,7 @@ def test_a_plugin_of_a_stored_run_finds_the_names_of_0_1(tmp_path: Path) -> None
         "import optrun\n"
         "from optrun.errors import ConfigError\n"
         "from optrun.tracking import scalars\n"
-        "from optrun.prediction.choices import ChosenTexts\n"
+        "from optrun.prediction.base import Predictor\n"
         "from optrun.plugin import ConfigError as Same, scalars as same\n"
         "assert Same is ConfigError and same is scalars\n"
         "@optrun.register_metric('former', schema=optrun.plugin.MetricConfig)\n"

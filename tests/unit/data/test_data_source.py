@@ -454,7 +454,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "sequence_classification": {"text": "a {n}", "label": "{m}"},
     "token_classification": {"tokens": ["a", "{n}"], "labels": ["O", "{m}"]},
     "seq2seq_lm": {"text": "a {n}", "target": "{m}"},
-    "multiple_choice": {"text": "a {n}", "choices": ["b", "{n}"], "label": "b"},
     "sft": {"prompt": "a {n}", "completion": "{n}"},
     "embedding": {"query": "a {n}", "positive": "b {m}"},
 }

@@ -171,7 +171,6 @@ LABELLED = [
         "tags": [str(label), "x"][: label - 1],
         "two": label == 2,
         "ten": 1,
-        "choices": ["a", "mat"],
         "words": text.split(),
         "marks": list("xy")[: len(text.split())],
     }
@@ -188,7 +187,6 @@ LABELLED = [
         ("sequence_classification", {**SETS, "label_columns": ["ten", "two"]}),
         ("seq2seq_lm", {}),
         ("token_classification", {"label_column": "marks", "text_column": "words"}),
-        ("multiple_choice", {"label_column": "target", "text_column": "text"}),
     ],
 )
 def test_a_warm_start_reads_no_rows(start: Any, task: str, options: dict[str, Any]) -> None:

@@ -137,11 +137,6 @@ SHAPES: dict[str, tuple[dict[str, Callable[[], Any]], str, dict[str, str]]] = {
         "seq2seq_lm",
         {"text_column": "article", "target_column": "highlights"},
     ),
-    "choices": (
-        {"question": text, "choices": lambda: [text(), text()], "answer": of(0, 1)},
-        "multiple_choice",
-        {"text_column": "question", "choices_column": "choices", "label_column": "answer"},
-    ),
     "paths of images": (
         {"file": lambda: f"{random.random()}.png", "label": of("cat", "dog")},
         "image_classification",
@@ -236,3 +231,10 @@ def test_declared_classes_are_the_labels() -> None:
 def test_numbers_alone_make_no_task() -> None:
     with pytest.raises(ConfigError, match=r"make no task.*Columns: a, b"):
         roles_of(Dataset.from_dict({"a": [1, 2], "b": [0.5, 1.5]}))
+
+
+def test_rows_with_choices_make_no_task() -> None:
+    """Their label says nothing about the question alone."""
+    rows = {"question": ["a", "b"], "choices": [["c", "d"], ["e", "f"]], "answer": [0, 1]}
+    with pytest.raises(ConfigError, match=r"choices.*one row for each choice"):
+        roles_of(Dataset.from_dict(rows))

@@ -35,11 +35,6 @@ COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
         "tags": [("O", "B-X", "I-X")[(n + k) % 3] for k in range(len(words(n).split()))],
     },
     "seq2seq_lm": lambda n: {"text": words(n), "target": words(n + 7)},
-    "multiple_choice": lambda n: {
-        "text": words(n),
-        "choices": [words(n + k) for k in range(3)],
-        "label": n % 3,
-    },
 }
 
 
@@ -202,16 +197,6 @@ def test_a_broken_image_is_named_when_it_is_met(
             "seq2seq_lm",
             {"text": ["a"], "target": "a"},
             r"row 24: it has \['a'\] \(list\) in column text",
-        ),
-        (
-            "multiple_choice",
-            {"text": "a", "choices": ["b", "c"], "label": 0},
-            r"row 24: it has 2 choices .* have 3",
-        ),
-        (
-            "multiple_choice",
-            {"text": "a", "choices": ["b", "c", "d"], "label": 3},
-            r"row 24: it has the label 3",
         ),
     ],
 )

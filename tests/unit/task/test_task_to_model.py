@@ -37,10 +37,6 @@ def write(folder: Path) -> None:
             }
             for text in TEXTS
         ],
-        "choices": [
-            {"text": text, "choices": ["with a cat", "in a town"], "label": int("cat" not in text)}
-            for text in TEXTS
-        ],
         "preferences": [
             {"prompt": text, "chosen": " yes", "rejected": f" {text} {text}"} for text in TEXTS
         ],
@@ -70,7 +66,6 @@ CASES = {
     "masked_lm": ["data=files", "data.train={}/lines.jsonl", "data.max_length=8", *BERT],
     "sequence_classification": ["data=files", "data.train={}/labelled.jsonl", *BERT],
     "token_classification": ["data=files", "data.train={}/words.jsonl", *BERT],
-    "multiple_choice": ["data=files", "data.train={}/choices.jsonl", *BERT],
     "embedding": ["data=files", "data.train={}/pairs.jsonl", *BERT],
     "preference": ["data=files", "data.train={}/preferences.jsonl", "task.loss_type=simpo"],
     "seq2seq_lm": [
