@@ -199,32 +199,52 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     candidates = [name for name in _texts(split.rows) if name not in taken]
     wanted = columns.text_column if columns is not None else None
     if wanted is not None:
-        found_column = same_column(wanted, split.rows.column_names)
-        if found_column in taken and found_column is not None:
-            raise ConfigError(
-                f"data.text_column={wanted}: {split.key} has its labels or targets there, not its"
-                " texts."
-            )
-        if found_column is not None:
-            return found_column
-        if evaluation and len(candidates) == 1:
-            source.notes.append(
-                f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is"
-                f" read (data.eval_text_column={candidates[0]} says so)"
-            )
-            return candidates[0]
-        key = "data.text_column"
-        error = missing_column(key, wanted, split)
-        raise (
-            ConfigError(f"{error} data.eval_text_column names it where evaluation differs.")
-            if evaluation
-            else error
+        return _wanted_text(source, split, wanted, taken, candidates)
+    return _usual_text(split, taken, candidates, evaluation=evaluation)
+
+
+def _wanted_text(
+    source: Source,
+    split: Split,
+    wanted: str,
+    taken: Iterable[str | None],
+    candidates: Sequence[str],
+) -> str:
+    """Return the column that `data.text_column` names, or the only one of an evaluation split.
+
+    Raises:
+        ConfigError: The column has another meaning, or is not there.
+    """
+    column = same_column(wanted, split.rows.column_names)
+    if column is not None and column in taken:
+        raise ConfigError(
+            f"data.text_column={wanted}: {split.key} has its labels or targets there, not its"
+            " texts."
         )
-    nested = [
-        name
-        for name in USUAL_TEXTS
-        if name not in taken and is_nested(split.rows.features.get(name))
-    ]
+    if column is not None:
+        return column
+    if split is source.train:
+        raise missing_column("data.text_column", wanted, split)
+    if len(candidates) == 1:
+        source.notes.append(
+            f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is"
+            f" read (data.eval_text_column={candidates[0]} says so)"
+        )
+        return candidates[0]
+    error = missing_column("data.text_column", wanted, split)
+    raise ConfigError(f"{error} data.eval_text_column names it where evaluation differs.")
+
+
+def _usual_text(
+    split: Split, taken: Iterable[str | None], candidates: Sequence[str], *, evaluation: bool
+) -> str:
+    """Return the only column of texts, else the one with a usual name.
+
+    Raises:
+        ConfigError: No column of texts, or several.
+    """
+    features = split.rows.features
+    nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(features.get(name))]
     if len(candidates) == 1 and not nested:
         return candidates[0]
     usual = usual_columns(USUAL_TEXTS, candidates)
@@ -233,15 +253,13 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     for name in USUAL_TEXTS:
         if not candidates and name in split.rows.column_names:
             refuse_mixed(split, name)
-    found = (
-        f"several columns of texts ({', '.join(candidates)})"
-        if candidates
-        else "no column of texts"
-    )
+    columns = "no column of texts"
+    if candidates:
+        columns = f"several columns of texts ({', '.join(candidates)})"
     if len(candidates) == 1:
-        found = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
+        columns = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
     key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
-    raise ConfigError(f"{key} is needed: {split.key} has {found}. {columns_in_words(split.rows)}")
+    raise ConfigError(f"{key} is needed: {split.key} has {columns}. {columns_in_words(split.rows)}")
 
 
 def named_text(source: Source, split: Split) -> str | None:
