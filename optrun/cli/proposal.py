@@ -431,12 +431,9 @@ class _Run:
 
         facts = self._with_length()
         seen = facts.data
-        sampled = seen is not None and seen.looked_at != (seen.train_rows, seen.eval_rows)
-        told = (
-            f"of a sample of {seen.looked_at[0]:,} and {seen.looked_at[1]:,} rows:"
-            if sampled
-            else ""
-        )  # type: ignore[union-attr]
+        told = ""
+        if seen is not None and seen.looked_at != (seen.train_rows, seen.eval_rows):
+            told = f"of a sample of {seen.looked_at[0]:,} and {seen.looked_at[1]:,} rows:"
         say("data", *filter(None, [told]), *data_lines(facts)[2:])
         length, there = self.config().data.max_length, memory_there()
         batch = fitting_batch(facts, length, there) or 1
