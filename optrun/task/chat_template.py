@@ -213,11 +213,10 @@ class ChatTemplate:
         self, turns: Sequence[Message], tools: Tools, *, opening: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError
-
-        from optrun.task.bounded_template import render
+        from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            texts, spans = render(
+            texts, spans = render_jinja_template(
                 conversations=[list(turns)],
                 tools=tools,
                 chat_template=self._of(tools),
@@ -232,6 +231,7 @@ class ChatTemplate:
             KeyError,
             AttributeError,
             IndexError,
+            OverflowError,
             RecursionError,
         ) as error:
             plain = _with_text_arguments(turns)

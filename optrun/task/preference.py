@@ -111,11 +111,15 @@ class Preference(ChatTask):
         self.use_template(tokenizer)
         self.limits = self.limits * 2  # one a side
         self.places: dict[str, PairColumns] = {}
+        has_chats = False
         for split in source.splits:
             self.places[split.key] = pair_columns(source, split)
             first = next(self.rows(split), None) if len(split.rows) else None
             if first is not None and isinstance(first[0], Chat):
+                has_chats = True
                 self.require_template(split, tokenizer)
+        if not has_chats:
+            self.template = None  # one that nobody asked for is not rendered
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:

@@ -97,6 +97,8 @@ class Sft(ChatTask):
                         " without a completion. task.assistant_only_loss=true puts the loss on the"
                         " assistant's turns."
                     )
+        if Chat not in self.kinds.values():
+            self.template = None  # one that nobody asked for is not rendered
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
             self._note_way(source.train)

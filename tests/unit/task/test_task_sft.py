@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.utils import chat_template_utils
 
 from optrun.base.errors import ConfigError
 from optrun.data.chat import Chat, question_columns, questions
@@ -101,6 +102,41 @@ def test_marks_of_our_templates_are_what_is_generated(
     for turns, (begin, _) in zip((chat[:1], chat[:3]), spans, strict=True):
         assert task.template.text(turns, opening=True) == text[:begin]
     assert not task.notes or "no tokens of this tokenizer" in task.notes[0]
+    assert text == bpe.apply_chat_template(chat, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "rows"),
+    [
+        ("sft", {"prompt": ["the cat"], "completion": [" sat"]}),
+        ("preference", {"prompt": ["a"], "chosen": [" b"], "rejected": [" c"]}),
+    ],
+)
+def test_a_template_that_nobody_asked_for_is_never_rendered(
+    make_source: Make,
+    make_task: Make,
+    bpe: Any,
+    task: str,
+    rows: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is a program of a stranger, and plain texts do not need it."""
+    bpe.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+    def render(**_: object) -> None:
+        pytest.fail("rendered")
+
+    monkeypatch.setattr(chat_template_utils, "render_jinja_template", render)
+    assert len(make_task(task, make_source(rows, max_length=50), bpe).train) == 1
+
+
+def test_a_template_runs_in_the_sandbox_of_transformers(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
+    for source in ("{{ messages.__class__.__mro__ }}", "{{ range(10 ** 9) | list }}"):
+        bpe.chat_template = source
+        with pytest.raises(ConfigError, match="cannot be written by the chat template"):
+            make_task("sft", make_source({"messages": [CHATS[0]]}, max_length=50), bpe)
 
 
 def test_tools_and_calls(make_source: Make, make_task: Make, bpe: Any) -> None:
