@@ -12,7 +12,6 @@ from optrun.base.errors import ConfigError, nearest
 from optrun.cli.parser import GivenOnce
 from optrun.cli.verbs import VERBS
 from optrun.config import keys
-from optrun.config.foreign_names import translated
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import get_args_parser
 
@@ -43,10 +42,6 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
         close = nearest(unknown[0], options)
-        line = translated(argv, options)
-        if line is not None:
-            names = ", ".join(token.partition("=")[0] for token in unknown if token[:1] == "-")
-            raise ConfigError(f"{names}: no such options. Here that is: optrun {line}")
         hint = keys.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if "" in (args.config_name, args.config_dir):

@@ -12,7 +12,7 @@ from optrun.base.plain import PlainDict
 from optrun.config import registry
 from optrun.config.default_warmup import outside_a_run
 from optrun.config.dialects import own_default
-from optrun.config.foreign_names import other_choice
+from optrun.config.foreign_names import NOT_OFFERED, other_choice
 from optrun.config.paths import config_dir
 from optrun.config.schema import (
     adapter,
@@ -111,16 +111,13 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
             f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir"
             " DIR."
         )
-    other = other_choice(group, str(name))
-    if other is not None and other.startswith("not offered"):
-        return ConfigError(f"{group}={name}: {other}.")
+    answer = other_choice(group, str(name))
+    if answer is not None and answer.startswith(NOT_OFFERED):
+        return ConfigError(f"{group}={name}: {answer}.")
     near, close = did_you_mean(str(name), options), nearest(str(name), options)
-    if (
-        other is not None
-        and other.split()[0].partition("=")[2] in options
-        and not (close and "path=" in other)
-    ):
-        near, close = f"Did you mean {other}?", [other]
+    is_choice = answer is not None and answer.split()[0].partition("=")[2] in options
+    if answer is not None and is_choice and not (close and "path=" in answer):
+        near, close = f"Did you mean {answer}?", [answer]
     every = f" Choices: {', '.join(sorted(options))}." if close else ""
     own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
     return ConfigError(f"{group}={name}: no such {group}. {near}{every}{own}")

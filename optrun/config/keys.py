@@ -9,17 +9,22 @@ from typing import Any
 from omegaconf import DictConfig, Node, OmegaConf
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
-from optrun.config.foreign_names import KNOWN, counterpart, explained
+from optrun.config.foreign_names import counterpart, explained
 from optrun.config.groups import GROUPS, choices_with, keys_of
+from optrun.config.schema.run import RunConfig
 from optrun.config.schema.sweeper import OptunaConfig
 
 
-def as_key(option: str, keys: Iterable[str] = ()) -> str:
+_TOP_LEVEL = tuple(field.name for field in fields(RunConfig) if field.name not in GROUPS)
+"""Keys of a run that belong to no group."""
+
+
+def as_key(option: str, verb_keys: Iterable[str] = ()) -> str:
     """Say how an option of other programs is written here; empty for one that means nothing here.
 
     Args:
         option: Such as `--learning-rate`.
-        keys: What a verb takes besides configuration keys.
+        verb_keys: What a verb takes besides configuration keys.
 
     Example:
         >>> as_key("--learning-rate")
@@ -27,21 +32,31 @@ def as_key(option: str, keys: Iterable[str] = ()) -> str:
         >>> as_key("--optim"), as_key("--max_steps=9")
         (' Here it is written optimizer=NAME.', ' Here it is written training.max_steps=VALUE.')
         >>> as_key("--do-eval")
-        ' Not offered: `optrun` trains and evaluates, `optrun evaluate RUN_DIR` evaluates alone.'
+        ' Not offered: optrun trains and evaluates, optrun evaluate RUN_DIR evaluates alone.'
         >>> as_key("--nothing-like-it")
         ''
     """
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
-    dotted = sorted(key for group in GROUPS for key in keys_of(group))
-    own = {
-        key: key
-        for key in ("lr", "seed", "run_name", "resume", "branch_from", "matters", *keys, *dotted)
-    }
-    own |= {key: f"{key}=NAME" for key in GROUPS}
-    found = own.get(name) or counterpart(name)
-    if found is None:
-        found = "=VALUE or ".join(key for key in dotted if key.partition(".")[2] == name != "name")
-    return f" {explained(found, written=True)}" if found else ""
+    if name in GROUPS:
+        return f" Here it is written {name}=NAME."
+    if name in (*_TOP_LEVEL, *verb_keys):
+        return f" Here it is written {name}=VALUE."
+    answer = counterpart(name)
+    if answer is not None:
+        return f" {explained(answer, as_option=True)}"
+    keys = keys_called(name)
+    return f" Here it is written {' or '.join(f'{key}=VALUE' for key in keys)}." if keys else ""
+
+
+def keys_called(name: str) -> list[str]:
+    """List the dotted keys of any choice that are this name, or end with it.
+
+    Example:
+        >>> keys_called("max_steps"), keys_called("training.max_steps"), keys_called("nothing")
+        (['training.max_steps'], ['training.max_steps'], [])
+    """
+    every = sorted(key for group in GROUPS for key in keys_of(group))
+    return [key for key in every if name in (key, key.partition(".")[2]) and name != "name"]
 
 
 def open_prefix(base: DictConfig, key: str) -> str | None:
@@ -109,23 +124,16 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     if above == "tracking.trackers" and above in keys and head not in keys:
         listed = ",".join([*map(str, base.tracking.trackers), missing])
         return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
-    found, (group, *inner) = counterpart(key), key.split(".")
-    elsewhere = (
-        inner[1:]
-        and group in GROUPS
-        and f"{group}.{inner[0]}" not in keys
-        and choices_with(group, inner[0])
-    )
-    if elsewhere and not (found or "").startswith(f"{group}."):
-        return unknown_key(base, f"{group}.{inner[0]}")  # a mapping that another choice has
-    if found is not None and not others:
-        return ConfigError(f"{key}: no such key. {explained(found)}")
+    group, *inner = key.split(".")
+    answer = counterpart(key)
+    mapping = f"{group}.{inner[0]}" if len(inner) > 1 and group in GROUPS else ""
+    if mapping and mapping not in keys and choices_with(group, inner[0]):
+        return unknown_key(base, mapping)  # a mapping that another choice has
+    if answer is not None and not others:
+        return ConfigError(f"{key}: no such key. {explained(answer)}")
     if head and head in keys:
         return _not_among(base, keys, head, leaf, others)
-    known = {name: name for name in keys} | {
-        name: to for name, to in KNOWN.items() if not to.startswith("not offered")
-    }
-    close = list(dict.fromkeys(known[name] for name in nearest(key, known)))
+    close = nearest(key, [*keys, *keys_called(leaf)])
     hint = f"Did you mean {' or '.join(close)}?" if close else "`optrun --cfg job` shows every key."
     return ConfigError(f"{key}: no such key. {hint}")
 
@@ -138,8 +146,7 @@ def _not_among(
     siblings = [name for name in siblings if "." not in name]
     close = [f"{head}.{name}" for name in nearest(leaf, siblings)]
     if not close:
-        every = {*keys, *(name for group in GROUPS for name in keys_of(group))}
-        close = nearest(leaf, [name for name in every if name.rsplit(".", 1)[-1] == leaf])
+        close = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
     if others:
@@ -159,9 +166,9 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
     head, _, leaf = key.rpartition(".")
     if head == "hydra.sweeper" and leaf in [field.name for field in fields(OptunaConfig)]:
         return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
-    found = counterpart(key)
-    if found is not None:
-        return ConfigError(f"{key}: no such key. {explained(found)}")
+    answer = counterpart(key)
+    if answer is not None:
+        return ConfigError(f"{key}: no such key. {explained(answer)}")
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
     return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
@@ -174,10 +181,5 @@ def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
         groups: Names of the groups there.
         key: Such as `hydra/sweeper/sampler`.
     """
-    found = counterpart(key.replace("/", "."))
-    hint = (
-        explained(found, written=True)
-        if found
-        else did_you_mean(key, [f"hydra/{group}" for group in groups])
-    )
+    hint = did_you_mean(key, [f"hydra/{group}" for group in groups])
     return ConfigError(f"{key}: no such choice of Hydra's. {hint}")

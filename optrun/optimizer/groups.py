@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optrun.base.errors import did_you_mean
 from optrun.base.options import Group
-from optrun.config.foreign_names import OPTIMIZERS, explained
+from optrun.config.foreign_names import explained, optimizer_option
 from optrun.config.schema.ranges import not_negative
 
 DESCRIPTIVE_KEYS = frozenset(
@@ -51,12 +51,10 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     pool = sorted(allowed)
     for key in keys:
         if key not in pool:
-            found = OPTIMIZERS.get(str(key))
-            hint = (
-                explained(found).replace("optimizer.", "")
-                if found
-                else did_you_mean(str(key), pool)
-            )
+            answer = optimizer_option(str(key))
+            hint = did_you_mean(str(key), pool)
+            if answer is not None:
+                hint = explained(answer).replace("optimizer.", "")
             raise TypeError(f"{where} has no option {key!r}. {hint}")
 
 
