@@ -21,7 +21,7 @@ _OFF = ("null", "none", "false", "no", "0", "0.0")
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """Read the table: name to answer below `keys` and `optimizer_options`, by group below `choices`."""
+    """Read the table of names and answers; that of `choices` has one for each group."""
     return yaml_mapping(Path(__file__).with_suffix(".yaml"))
 
 
@@ -87,20 +87,17 @@ def other_choice(group: str, name: str) -> str | None:
     """
     choices: dict[str, str] = table()["choices"].get(group, {})
     answer = choices.get(name.lower().replace("-", "_"))
-    if answer is not None:
+    if answer is not None or not name.strip():
         return answer
     if name.strip().lower() in _OFF:
         return f"{group}=none"
     if group == "clip" and re.fullmatch(r"\d+(\.\d*)?", name):
         return f"clip=global_norm clip.max_norm={name}"
-    if not name.strip():
-        return None
     if group == "model":
         return f"model=pretrained {shlex.quote(f'model.path={name}')}"
-    if group == "data" and _looks_like_file(name):
-        return f"data=files {shlex.quote(f'data.train={name}')}"
     if group == "data":
-        return f"data=hub data.path={name}"
+        choice, key = ("files", "train") if _looks_like_file(name) else ("hub", "path")
+        return f"data={choice} {shlex.quote(f'data.{key}={name}')}"
     return None
 
 

@@ -14,7 +14,6 @@ from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.sweeper import OptunaConfig
 
-
 _TOP_LEVEL = tuple(field.name for field in fields(RunConfig) if field.name not in GROUPS)
 """Keys of a run that belong to no group."""
 
@@ -115,8 +114,8 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     if key.startswith("hydra."):
         return unknown_hydra_key(keys, key)
     head, _, leaf = key.rpartition(".")
-    others = choices_with(head, leaf) if head in GROUPS else []
-    if key.split(".")[0] in ("plugin", "plugins"):
+    group, *inner = key.split(".")
+    if group in ("plugin", "plugins"):
         return ConfigError(
             f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE."
         )
@@ -124,15 +123,28 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     if above == "tracking.trackers" and above in keys and head not in keys:
         listed = ",".join([*map(str, base.tracking.trackers), missing])
         return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
-    group, *inner = key.split(".")
-    answer = counterpart(key)
     mapping = f"{group}.{inner[0]}" if len(inner) > 1 and group in GROUPS else ""
     if mapping and mapping not in keys and choices_with(group, inner[0]):
         return unknown_key(base, mapping)  # a mapping that another choice has
-    if answer is not None and not others:
-        return ConfigError(f"{key}: no such key. {explained(answer)}")
+    owners = choices_with(head, leaf) if head in GROUPS else []
+    answer = counterpart(key)
+    if answer is None or owners:
+        return _no_key(base, keys, key, owners)
+    return ConfigError(f"{key}: no such key. {explained(answer)}")
+
+
+def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> ConfigError:
+    """Refuse a key that no table knows, with the nearest ones.
+
+    Args:
+        base: The configuration.
+        keys: Every dotted key of it.
+        key: The one that was given.
+        owners: Other choices of its group, which have it.
+    """
+    head, _, leaf = key.rpartition(".")
     if head and head in keys:
-        return _not_among(base, keys, head, leaf, others)
+        return _not_among(base, keys, head, leaf, owners)
     close = nearest(key, [*keys, *keys_called(leaf)])
     hint = f"Did you mean {' or '.join(close)}?" if close else "`optrun --cfg job` shows every key."
     return ConfigError(f"{key}: no such key. {hint}")

@@ -364,12 +364,13 @@ def check(*words: str) -> None:
 
 def refusal(*words: str) -> str:
     """Return what refuses a line, without a word of the grammar; empty if nothing does."""
+    message = ""
     try:
         check(*words)
     except ConfigError as error:
-        assert not [word for word in GRAMMAR if word in str(error)], str(error)
-        return str(error)
-    return ""
+        message = str(error)
+    assert not [word for word in GRAMMAR if word in message], message
+    return message
 
 
 def test_what_is_said_of_each_line() -> None:
