@@ -35,8 +35,11 @@ unit: setup  ## tests, without the long proofs
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
 test-slow: setup ## the long proofs: kill loops, sweeps, the whole zoo
 	$(PYTEST) -n 3 --dist worksteal --durations=15 -m "slow and not gpu"  # some wait for limits of time to pass
-test-gpu: setup ## what needs a CUDA device
-	$(PYTEST) -m gpu
+# No setup: the machine may have no network. It needs torch, transformers, pytest and the other dependencies.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu:         ## on a machine with a CUDA device: its tests, then the table of speeds; OPTRUN_GPU_DRY=1 tries both on a CPU
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -q -m gpu -rs -W default tests/gpu
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/device.py
 test-full: test test-slow ## all that runs without a GPU
 docs: setup  ## docs/reference/configuration.md anew, the site in build/site, the API reference in build/site/api
 	$(BIN)/python -m tests.docs.configuration
@@ -45,4 +48,4 @@ docs: setup  ## docs/reference/configuration.md anew, the site in build/site, th
 	$(BIN)/python -m pdoc --docformat google -o build/site/api optrun '!optrun.__main__'
 wheel: setup ## dist/
 	$(BIN)/python -m build --wheel
-.PHONY: help run test setup format lint types smoke unit test-slow test-gpu test-full docs wheel
+.PHONY: help run test setup format lint types smoke unit test-slow gpu test-full docs wheel

@@ -1,7 +1,8 @@
 """What a step of each optimizer costs, beside torch's fused AdamW and other packages, in one run.
 
-    python benchmarks/optimizer_step.py [--threads N] [--rounds 9] [--layers 12] [--vocabulary
-    30522] [--only REGEX] python benchmarks/optimizer_step.py --drift 10000
+    python benchmarks/optimizer_step.py [--threads N] [--rounds 9] [--layers 12]
+        [--vocabulary 30522] [--only REGEX]
+    python benchmarks/optimizer_step.py --drift 10000
 
 Weights and gradients have the shapes of BERT-base, in one group unless it says otherwise; on the
 CPU, and on a GPU where there is one. Contenders take turns: in each round every one takes a step

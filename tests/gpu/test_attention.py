@@ -18,7 +18,7 @@ from optrun.model.forward import lean_forward
 from tests.e2e.test_sft import SMALL, write_chats
 from tests.running import optrun, records
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.device_only]
 
 FLASH = "flash_attention_2"
 IMPLEMENTATIONS = [

@@ -1,7 +1,4 @@
-"""On a CUDA device: every precision learns, resumes exactly, compiles.
-
-Every optimizer steps as on the CPU.
-"""
+"""Train on a CUDA device: precision, exact resume, compile, ranks, sweeps, adapters, kernels."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ import torch
 
 from optrun.optimizer import Lamb
 from optrun.optimizer.kernels.triton.found import why_not
+from optrun.training.step import TrainStep
+from tests.gpu.device import DEVICE
 from tests.kernel_cases import BY_TRITON, BY_TRITON_IDS, ends
 from tests.optimizer_cases import CASES, Case
 from tests.resume.test_exact import COMMON, HALF, WHOLE, causal_lm, classification
@@ -23,23 +22,18 @@ from tests.running import optrun, records, state, summary, tensors
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that add in a fixed order.
-
-    Without them two straight runs differ, and nothing could be compared.
-    """
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("task", [causal_lm, classification])
 def test_resume_is_exact(
     task, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*task(tmp_path), *COMMON, f"training.precision={precision}", "training.device=cuda"]
+    words = [
+        *task(tmp_path),
+        *COMMON,
+        f"training.precision={precision}",
+        f"training.device={DEVICE}",
+    ]
     assert optrun(*words, "hydra.run.dir=straight") == 0
     assert optrun(*words, "hydra.run.dir=again") == 0
     assert tensors(Path("straight"), WHOLE) == tensors(Path("again"), WHOLE), (
@@ -52,10 +46,7 @@ def test_resume_is_exact(
     assert codes == [75] * (WHOLE - 1) + [0]
     assert records(Path("straight")) == records(Path("stopped"))
     assert tensors(Path("straight"), WHOLE) == tensors(Path("stopped"), WHOLE)
-    assert (
-        state(Path("straight"), WHOLE)["random"]["cuda"]
-        == state(Path("stopped"), WHOLE)["random"]["cuda"]
-    )
+    assert state(Path("straight"), WHOLE)["random"] == state(Path("stopped"), WHOLE)["random"]
     if precision == "fp16":
         assert (
             state(Path("straight"), WHOLE)["scaler"]
@@ -68,6 +59,7 @@ STEPPED = [case.name for case in CASES if case.name != "soap"]
 """SOAP's bases hang on rounding where few gradients have filled its preconditioners."""
 
 
+@pytest.mark.device_only
 @pytest.mark.parametrize("optimizer", STEPPED)
 def test_optimizers_step_as_on_the_cpu(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,10 +78,10 @@ def test_optimizers_step_as_on_the_cpu(
     ]
     words = list({word.split("=")[0]: word for word in words}.values())
     losses = {}
-    for device in ("cpu", "cuda"):
-        assert optrun(*words, f"training.device={device}", f"hydra.run.dir={device}") == 0
-        losses[device] = [record["train/loss"] for record in records(Path(device))]
-    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=2e-3)
+    for device in ("cpu", DEVICE):
+        assert optrun(*words, f"training.device={device}", f"hydra.run.dir={device}-run") == 0
+        losses[device] = [record["train/loss"] for record in records(Path(f"{device}-run"))]
+    assert losses[DEVICE] == pytest.approx(losses["cpu"], rel=2e-3)
 
 
 def test_compile_and_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +90,7 @@ def test_compile_and_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         *causal_lm(tmp_path),
         "training.max_steps=4",
         "training.logging_steps=1",
-        "training.device=cuda",
+        f"training.device={DEVICE}",
     ]
     assert optrun(*words, "hydra.run.dir=plain") == 0
     assert optrun(*words, "hydra.run.dir=compiled", "training.compile=true") == 0
@@ -117,7 +109,7 @@ def test_half_of_the_steps_moves_between_devices(
     words = [
         word for word in words if not word.startswith(("scheduler.decay_steps", "scheduler=cosine"))
     ]
-    assert optrun(*words, "training.device=cuda", "hydra.run.dir=run") == 0
+    assert optrun(*words, f"training.device={DEVICE}", "hydra.run.dir=run") == 0
     assert optrun("resume=run", "training.device=cpu", f"training.max_steps={WHOLE}") == 0
     assert summary(Path("run"))["global_step"] == WHOLE
     assert (
@@ -125,6 +117,7 @@ def test_half_of_the_steps_moves_between_devices(
     )
 
 
+@pytest.mark.device_only
 @pytest.mark.parametrize(("case", "options"), BY_TRITON, ids=BY_TRITON_IDS)
 def test_triton_kernels_are_foreach_and_repeat_their_bits(
     case: Case, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -142,6 +135,7 @@ def test_triton_kernels_are_foreach_and_repeat_their_bits(
             assert torch.equal(value, found[2][name]), name
 
 
+@pytest.mark.device_only
 @pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
 def test_a_triton_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTRUN_KERNEL", "triton")
@@ -159,6 +153,7 @@ def test_a_triton_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPa
             torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.device_only
 def test_a_triton_step_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTRUN_KERNEL", "triton")
     weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
@@ -170,3 +165,109 @@ def test_a_triton_step_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         optimizer.step()
+
+
+# What users combine on one device
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_one_rank_learns_what_no_ranks_learn(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL on one device computes the run without ranks."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=4", "training.logging_steps=1"]
+    words += [f"training.device={DEVICE}"]
+    ranks = [f"distributed={strategy}", "training.nproc_per_node=1"]
+    assert optrun(*words, "hydra.run.dir=plain") == 0
+    assert optrun(*words, *ranks, "hydra.run.dir=ranks") == 0
+    plain = [record["train/loss"] for record in records(Path("plain"))]
+    assert [record["train/loss"] for record in records(Path("ranks"))] == pytest.approx(
+        plain, rel=1e-4
+    )
+
+
+def test_an_adapter_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), f"training.device={DEVICE}", "training.max_steps=2"]
+    assert optrun(*words, "hydra.run.dir=base") == 0
+    model = ["model=pretrained", "model.path=base/model", "adapter=lora", "lr=1e-2"]
+    steps = ["training.max_steps=8", "training.logging_steps=1", f"training.device={DEVICE}"]
+    data = [word for word in words if word.startswith(("data", "task"))]
+    assert optrun(*data, *model, *steps, "hydra.run.dir=lora") == 0
+    losses = [record["train/loss"] for record in records(Path("lora"))]
+    assert losses[-1] < losses[1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_chunks_of_the_loss_are_the_whole_loss(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=3", "training.logging_steps=1"]
+    words += [f"training.device={DEVICE}", f"training.precision={precision}"]
+    losses = {}
+    for chunked in ("false", "true"):
+        folder = f"chunked-{chunked}"
+        assert optrun(*words, f"training.chunked_loss={chunked}", f"hydra.run.dir={folder}") == 0
+        losses[chunked] = [record["train/loss"] for record in records(Path(folder))]
+    assert losses["true"] == pytest.approx(
+        losses["false"], rel=1e-4 if precision == "fp32" else 2e-2
+    )
+
+
+@pytest.mark.device_only
+def test_a_sweep_over_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=2", "training.device=cuda", "seed=0,1"]
+    assert optrun("-m", *words, "hydra.sweeper.devices=auto", "hydra.sweep.dir=sweep") == 0
+    summaries = [json.loads(path.read_text()) for path in Path("sweep").glob("*/summary.json")]
+    assert [each["status"] for each in summaries] == ["finished", "finished"]
+
+
+def test_resume_under_ranks_is_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=6", f"training.device={DEVICE}"]
+    words += ["distributed=ddp", "training.nproc_per_node=1"]
+    assert optrun("certify", "resume", *words, "--kills", "2") == 0
+
+
+# Tests that cannot fail prove nothing
+# --------------------------------------------------------------------------------------------------
+
+
+def test_another_step_after_the_resume_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison of `test_resume_is_exact` fails if the resumed steps are off by a rounding."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), *COMMON, f"training.device={DEVICE}"]
+    assert optrun(*words, "hydra.run.dir=straight") == 0
+    assert optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped") == 75
+    take_step = TrainStep.__call__
+
+    def step_and_nudge(step: TrainStep, batches: list[Any], *where: object) -> object:
+        result = take_step(step, batches, *where)
+        with torch.no_grad():
+            next(step.model.parameters()).mul_(1 + 1e-6)
+        return result
+
+    monkeypatch.setattr(TrainStep, "__call__", step_and_nudge)
+    assert optrun("resume=stopped", "training.max_seconds=null") == 0
+    assert tensors(Path("straight"), WHOLE) != tensors(Path("stopped"), WHOLE)
+
+
+@pytest.mark.device_only
+def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of the kernels fails if one of two steps uses another learning rate."""
+    case, options = BY_TRITON[0]
+    monkeypatch.setenv("OPTRUN_KERNEL", "foreach")
+    expected = ends(case, options, torch.float32, device="cuda")
+    monkeypatch.setenv("OPTRUN_KERNEL", "triton")
+    computed = ends(case, {**options, "lr": case.lr * 1.001}, torch.float32, device="cuda")
+    assert any(
+        not torch.allclose(value, expected[name], rtol=2e-6, atol=2e-6)
+        for name, value in computed.items()
+    )
