@@ -40,7 +40,6 @@ from safetensors.torch import save_file
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.tensor_file import tensor_bytes
 from optrun.config.schema.checkpoint import (
     CheckpointConfig,
@@ -109,7 +108,7 @@ def manager(
         config=SimpleNamespace(on_nonfinite=None),
     )
     return CheckpointManager(
-        manifest=RunManifest(run),
+        run=run,
         config=config,
         setup=setup,
         snapshot=snapshot,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
 from optrun.api.isolation import isolated
 from optrun.artifacts.metrics import read_metrics, read_summary
-from optrun.artifacts.run_check import refuse_damaged
-from optrun.artifacts.run_dir import MODEL, RunDir, checkpoint_folders
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.base.errors import CheckpointError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.run import RunConfig
@@ -94,7 +94,7 @@ class Run:
         with isolated():
             run = RunDir(self.path)
             if checkpoint is None and (run.model / "config.json").is_file():
-                refuse_damaged(run, f"{MODEL}/*")
+                refuse_damaged(run.model)
                 return _from_pretrained(run.model)
             from optrun.artifacts.checkpoint import read_state
             from optrun.runner.export import export

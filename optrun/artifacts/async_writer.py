@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.retention import Retention, point_best
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.base.errors import StorageError
 
 if TYPE_CHECKING:
@@ -50,32 +49,13 @@ class Result:
     error: BaseException | None = None
 
 
-class _Kept:
-    """What follows a commit, on the rank that holds the run's lock.
-
-    Older ones go, and the run's manifest is sealed.
-    """
-
-    def __init__(self, manifest: RunManifest, keep_last: int) -> None:
-        self.manifest = manifest
-        self.retention = Retention(manifest.run, keep_last, manifest.whole)
-
-    def take_in(self, folder: Path, order: Order) -> None:
-        self.retention.trust(folder)
-        best = self.retention.whole(order.ranked, order.keep_best)
-        point_best(self.manifest.run, best[0] if best else None)
-        # Sealed without those that go: one that is listed and not there was not deleted by us.
-        self.retention({*best, *order.keep, order.snapshot.global_step}, self.manifest.seal)
-
-
 class AsyncWriter:
     """Writes snapshots; whoever gives an order takes its result.
 
     Args:
-        manifest: Of the run, sealed after each checkpoint; the run's lock is held. On other ranks
-            than the first the
-            run directory alone: they write their shards and nothing else.
-        keep_last: As for `Retention`.
+        run: The run directory.
+        retention: Deletes older checkpoints after each commit, on the rank that holds the run's
+            lock. None on the other ranks, which write their shards and nothing else.
         saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives
             the same orders in the same succession.
         algorithm: As for `save_checkpoint`.
@@ -83,15 +63,15 @@ class AsyncWriter:
 
     def __init__(
         self,
-        manifest: RunManifest | RunDir,
-        keep_last: int,
+        run: RunDir,
+        retention: Retention | None,
         saving: ProcessGroup | None = None,
         algorithm: str = "xxh3",
     ) -> None:
-        self.run = manifest if isinstance(manifest, RunDir) else manifest.run
+        self.run = run
+        self.retention = retention
         self.saving = saving
         self.algorithm = algorithm
-        self._kept = None if isinstance(manifest, RunDir) else _Kept(manifest, keep_last)
         self._thread: threading.Thread | None = None
         self._result: Result | None = None
 
@@ -137,8 +117,8 @@ class AsyncWriter:
             folder = save_checkpoint(
                 self.run, order.snapshot, order.before_commit, self.saving, self.algorithm
             )
-            if self._kept is not None:
-                self._kept.take_in(folder, order)
+            if self.retention is not None:
+                _delete_older(self.run, self.retention, folder, order)
         except OSError as refused:
             error = StorageError(
                 f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."
@@ -146,3 +126,11 @@ class AsyncWriter:
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
         self._result = Result(order, folder, time.monotonic() - begun, error)
+
+
+def _delete_older(run: RunDir, retention: Retention, folder: Path, order: Order) -> None:
+    """Point `checkpoints/best` at the best whole checkpoint and delete those not to be kept."""
+    retention.trust(folder)
+    best = retention.whole(order.ranked, order.keep_best)
+    point_best(run, best[0] if best else None)
+    retention({*best, *order.keep, order.snapshot.global_step})

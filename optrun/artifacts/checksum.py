@@ -57,8 +57,6 @@ class Entry:
     hexdigest: str
     algorithm: str = "sha256"
     """One of `ALGORITHMS`."""
-    grows: bool = False
-    """Whether more may follow after these bytes."""
 
     @classmethod
     def of(cls, content: bytes) -> Self:
@@ -73,14 +71,11 @@ class Entry:
             ValueError: There is none, or more than one.
         """
         (algorithm,) = ALGORITHMS.keys() & values.keys()
-        return cls(
-            int(values["size"]), str(values[algorithm]), algorithm, bool(values.get("grows", False))
-        )
+        return cls(int(values["size"]), str(values[algorithm]), algorithm)
 
     def to_dict(self, name: str) -> dict[str, object]:
         """Convert to the entry of a manifest."""
-        more = {"grows": True} if self.grows else {}
-        return {"name": name, "size": self.size, self.algorithm: self.hexdigest, **more}
+        return {"name": name, "size": self.size, self.algorithm: self.hexdigest}
 
 
 def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None = None) -> Hash:
@@ -107,14 +102,9 @@ def file_problem(path: Path, entry: Entry) -> str | None:
         return f"{path}: missing."
     if kind is not None:
         return f"{path}: {kind}."
-    if held < entry.size or (held > entry.size and not entry.grows):
+    if held != entry.size:
         return f"{path}: {held:,} bytes, {entry.size:,} expected."
     with open_file(path) as file:
         if digest_of(file, entry.algorithm, entry.size).hexdigest() == entry.hexdigest:
             return None
-    if entry.grows:
-        return (
-            f"{path}: its first {entry.size:,} bytes are not those that were sealed: changed, taken"
-            " out or put in."
-        )
     return f"{path}: its bytes changed since it was written (checksum differs)."

@@ -1,7 +1,7 @@
 """What a run and a checkpoint say they hold, in one format, and whether a checkpoint does.
 
 A manifest is JSON: its `format`, facts of its kind, `files` with size and checksum of each, and
-`sha256`, the seal over all of that. That of a run is read and kept in `run_manifest`.
+`sha256`, the seal over all of that. `saved_folder` writes the same format for `model/`.
 
 A folder is a checkpoint when its manifest is there and every file agrees with it. That one
 predicate, `problems`, answers for loading, for retention and for `optrun verify`. Only files that

@@ -221,11 +221,7 @@ def read_metrics(path: Path | str) -> MetricsLog:
     return log
 
 
-Replace = Callable[[Path, bytes], None]
-"""Replaces a file by one rename."""
-
-
-def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes) -> int:
+def truncate_after(path: Path | str, step: int) -> int:
     """Drop every record after a step, so that a run resumed from there writes no step twice.
 
     The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing
@@ -234,7 +230,6 @@ def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes
     Args:
         path: The file.
         step: The last optimizer step to keep.
-        replace: How.
 
     Returns:
         How many lines were dropped, torn ones included.
@@ -244,10 +239,10 @@ def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes
         record = _parse(line)
         return line if record is not None and record["step"] <= step else None
 
-    return _rewrite(Path(path), until, replace)
+    return _rewrite(Path(path), until)
 
 
-def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> None:
+def take_up(path: Path | str, step: int) -> None:
     """Make `metrics.jsonl` what it was when a checkpoint was saved.
 
     So that the resumed run writes each line once.
@@ -260,13 +255,12 @@ def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> No
     Args:
         path: The file.
         step: Optimizer steps done in the checkpoint.
-        replace: How.
     """
-    truncate_after(path, step, replace)
-    _rewrite(Path(path), _without_unscheduled, replace)
+    truncate_after(path, step)
+    _rewrite(Path(path), _without_unscheduled)
 
 
-def _rewrite(path: Path, keep: Callable[[bytes], bytes | None], replace: Replace) -> int:
+def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
     """Replace the file by what is kept of each line that is not blank, if that is another text.
 
     Returns:
@@ -278,7 +272,7 @@ def _rewrite(path: Path, keep: Callable[[bytes], bytes | None], replace: Replace
         return 0
     kept = [left + b"\n" for line in lines if (left := keep(line.rstrip(b"\n"))) is not None]
     if kept != lines:
-        replace(path, b"".join(kept))
+        replace_bytes(path, b"".join(kept))
     return len(lines) - len(kept)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from optrun.base.reading import read_text
 
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
-    r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|run_manifest\.json|curves\.png|"
+    r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|curves\.png|"
     r"report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp"
 )
 """What a process leaves in a run directory that was killed while it wrote one of these aside."""
@@ -95,15 +95,14 @@ class Retention:
     Args:
         run: The run directory; its lock is held.
         keep_last: How many of the newest whole ones stay, 1 or more.
-        whole: Checkpoint to the signature of its files when they were known to be whole; kept up to
-            date.
     """
 
-    def __init__(self, run: RunDir, keep_last: int, whole: dict[str, str] | None = None) -> None:
+    def __init__(self, run: RunDir, keep_last: int) -> None:
         self.run = run
         self.keep_last = keep_last
         self._run_id = run_id_of(run)
-        self._whole = {} if whole is None else whole
+        self._whole: dict[str, str] = {}
+        """Checkpoint to the signature of its files when they were known to be whole."""
 
     def trust(self, folder: Path) -> None:
         """Remember that this one was written, flushed and committed just now."""
@@ -120,14 +119,11 @@ class Retention:
     def _is_there(self, folder: Path) -> bool:
         return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
 
-    def __call__(
-        self, keep: Collection[int], before: Callable[[list[Path]], None] | None = None
-    ) -> list[Path]:
+    def __call__(self, keep: Collection[int]) -> list[Path]:
         """Delete the others, after a new one was committed.
 
         Args:
             keep: Steps that stay besides the newest.
-            before: Called with those that will be deleted, before the first is.
 
         Returns:
             The deleted folders. Folders that are not whole are left alone: they are nobody's to
@@ -145,8 +141,6 @@ class Retention:
             contextlib.ExitStack() as stack
         ):  # one that a branch is reading goes after the next save
             deleted = [folder for folder in deleted if stack.enter_context(deleting(folder))]
-            if before is not None:
-                before(deleted)
             for folder in deleted:
                 remove_folder(folder)
                 self._whole.pop(folder.name, None)
@@ -163,7 +157,7 @@ class Retention:
 
 
 def _signature(folder: Path) -> str:
-    """Sign a file's state, as text, since the run's manifest remembers it for the next start."""
+    """Digest name, size, time and inode of every file of a checkpoint."""
     found = []
     for path in sorted(_entries(folder)):
         known = path.lstat()

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 CONFIG = "config.yaml"
@@ -20,7 +21,6 @@ LOG = "optrun.log"
 LOGS = "logs"
 TRACKING = "tracking.json"
 LOCK = ".lock"
-MANIFEST = "run_manifest.json"
 HYDRA = ".hydra"
 EXTRA = "extra"
 SWEEP = "sweep.json"  # beside the runs of a sweep
@@ -102,10 +102,8 @@ class RunDir:
     """Log of the run, text."""
     logs = _Inside(LOGS)
     """Logs of the ranks other than the first."""
-    manifest = _Inside(MANIFEST)
-    """Size and checksum of every file of the run that is read again."""
     extra = _Inside(EXTRA)
-    """Files of callbacks and trackers of the user's own; no part of the manifest."""
+    """Files of callbacks and trackers of the user's own."""
     lock = _Inside(LOCK)
     """Held by the process that writes here."""
     hydra = _Inside(HYDRA)
@@ -137,18 +135,36 @@ class RunDir:
     def is_unbegun(self) -> bool:
         """Tell whether nothing lies here, or only what a start leaves that was killed before its run began.
 
-        Hydra's folder, perhaps not whole, the lock, the logs, the first manifest, and a
-        configuration that was never put in place.
+        Hydra's folder, perhaps not whole, the lock, the logs, and a configuration that was never
+        put in place.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
-        aside = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(MANIFEST)})\.\d+\.tmp")
+        aside = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
         entries = {path.name for path in self.path.iterdir() if not aside.fullmatch(path.name)}
         if not entries:
             return True
-        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, LOGS, MANIFEST}:
+        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, LOGS}:
             return False
         return {path.name for path in self.hydra.iterdir()} <= _OF_HYDRA
+
+
+_WRITTEN = (
+    *(CONFIG, METRICS, SUMMARY, SAMPLES, TRACKING, CURVES, LOG, LOGS, LOCK, HYDRA),
+    *(CHECKPOINTS, MODEL, TOKENIZER, "nonfinite", "tensorboard"),
+    *("report.html", "report.md", "report.csv", "report-*.png", "report-*.csv"),
+)
+_OF_TRACKERS = ("wandb", "mlruns", "mlflow.db*", EXTRA)
+
+
+def is_of_tracker(name: str) -> bool:
+    """Tell whether the library of a tracker, or a callback, writes this name in a run directory."""
+    return any(fnmatchcase(name, pattern) for pattern in _OF_TRACKERS)
+
+
+def is_written(name: str) -> bool:
+    """Tell whether a run, its trackers or a report write this name in a run directory."""
+    return is_of_tracker(name) or any(fnmatchcase(name, pattern) for pattern in _WRITTEN)
 
 
 _OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}

@@ -17,7 +17,7 @@ from optrun.artifacts.atomic import DOOMED
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import latest_whole, step_of
-from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_STOPPED_EARLY, OptrunError
 from optrun.base.reading import read_lines
@@ -428,7 +428,7 @@ class Trials:
 
 
 def _refuse_damage(run: RunDir) -> None:
-    wrong = problems_of(run)
+    wrong = run_problems(run)
     if wrong:
         raise TrialFailed(f"nothing but the process was harmed, and optrun verify says: {wrong[0]}")
 

@@ -1,75 +1,44 @@
-"""`optrun verify`: is every file whole?"""
+"""`optrun verify`: is every checkpoint and the exported model whole?"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from optrun.base.errors import (
-    EXIT_DONE,
-    EXIT_NO_CHECKPOINT,
-    CheckpointError,
-    ConfigError,
-    StorageError,
-    printable,
-)
+from optrun.base.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
 
+if TYPE_CHECKING:
+    from optrun.artifacts.run_dir import RunDir
+
+_WHOLE = "whole"
+_DAMAGED = "damaged"
 _STRANGER = "not of the checkpoint; never read"
-_STYLES = {"whole": "green", "damaged": "red", "not covered": "yellow", _STRANGER: "yellow"}
+_STYLES = {_WHOLE: "green", _DAMAGED: "red", _STRANGER: "yellow"}
 
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    made = VerbParser(
+    return VerbParser(
         "verify",
         "RUN_DIR|CHECKPOINT [...]",
         """
-Reads every file of a checkpoint, or of a run with all its checkpoints, and holds it against the manifests: size,
-checksum, and every tensor; files of a run that are missing, or that nothing of optrun's put there, are named as well.
-What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet. Logs, curves and reports,
-which nothing reads again, are not covered at all. That is said, and no damage.
-Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
-
---accept takes one file of a run as it is now, or as gone, and records that in the manifest: when, by which command,
-and both checksums. Weights and checkpoints are never accepted, and what a run needs may not be gone. A manifest that
-is lost or damaged is accepted by its own name, run_manifest.json, and with it every file as it is.
+Reads every file of a checkpoint, or every checkpoint, the model and the tokenizer of a run, and compares size,
+checksum and every tensor with the manifests. Metrics, summary, logs and reports are not covered.
+Nothing is changed. Exit code 0: all is whole; 4: the damaged file and tensor are named.
 """,
     )
-    made.add_argument(
-        "--accept", metavar="FILE", help="take a changed file of the run as it is, with a record"
-    )
-    return made
 
 
 def run(arguments: VerbArguments) -> int:
-    """Check, and name what is damaged.
+    """Check each path, and name what is damaged.
 
     Returns:
-        0 where everything is whole, else 4.
+        0 if everything is whole, else 4.
     """
-    if arguments.options.accept is not None:
-        _accept(arguments.positional, arguments.options.accept)
     return max(_verify(path) for path in arguments.positional)
-
-
-def _accept(paths: list[str], file: str) -> None:
-    from optrun.artifacts.run_check import accept
-    from optrun.runner.resume.target import locate
-
-    target = locate(paths[0])
-    if len(paths) > 1 or target.checkpoint is not None:
-        raise ConfigError(
-            f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or"
-            " not."
-        )
-    try:
-        accept(target.run, file)
-    except OSError as error:
-        raise StorageError(
-            f"{target.run.manifest}: cannot be written: {error.strerror or error}."
-        ) from error
 
 
 def _verify(path: str) -> int:
@@ -77,94 +46,43 @@ def _verify(path: str) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from optrun.artifacts.identity import run_id_of
-    from optrun.artifacts.retention import pointed
-    from optrun.artifacts.run_check import Checked, check_run
-    from optrun.artifacts.run_dir import MANIFEST, checkpoint_folders
-    from optrun.artifacts.run_manifest import CHECKPOINT, matches
     from optrun.base.formatting import size
     from optrun.runner.resume.target import locate
 
-    target, console = locate(path), Console()
-    folders = (
-        [target.checkpoint]
-        if target.checkpoint is not None
-        else checkpoint_folders(target.run)[::-1]
-    )
+    target = locate(path)
+    console = Console()
+    with console.status("reading"):
+        if target.checkpoint is not None:
+            reports, problems = _examine_checkpoints(target.run, [target.checkpoint])
+        else:
+            reports, problems = _examine_run(target.run)
     title = Text(printable(str(target.checkpoint or target.run.path)))
     table = Table(title=title, title_justify="left", title_style="dim")
-    for name in ("checkpoint", "file", "size", "tensors", "verdict"):
-        table.add_column(
-            name, justify="right" if name in ("size", "tensors") else "left", overflow="fold"
-        )
-
-    def add(verdict: str, name: str, shown: str = "", tensors: str = "", folder: str = "") -> None:
-        table.add_row(
-            folder, Text(printable(name)), shown, tensors, Text(verdict, style=_STYLES[verdict])
-        )
-
-    wrong: list[str] = []
-    try:
-        run_id = run_id_of(target.run)
-    except CheckpointError as error:
-        run_id, wrong = None, [str(error)]
-    with console.status("reading"):
-        of_run = Checked() if target.checkpoint is not None else check_run(target.run)
-        wrong += of_run.wrong.values()
-        for name in sorted({*of_run.wrong, *of_run.whole, *of_run.open}):
-            verdict = (
-                "damaged"
-                if name in of_run.wrong
-                else "not covered"
-                if name in of_run.open
-                else "whole"
-            )
-            if verdict != "whole" or not matches(
-                name, (CHECKPOINT,)
-            ):  # a checkpoint has rows of its own
-                add(verdict, name, size(_bytes(target.run.path / name)))
-        for folder in folders:
-            report = examine(folder, run_id)
-            if not folder.is_dir():
-                continue  # the run goes on, and deleted it meanwhile
-            wrong += report.problems
-            for index, file in enumerate(report.files):
-                tensors = "" if file.tensors is None else str(file.tensors)
-                verdict = "damaged" if file.damaged else "whole"
-                add(verdict, file.name, size(file.size), tensors, "" if index else folder.name)
-            for stranger in report.foreign:
-                add(_STRANGER, stranger.relative_to(folder).as_posix())
-    if not folders and not of_run.sealed:
-        wrong.append(f"{target.run.checkpoints}: no checkpoint there.")
-    for pointer in () if target.checkpoint is not None else (target.run.best, target.run.last):
-        if pointer.is_file() and pointed(pointer) is None:
-            wrong.append(f"{pointer}: names a checkpoint that is not there.")
+    table.add_column("folder", overflow="fold")
+    table.add_column("file", overflow="fold")
+    table.add_column("size", justify="right", overflow="fold")
+    table.add_column("tensors", justify="right", overflow="fold")
+    table.add_column("verdict", overflow="fold")
+    for report in reports:
+        folder = report.folder.name
+        for file in report.files:
+            tensors = "" if file.tensors is None else str(file.tensors)
+            verdict = _DAMAGED if file.damaged else _WHOLE
+            name = Text(printable(file.name))
+            table.add_row(folder, name, size(file.size), tensors, Text(verdict, _STYLES[verdict]))
+            folder = ""
+        for stranger in report.foreign:
+            name = Text(printable(stranger.relative_to(report.folder).as_posix()))
+            table.add_row(folder, name, "", "", Text(_STRANGER, _STYLES[_STRANGER]))
     console.print(table)
-    for reason in dict.fromkeys(of_run.open.values()):
-        listed = ", ".join(name for name, why in of_run.open.items() if why == reason)
-        console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
-    for record in of_run.accepted:
-        was, now = (str(side or "none")[:12] for side in (record.was, record.now))
-        sealed = (
-            "every file as it was then"
-            if record.name == MANIFEST
-            else f"sha256 was {was}, is {now}"
-        )
-        console.print(
-            Text(printable(f"{record.name}: accepted at {record.at}: {sealed}")), soft_wrap=True
-        )
-    for problem in wrong:
+    for problem in problems:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
-    return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE
-
-
-def _bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    return EXIT_NO_CHECKPOINT if problems else EXIT_DONE
 
 
 @dataclass
 class _File:
-    """File of a checkpoint."""
+    """One file of a folder with a manifest."""
 
     name: str
     size: int
@@ -174,15 +92,56 @@ class _File:
 
 @dataclass
 class Report:
-    """What was found in one checkpoint."""
+    """What was found in one folder with a manifest."""
 
+    folder: Path
     problems: list[str]
     files: list[_File] = field(default_factory=list)
     foreign: list[Path] = field(default_factory=list)
 
 
+def _examine_run(run: RunDir) -> tuple[list[Report], list[str]]:
+    """Examine every checkpoint, the model and the tokenizer of a run, and its pointers."""
+    from optrun.artifacts.retention import pointed
+    from optrun.artifacts.run_check import missing_model, saved_folders
+    from optrun.artifacts.run_dir import checkpoint_folders
+
+    folders = checkpoint_folders(run)[::-1]
+    reports, problems = _examine_checkpoints(run, folders)
+    for folder in saved_folders(run):
+        report = examine_saved(folder)
+        reports.append(report)
+        problems += report.problems
+    problems += missing_model(run)
+    if not folders and not run.model.is_dir():
+        problems.append(f"{run.checkpoints}: no checkpoint there.")
+    for pointer in (run.best, run.last):
+        if pointer.is_file() and pointed(pointer) is None:
+            problems.append(f"{pointer}: names a checkpoint that is not there.")
+    return reports, problems
+
+
+def _examine_checkpoints(run: RunDir, folders: list[Path]) -> tuple[list[Report], list[str]]:
+    """Examine checkpoints of a run; one that the run deletes meanwhile is left out."""
+    from optrun.artifacts.identity import run_id_of
+
+    problems: list[str] = []
+    try:
+        run_id = run_id_of(run)
+    except CheckpointError as error:
+        run_id = None
+        problems.append(str(error))
+    reports = []
+    for folder in folders:
+        report = examine(folder, run_id)
+        if folder.is_dir():
+            reports.append(report)
+            problems += report.problems
+    return reports, problems
+
+
 def examine(folder: Path, run_id: str | None = None) -> Report:
-    """Hold a checkpoint against its manifest, file by file and tensor by tensor.
+    """Compare a checkpoint with its manifest, file by file and tensor by tensor.
 
     Args:
         folder: A checkpoint, whole or not.
@@ -193,23 +152,44 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
     from optrun.artifacts.manifest import CONTENT, foreign_files, problems, read_manifest
     from optrun.artifacts.tensor_file import damaged_tensors
 
-    report = Report(problems(folder, run_id))
+    report = Report(folder, problems(folder, run_id))
     if folder.is_dir() and not folder.is_symlink():
         report.foreign = foreign_files(folder)
-
-    def add(name: str, damaged: bool, tensors: int | None = None) -> None:
-        report.files.append(_File(name, _bytes(folder / name), damaged, tensors))
-
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
         for name in (names.CHECKPOINT_MANIFEST, *CONTENT):
-            add(name, damaged=True)
+            report.files.append(_File(name, _bytes(folder / name), damaged=True))
         return report
-    add(names.CHECKPOINT_MANIFEST, damaged=False)
+    name = names.CHECKPOINT_MANIFEST
+    report.files.append(_File(name, _bytes(folder / name), damaged=False))
     for name, entry in manifest.files.items():
-        path, tensors = folder / name, manifest.tensors.get(name)
+        path = folder / name
+        tensors = manifest.tensors.get(name)
         if tensors is not None and path.is_file() and not path.is_symlink():
             report.problems += damaged_tensors(path, tensors)
-        add(name, file_problem(path, entry) is not None, None if tensors is None else len(tensors))
+        damaged = file_problem(path, entry) is not None
+        count = None if tensors is None else len(tensors)
+        report.files.append(_File(name, _bytes(path), damaged, count))
     return report
+
+
+def examine_saved(folder: Path) -> Report:
+    """Compare `model/` or `tokenizer/` of a run with its `checksums.json`."""
+    from optrun.artifacts.checksum import file_problem
+    from optrun.artifacts.saved_folder import CHECKSUMS, folder_problems, read_checksums
+
+    report = Report(folder, folder_problems(folder))
+    try:
+        entries = read_checksums(folder)
+    except CheckpointError:
+        report.files.append(_File(CHECKSUMS, _bytes(folder / CHECKSUMS), damaged=True))
+        return report
+    for name, entry in entries.items():
+        path = folder / name
+        report.files.append(_File(name, _bytes(path), file_problem(path, entry) is not None))
+    return report
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -14,7 +14,6 @@ from optrun.artifacts.lock import starting
 from optrun.artifacts.metrics import read_summary, write_summary
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import EXIT_FAILED, ConfigError, OptrunError, printable
 from optrun.config.registry import origins
 from optrun.config.request import Request
@@ -153,5 +152,4 @@ def _record(run: RunDir, error: OptrunError) -> None:
         if error.exit_code != EXIT_FAILED or values.get("status") not in ("running", "failed"):
             return
         values.update(status="failed", message=str(error), exit_code=error.exit_code)
-        with recorded(run.summary):
-            write_summary(run.summary, values)
+        write_summary(run.summary, values)

@@ -166,7 +166,7 @@ def forget_unbegun(run: RunDir) -> None:
         return
     for folder in (run.hydra, run.logs):
         shutil.rmtree(folder, ignore_errors=True)
-    for leftover in (run.config, run.log, run.lock, run.manifest):
+    for leftover in (run.config, run.log, run.lock):
         leftover.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something of the user's is in it
         run.path.rmdir()

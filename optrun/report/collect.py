@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
-from optrun.artifacts.run_check import problems_of
-from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
+from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
 from optrun.base.bounded_yaml import unresolved_key, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, OtherFormatError, printable
 from optrun.base.formatting import plain
@@ -340,7 +339,7 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
     summary: dict[str, object] = attempt(read_summary, files.summary, {})
     values: dict[str, object] = attempt(read_config, files.config, {})
     log: MetricsLog = attempt(read_metrics, files.metrics, MetricsLog())
-    problems += [*log.problems, *problems_of(files, (CONFIG, METRICS, SUMMARY))]
+    problems += log.problems
     problems = [plain(problem.removeprefix(f"{path}/")) for problem in problems]
     if isinstance(noted := summary.get("overrides"), list):
         typed = [str(item) for item in noted]

@@ -84,7 +84,7 @@ def build_loop(
     sync: Callable[[], None] = lambda: None  # noqa: E731  # a rank that writes no lines has none to flush
     if world.is_main:
         metrics_log = MetricsLogger(
-            session.manifest, storage_policy(config.checkpoint.on_storage_error, note)
+            run.metrics, storage_policy(config.checkpoint.on_storage_error, note)
         )
         components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
         if config.training.profile is not None:
@@ -118,7 +118,8 @@ def build_loop(
         return state
 
     checkpoints = (CheckpointManager if world.is_main or is_sharded(setup.model) else Bystander)(
-        manifest=session.manifest if world.is_main else run,
+        run=run,
+        deletes_older=world.is_main,
         config=config.checkpoint,
         setup=setup,
         snapshot=take,

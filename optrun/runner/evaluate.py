@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun.artifacts.run_check import refuse_damaged
-from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.base import garbage
 from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
@@ -64,7 +64,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do
             not fit the model.
     """
-    refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
+    refuse_damaged(run.tokenizer)
     device = pick_device(config.training.device)
     snapshot = read_checkpoint(checkpoint)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None

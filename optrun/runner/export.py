@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import read_summary
-from optrun.artifacts.run_check import refuse_damaged
-from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
-from optrun.artifacts.run_manifest import RunManifest, recorded
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.saved_folder import refuse_damaged, write_checksums
 from optrun.artifacts.tensor_file import tensors_on_disk
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
@@ -25,7 +24,7 @@ from optrun.model.adapter import ADAPTER, inject_alike, injected, merge
 from optrun.model.weights import all_tensors, place_tensors
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
-from optrun.runner.folders import aside_of, written_aside
+from optrun.runner.folders import written_aside
 from optrun.runner.sentence_transformers import write_modules
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
 
@@ -142,23 +141,20 @@ def _fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
-def write_tokenizer(manifest: RunManifest, tokenizer: Saved) -> None:
+def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
     """Write `tokenizer/` of a run, aside first: a link inside of it is replaced, not followed.
 
     Raises:
         StorageError: The disk refused.
     """
-    folder = manifest.run.tokenizer
-    with (
-        storing(folder),
-        manifest.rewriting(f"{folder.name}/*"),
-        written_aside(folder, replaces=True) as aside,
-    ):
+    folder = run.tokenizer
+    with storing(folder), written_aside(folder, replaces=True) as aside:
         tokenizer.save_pretrained(str(aside))
+        write_checksums(aside)
 
 
 def publish(
-    manifest: RunManifest,
+    run: RunDir,
     model: PreTrainedModel,
     tokenizer: Saved | None,
     summary: Mapping[str, object],
@@ -170,13 +166,10 @@ def publish(
     Raises:
         StorageError: The disk refused.
     """
-    folder = manifest.run.model
-    with (
-        storing(folder),
-        manifest.rewriting(f"{folder.name}/*"),
-        written_aside(folder, replaces=True) as aside,
-    ):
+    folder = run.model
+    with storing(folder), written_aside(folder, replaces=True) as aside:
         write_model(aside, model, tokenizer, summary, config, sample)
+        write_checksums(aside)
 
 
 def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
@@ -268,9 +261,8 @@ def export(
         CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model
             class is not one of this transformers.
         StorageError: The disk refused.
-        LockedError: The destination lies in a run directory that another process writes.
     """
-    refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
+    refuse_damaged(run.tokenizer)
     model, snapshot = load_trained(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(
@@ -305,11 +297,7 @@ def export(
     }
     metrics = {key: known.get(key, {}) for key in ("last", "best", "before_training")}
     summary |= {**told_of, "metrics": metrics}
-    with (
-        recorded(destination, aside_of(destination)),
-        storing(destination),
-        written_aside(destination) as aside,
-    ):
+    with storing(destination), written_aside(destination) as aside:
         write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
     return snapshot.metadata.model_class
 

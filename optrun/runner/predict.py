@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from optrun.artifacts.run_check import refuse_damaged
-from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.artifacts.trunk import checkpoint_digest
 from optrun.base import garbage
 from optrun.base.errors import CheckpointError, ConfigError, StoppedEarly, did_you_mean
@@ -111,7 +111,7 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     told: list[str] = []
     options = ReadOptions(**asked.read)
     split = Split(read_files("data.eval", asked.data, options, told, documents=False), "data.eval")
-    refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
+    refuse_damaged(run.tokenizer)
     device = pick_device(config.training.device)
     model, snapshot = load_trained(run, checkpoint)
     tokenizer = _tokenizer(config, run)

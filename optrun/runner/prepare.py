@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optrun.artifacts.metadata import SPLIT_BY
-from optrun.artifacts.run_check import problems_of
-from optrun.artifacts.run_dir import TOKENIZER, RunDir
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.saved_folder import folder_problems
 from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import QloraConfig
 from optrun.config.schema.model import FromConfigConfig, ModelConfig
@@ -101,11 +101,7 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     run = RunDir(opened.folder.parent.parent)
     found = TrainedArtifacts(None, trains=True, split_by=saved.split_by)
     asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
-    if (
-        asked
-        or not (run.tokenizer / "tokenizer.json").is_file()
-        or problems_of(run, [f"{TOKENIZER}/*"])
-    ):
+    if asked or not (run.tokenizer / "tokenizer.json").is_file() or folder_problems(run.tokenizer):
         return found
     with contextlib.suppress(ConfigError):
         if vocabulary_digest(saved_tokenizer(run.tokenizer)) == saved.tokenizer:

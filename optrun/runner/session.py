@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
 from optrun.config.schema.run import RunConfig
 from optrun.distributed.world import ALONE, World
@@ -29,8 +29,6 @@ class Session:
     """When, on the monotonic clock."""
     world: World = ALONE
     """The ranks that share the run."""
-    held_manifest: RunManifest | None = None
-    """Of the run directory, on the rank that writes there; None on the others."""
     _written: dict[str, object] | None = None
     """What `config.yaml` holds since this start wrote it."""
 
@@ -38,12 +36,6 @@ class Session:
     def config(self) -> RunConfig:
         """What is trained."""
         return self.request.config
-
-    @property
-    def manifest(self) -> RunManifest:
-        """Of the run directory; rank 0 has it."""
-        assert self.held_manifest is not None, "another rank writes"
-        return self.held_manifest
 
     def settle(self, request: Request) -> None:
         """Take the numbers that follow from the ranks for those that were asked for."""
@@ -61,4 +53,4 @@ class Session:
             self.run.summary.exists()
         ):  # first: a start that is killed in between left the file as a checkpoint has it
             self.summary.write()
-        self.manifest.replace(self.run.config, text.encode())
+        replace_text(self.run.config, text)

@@ -15,7 +15,7 @@ import torch
 from optrun.artifacts import provenance
 from optrun.artifacts.generalisation import generalisation_of
 from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
-from optrun.artifacts.run_dir import MANIFEST, RunDir
+from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_DONE
 from optrun.config.registry.origins import ALLOW, records
 from optrun.config.registry.plugins import OPTION, options
@@ -77,7 +77,6 @@ class Summary:
         self.values: SummaryValues = {
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
-            "manifest": MANIFEST,
             "run_name": request.values["run_name"] or run.path.name,
             "status": "running",
             "message": "",

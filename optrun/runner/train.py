@@ -14,7 +14,6 @@ from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.base import garbage
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.config.request import Request
@@ -37,7 +36,6 @@ from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
     ResumePoint,
-    open_manifest,
     opened_for,
     refuse_links,
     refuse_other_formats,
@@ -108,19 +106,12 @@ def train(
             )
         refuse_other_formats(run)
         run_id = run_id_of(run) or new_run_id()
-        manifest, is_summary_whole = RunManifest(run), True
-        if resume is not None:
-            manifest, is_summary_whole = open_manifest(run, display.note)
-        manifest.run_id = run_id
-        manifest.seal()
         summary = Summary(run, request, run_id)
-        if resume is not None and is_summary_whole:
+        if resume is not None:
             summary.take_up()
         try:
             with _status(summary, display):
-                session = Session(
-                    request, run, display, summary, signal_handler, started, world, manifest
-                )
+                session = Session(request, run, display, summary, signal_handler, started, world)
                 return _train(session, resume, stop_at)
         finally:
             if run.metrics.is_file():
@@ -128,13 +119,6 @@ def train(
                     OSError
                 ):  # a picture less; what ended the run is what counts
                     draw_curves(run.path)
-            try:
-                manifest.close()
-            except OSError as error:
-                display.note(
-                    f"{run.manifest}: {error.strerror or error}; what was written last is not"
-                    " covered."
-                )
 
 
 def draw_curves(path: Path) -> None:
@@ -240,9 +224,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         told = summary.finished(
             loop.training.stop if state.global_step < setup.total_steps else None
         )
-        publish(
-            session.manifest, model, prepared.tokenizer, told, dict(session.request.values), sample
-        )
+        publish(session.run, model, prepared.tokenizer, told, dict(session.request.values), sample)
     summary.finish(told)
     return Outcome(session.run, summary.values, sample)
 
@@ -329,7 +311,7 @@ def _begin(
         summary.values["branch"] = start.branch.summary()
     session.write_config()
     if prepared.tokenizer is not None:
-        write_tokenizer(session.manifest, prepared.tokenizer)
+        write_tokenizer(run, prepared.tokenizer)
     summary.begin(setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
     if checkpoint.enabled:
         make_checkpoints_dir(run)
@@ -340,13 +322,17 @@ def _begin(
             session.display.note(warning)
     if resume is not None:
         summary.resumed(state.global_step, start.changes, assembled.notes)
+    if state.global_step and start.branch is None and not run.metrics.exists():
+        session.display.note(
+            f"warning: {run.metrics}: missing: its lines up to step {state.global_step:,} are lost"
+        )
     if assembled.is_done:
-        truncate_after(run.metrics, state.global_step, session.manifest.replace)
+        truncate_after(run.metrics, state.global_step)
     else:
         # The line of an unfinished step is still to be written; those of the end of a shorter run
         # go.
         kept = -1 if state.untouched else state.global_step - state.unfinished
-        take_up(run.metrics, kept, session.manifest.replace)
+        take_up(run.metrics, kept)
 
 
 def _sample(

@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf
 from optrun.artifacts.metrics import SUMMARY_FORMAT, write_summary
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step
-from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import (
     EXIT_STOPPED_EARLY,
     ConfigError,
@@ -185,8 +184,6 @@ class SweepTask:
         if stop_at is not None and begun is not None and begun >= stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
-        with recorded(run.hydra, written=True):
-            pass  # Hydra notes each launch of a job before it calls this
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values))
         request = Request(
@@ -248,10 +245,9 @@ def record_failure(
         "metrics": {"last": {}, "best": {}},
         "resumes": [],
     }
-    with recorded(run.summary):
-        write_summary(
-            run.summary, {**unbegun, **sweep.summary(name), "status": "failed", "message": why}
-        )
+    write_summary(
+        run.summary, {**unbegun, **sweep.summary(name), "status": "failed", "message": why}
+    )
     if not run.config.is_file():
         run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
 

@@ -55,10 +55,7 @@ class TrainingContext:
     def __post_init__(self) -> None:
         """Name the folders, and see whether a step is under way."""
         self.run_dir = self.run.path
-        """To read from.
-
-        What stands there is sealed, and a file of somebody else's counts as damage.
-        """
+        """To read from; write into `extra_dir`."""
         self.extra_dir = self.run.extra
         """To write into; made before the first hook."""
         self.step_finished = not self.setup.state.unfinished

@@ -16,7 +16,6 @@ from optrun.artifacts import retention
 from optrun.artifacts.async_writer import AsyncWriter, Order, Result
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, step_name
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.base.errors import NonFiniteError, StorageError
 from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.schema.training import OnNonfinite
@@ -40,8 +39,8 @@ class CheckpointManager:
     waits: nothing queues up, and no checkpoint that was due is left out.
     """
 
-    manifest: RunManifest | RunDir
-    """Of the run; its lock is held. On a rank that does not write it, the run directory."""
+    run: RunDir
+    """Where checkpoints are written."""
     config: CheckpointConfig
     """When to save and what to keep."""
     setup: TrainingSetup
@@ -55,6 +54,8 @@ class CheckpointManager:
     """Flushes the metrics; called beside training before a checkpoint commits."""
     note: Callable[[str], None]
     """Tells the user one line."""
+    deletes_older: bool = True
+    """Whether this rank holds the run's lock, deletes older checkpoints and points at the best."""
     saving: ProcessGroup | None = None
     """Ranks that write a sharded checkpoint together.
 
@@ -73,14 +74,12 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         """Make what writes beside training."""
-        self.run = self.manifest if isinstance(self.manifest, RunDir) else self.manifest.run
         self.state, self.ranking = self.setup.state, self.setup.ranking
         self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
         """
-        self._writer = AsyncWriter(
-            self.manifest, self.config.keep_last, self.saving, self.config.checksum.value
-        )
+        older = retention.Retention(self.run, self.config.keep_last) if self.deletes_older else None
+        self._writer = AsyncWriter(self.run, older, self.saving, self.config.checksum.value)
 
     @property
     def enabled(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optrun.artifacts.metrics import MetricsWriter, take_up
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.base.errors import StorageError
 from optrun.base.plain import PlainMapping
 from optrun.config.schema.checkpoint import OnStorageError
@@ -43,14 +42,13 @@ class MetricsLogger(Callback):
     """Writes metrics lines.
 
     Args:
-        manifest: Of the run whose `metrics.jsonl` is written.
+        path: `metrics.jsonl` of the run.
         refused: Called with what the disk said; where it does not raise, the line waits for the
             next one.
     """
 
-    def __init__(self, manifest: RunManifest, refused: Refused) -> None:
-        self.manifest = manifest
-        self.path = manifest.run.metrics
+    def __init__(self, path: Path, refused: Refused) -> None:
+        self.path = path
         self.refused = refused
         self._waiting: list[PlainMapping] = []
         self._lock = threading.Lock()
@@ -103,7 +101,7 @@ class MetricsLogger(Callback):
         with self._lock:
             self._close()
             self._waiting = [record for record in self._waiting if record["step"] <= step]
-            take_up(self.path, step, self.manifest.replace)
+            take_up(self.path, step)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
         """Write what still waits, and close the file.

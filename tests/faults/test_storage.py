@@ -38,7 +38,6 @@ from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.base.errors import StorageError
 from optrun.data.loader import BatchLoader
 from optrun.launch.single_run import refuse_used
@@ -287,8 +286,8 @@ def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, pa
         no_file_larger(5000),
         pytest.raises(StorageError, match="model: cannot be written: File too large"),
     ):
-        publish(RunManifest(RunDir(tmp_path)), model, tokenizer, {}, {}, None)
-    assert [path.name for path in tmp_path.iterdir()] == ["run_manifest.json"]
+        publish(RunDir(tmp_path), model, tokenizer, {}, {}, None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from optrun.artifacts import async_writer as saver_of
-from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
 from tests.running import records, summary
 from tests.sweep import forked
@@ -131,7 +131,7 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
         assert same(job, Path("straight") / job.name), job.name
         for resumed in summary(job)["resumes"]:
             assert resumed["from_step"] <= STEPS
-        assert problems_of(RunDir(job)) == []
+        assert run_problems(RunDir(job)) == []
     taken_up = {job.name: len(summary(job)["resumes"]) for job in jobs() if summary(job)["resumes"]}
     assert len(cut) >= 3
     assert cut <= set(taken_up), "what was cut behind a checkpoint was taken up there"

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.provenance import config_digest
-from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_STORAGE
 from optrun.cli import sweep_files
@@ -35,7 +35,6 @@ from optrun.runner.resume.saved_config import digest_of
 from optrun.sweeper.jobs import Composer, build_jobs, combinations, job_name
 from optrun.sweeper.view import PlainView
 from optrun.training.step import TrainStep
-from tests.faults.runs import sealed_at
 from tests.running import optrun, records, summary
 from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, ForkServer, jobs, result, same, steps, sweep, whole
@@ -127,7 +126,7 @@ def test_failures_are_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.count("expected a number above 0") == 1
     assert sweep(*words, "hydra.sweeper.retry_failed=true") == 1
     assert ForkServer.launches == [2]
-    assert [problems_of(RunDir(Path("sweep") / name)) for name in rows] == [[], [], []]
+    assert [run_problems(RunDir(Path("sweep") / name)) for name in rows] == [[], [], []]
 
 
 def test_an_impossible_network_is_a_row(place: Path) -> None:
@@ -311,7 +310,6 @@ def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -
     if file == "metrics.jsonl":  # a line is on the disk before its checkpoint is
         shutil.rmtree(torn / "checkpoints" / f"step-{STEPS:08d}")
         (torn / "summary.json").unlink()
-        sealed_at(RunDir(torn), STEPS - 1)
     before = [(other / "metrics.jsonl").stat().st_mtime_ns for other in others]
     assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0
     assert ForkServer.launches == ([] if file == "record" else [1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +16,7 @@ from optrun.artifacts.manifest import refuse_foreign, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import clean_leftovers, pointed, step_of
-from optrun.artifacts.run_check import check_run, refuse_damaged
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.artifacts.run_manifest import (
-    APART,
-    WRITTEN,
-    RunManifest,
-    matches,
-    read_run_manifest,
-    refuse_other_manifest,
-)
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.artifacts.trunk import Trunk, reading
 from optrun.base.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
@@ -155,61 +146,41 @@ def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedC
 
 
 def refuse_links(run: RunDir) -> None:
-    """Refuse links: a run writes nothing outside of its own directory.
+    """Refuse links and special files: a run writes nothing outside of its own directory.
+
+    Checkpoints are left out, because links among them are never followed. The library of a tracker
+    may link to its own files.
 
     Raises:
-        StorageError: One of its files or folders is a link. Those in the folder of checkpoints are
-            never followed, and a tracker's library may link to its own files.
+        StorageError: One of the run's files or folders is a link or no regular file.
     """
+    inside = run.path.resolve()
     for folder, folders, files in os.walk(run.path):
         for path in (Path(folder, name) for name in (*folders, *files)):
-            inside = path.relative_to(run.path).as_posix()
-            theirs = matches(inside, APART) and path.resolve().is_relative_to(run.path.resolve())
-            if path.is_symlink() and matches(inside.split("/")[0], WRITTEN) and not theirs:
+            top = path.relative_to(run.path).parts[0]
+            if not names.is_written(top):
+                continue
+            by_tracker = names.is_of_tracker(top)
+            if path.is_symlink():
+                if by_tracker and path.resolve().is_relative_to(inside):
+                    continue
                 raise StorageError(
                     f"{path}: a link: a run writes nothing outside of its own directory. Remove it."
                 )
-            kind = None if path.is_symlink() or path.is_dir() else kind_of(path)
-            if kind and matches(inside.split("/")[0], WRITTEN) and not matches(inside, APART):
+            kind = None if path.is_dir() else kind_of(path)
+            if kind is not None and not by_tracker:
                 raise StorageError(
                     f"{path}: {kind}; expected a regular file, which this run writes. Remove it."
                 )
         folders[:] = [name for name in folders if Path(folder, name) != run.checkpoints]
 
 
-def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest, bool]:
-    """Open the manifest of a run that goes on; what is read again is checked against it first.
-
-    Args:
-        run: The run directory; its lock is held.
-        note: Tells the user what is damaged and not needed.
-
-    Returns:
-        The manifest, and whether the summary is what the run wrote.
-
-    Raises:
-        CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is
-            written behind them.
-    """
-    refuse_damaged(run, names.METRICS, f"{names.HYDRA}/hydra.yaml")
-    wrong = check_run(
-        run, (names.SUMMARY, f"{names.TOKENIZER}/*", f"{names.MODEL}/*", names.SAMPLES)
-    ).wrong
-    for name, fault in wrong.items():
-        note(
-            f"warning: {fault}"
-            f" {'They are taken as they are.' if name == names.MANIFEST else 'Nothing of it is used.'}"
-        )
-    return RunManifest(run, read_run_manifest(run)), names.SUMMARY not in wrong
-
-
 def refuse_other_formats(run: RunDir) -> None:
     """Refuse a run of a newer optrun, before anything of it is put out of the way or written anew.
 
     Raises:
-        OtherFormatError: A newer optrun wrote one of its checkpoints, or its manifest.
+        OtherFormatError: A newer optrun wrote one of its checkpoints.
     """
-    refuse_other_manifest(run)
     for folder in checkpoint_folders(run):
         refuse_other_format(folder)
 

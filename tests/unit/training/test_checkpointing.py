@@ -42,7 +42,7 @@ def _manager(
         )
 
     manager = CheckpointManager(
-        manifest=RunDir(folder),
+        run=RunDir(folder),
         config=config.checkpoint,
         setup=setup,
         snapshot=copied,
