@@ -43,12 +43,7 @@ def to_json(value: object, *, where: str = "value") -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        number = float(value)
-        if math.isnan(number):
-            return "NaN"
-        if math.isinf(number):
-            return "Infinity" if number > 0 else "-Infinity"
-        return number
+        return _float_to_json(float(value))
     if isinstance(value, Mapping):
         return {str(key): to_json(item, where=f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -56,6 +51,14 @@ def to_json(value: object, *, where: str = "value") -> Any:
     raise TypeError(
         f"{where}: expected a string, number, list or mapping, got {type(value).__name__}"
     )
+
+
+def _float_to_json(number: float) -> float | str:
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return number
 
 
 def from_json(value: object) -> Any:

@@ -65,6 +65,24 @@ def committed(step: int) -> set[str]:
     return {path.parents[1].name for path in Path("sweep").glob(f"*/checkpoints/step-{step:08d}")}
 
 
+def kill_later(pid: int, kill: str, dead: Path, seconds: float, log: Path) -> None:
+    """Kill a sweep some seconds after its first worker was launched, or after one died."""
+
+    def has_begun() -> bool:
+        if kill == "clock":
+            return any(Path("sweep").glob(".sweep/launch-*.json"))
+        return dead.exists()
+
+    while not has_begun():
+        assert wait(pid, 0.05) is None, log.read_text()[-2000:]
+    assert wait(pid, seconds) is None, log.read_text()[-2000:]
+    if kill == "clock":
+        os.killpg(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)  # a worker alone saves its job, and ends
+    os.waitpid(pid, 0)
+
+
 @pytest.mark.slow
 def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the clock, or right behind a committed checkpoint.
@@ -106,16 +124,7 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
             assert wait(pid, 240) == -signal.SIGKILL, (place / "log").read_text()[-2000:]
             cut |= committed(SAVE) - committed(STEPS)
         else:
-            specs = partial(Path("sweep").glob, ".sweep/launch-*.json")
-            while not (list(specs()) if kill == "clock" else dead.exists()):  # past the composing
-                code = wait(pid, 0.05)
-                assert code is None, (place / "log").read_text()[-2000:]
-            code = wait(pid, chance.uniform(0, 4 * job_seconds))
-            assert code is None, (place / "log").read_text()[-2000:]
-            (os.killpg if kill == "clock" else os.kill)(
-                pid, signal.SIGKILL
-            )  # a worker alone saves its job, and ends
-            os.waitpid(pid, 0)
+            kill_later(pid, kill, dead, chance.uniform(0, 4 * job_seconds), place / "log")
         for spec in Path("sweep").glob(".sweep/launch-*.json"):
             spec.unlink(missing_ok=True)
         # What a checkpoint holds is in the metrics, and stays there.
@@ -129,8 +138,7 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {job.name for job in jobs()} == {job.name for job in jobs("straight")}
     for job in jobs():
         assert same(job, Path("straight") / job.name), job.name
-        for resumed in summary(job)["resumes"]:
-            assert resumed["from_step"] <= STEPS
+        assert all(resumed["from_step"] <= STEPS for resumed in summary(job)["resumes"])
         assert run_problems(RunDir(job)) == []
     taken_up = {job.name: len(summary(job)["resumes"]) for job in jobs() if summary(job)["resumes"]}
     assert len(cut) >= 3
