@@ -12,8 +12,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "certify",
-        "resume | optimizer [dialect=NAME] | transfer [widths=1,2,4,8] [depths=1,2,4] [seeds=0-1]"
-        " [KEY=VALUE ...]",
+        ["resume|optimizer|transfer"],
         """
 resume: trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at
 random moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states,
@@ -30,6 +29,14 @@ grow or die with the size. Prints the powers, draws them, or names the parameter
 
 Exit code 0: it holds; 1: it does not.
 """,
+        keys={
+            "dialect": "NAME",
+            "widths": "1,2,4,8",
+            "depths": "1,2,4",
+            "seeds": "0-1",
+        },
+        overrides="KEY",
+        are_paths=False,
     )
     made.add_recipe_options()
     made.add_argument(

@@ -15,8 +15,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "confirm",
-        "DIR [seeds=FIRST-LAST] [difference=D] [power=0.8] [baseline=NAME] [metric=NAME]"
-        " [by=KEY,KEY] [out=DIR] [hydra.KEY=VALUE ...]",
+        ["DIR"],
         """
 Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
 verdict from these alone. The same line goes on where it was stopped. A confirmation is planned once.
@@ -31,6 +30,16 @@ verdict from these alone. The same line goes on where it was stopped. A confirma
   out         where the runs go; else DIR/confirm, which the report of DIR shows
   hydra...    how they run, as for a sweep: hydra/launcher=joblib, hydra.sweeper.devices=auto
 """,
+        keys={
+            "seeds": "FIRST-LAST",
+            "difference": "D",
+            "power": "0.8",
+            "baseline": "NAME",
+            "metric": "NAME",
+            "by": "KEY,KEY",
+            "out": "DIR",
+        },
+        overrides="hydra.KEY",
     )
 
 

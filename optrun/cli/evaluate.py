@@ -35,13 +35,15 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "evaluate",
-        "RUN_DIR|CHECKPOINT [out=DIR] [KEY=VALUE ...]",
+        ["RUN_DIR|CHECKPOINT"],
         """
 Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
 the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Classes get
 precision, recall and f1 each, and which was taken for which; entities likewise. Nothing is written, but with out=DIR,
 new or empty: all figures as json and csv, and the confusion matrix as a picture.
 """,
+        keys={"out": "DIR"},
+        overrides="KEY",
     )
     made.add_config_dir()
     made.add_argument("--json", action="store_true", help="print one JSON object")

@@ -16,11 +16,12 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "explain",
-        "[KEY=VALUE ...]",
+        [],
         """
 Builds the model as shapes alone and says, without training and whatever its size: every parameter group with layer, lr
 at its peak, weight decay, adaptation, parameters and the bytes its state will take; the schedule as a curve.
 """,
+        overrides="KEY",
     )
     made.add_recipe_options()
     made.add_argument("--all", action="store_true", help="every tensor, not every group")

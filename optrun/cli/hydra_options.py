@@ -109,6 +109,8 @@ def _refuse_bare(token: str, after: str) -> None:
     """
     if "=" in token or token.startswith("~"):
         return
+    if token in VERBS:
+        raise ConfigError(f"{token!r}: a command stands first, as in optrun {token} ...")
     if token in _MEANT:
         raise ConfigError(f"{token!r}: {_MEANT[token]}")
     if token[0] in "\u2012\u2013\u2014\u2212":

@@ -6,6 +6,7 @@ Help, configuration, information, the installation of completion.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from hydra.errors import HydraException
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.cli import help
+from optrun.cli.completion import candidates
 from optrun.cli.overview import overview
 from optrun.config import keys, store
 from optrun.config.compose_errors import refusal
@@ -45,22 +47,32 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
     elif args.shell_completion:
-        asked, _, shell = (
-            args.overrides[0].partition("=") if len(args.overrides) == 1 else ("", "", "")
-        )
-        given = " ".join(args.overrides)
-        if asked == "query":
-            raise ConfigError(
-                f"-sc {given}: this is what the shell asks, with the line so far in COMP_LINE."
-            )
-        if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
-            raise ConfigError(
-                f"-sc {given}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh."
-            )
-        hydra.shell_completion(config_name=config_name, overrides=args.overrides)
+        _complete(hydra, config_name, args.overrides)
     else:
         return False
     return True
+
+
+def _complete(hydra: Hydra, config_name: str, words: list[str]) -> None:
+    """Install or remove the completion of a shell, or answer what its function asks at a TAB."""
+    task, _, shell = " ".join(words).partition("=")
+    if shell not in ("bash", "fish", "zsh") or task not in ("install", "uninstall", "query"):
+        raise ConfigError(
+            f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish,"
+            " zsh."
+        )
+    if task != "query":
+        hydra.shell_completion(config_name=config_name, overrides=words)
+        return
+    line = os.environ.get("COMP_LINE")
+    if line is None:
+        raise ConfigError(
+            f"-sc query={shell}: this is what the shell asks, with the line so far in COMP_LINE."
+        )
+    point = os.environ.get("COMP_POINT", "")
+    line = line[: int(point)] if point.isdecimal() else line
+    separator = "\n" if shell == "fish" else " "
+    sys.stdout.write(separator.join(candidates(hydra, config_name, line)) + "\n")
 
 
 def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Namespace) -> None:

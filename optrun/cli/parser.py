@@ -1,7 +1,4 @@
-"""The command line of a verb.
-
-An argparse parser with a help of its own, whose refusals name what was meant.
-"""
+"""The command line of a verb: an argparse parser whose refusals name what was meant."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from optrun.base.errors import ConfigError, did_you_mean, refuse_url
+from optrun.config.tokens import key_of
 
 if TYPE_CHECKING:
     from optrun.config.request import CommandLine
@@ -96,41 +93,49 @@ class VerbParser(argparse.ArgumentParser):
 
     Args:
         verb: Its name.
-        arguments: What it takes besides options, as the usage shows it: places first, then
-            `key=value`. `[KEY=VALUE` stands for keys of the configuration, `[hydra.KEY=VALUE` for
-            Hydra's.
-        description: What it does, for `--help`.
+        places: What stands without a key, such as `RUN_DIR|CHECKPOINT`. A last one of `...` stands
+            for more of the one before.
+        description: What the verb does, for `--help`.
+        keys: The verb's own keys, each with what it takes, such as `{"out": "DIR"}`.
+        overrides: Which other keys it takes: `KEY` for those of the configuration, `hydra.KEY` for
+            Hydra's alone, None for no other.
+        are_paths: Whether the places are paths.
     """
 
-    def __init__(self, verb: str, arguments: str, description: str) -> None:
+    def __init__(
+        self,
+        verb: str,
+        places: Sequence[str],
+        description: str,
+        *,
+        keys: Mapping[str, str] | None = None,
+        overrides: Literal["KEY", "hydra.KEY"] | None = None,
+        are_paths: bool = True,
+    ) -> None:
+        self.verb = verb
+        self.places = [place for place in places if place != "..."]
+        self.most_places = math.inf if "..." in places else len(self.places)
+        self.keys = dict(keys or {})
+        self.overrides = overrides
+        self.are_paths = are_paths
+        words = [*self.places, *("[...]" for place in places if place == "...")]
+        words += [f"[{key}={value}]" for key, value in self.keys.items()]
+        words += [] if overrides is None else [f"[{overrides}=VALUE ...]"]
+        self.arguments = " ".join(words)
         super().__init__(
             prog=f"optrun {verb}",
+            usage=textwrap.fill(
+                f"optrun {verb} {self.arguments} [options]", 100, subsequent_indent="  "
+            ),
             description=description.strip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            add_help=False,
             allow_abbrev=False,
         )
-        self.verb = verb
-        self.takes_overrides = "[KEY=VALUE" in arguments
-        self.keys = re.findall(r"(?<![\w.])([a-z_]+)=", arguments)
-        self.claims = [
-            piece
-            for piece in re.findall(r"[^\s\[\]]+", arguments)
-            if piece.isalpha() and piece.islower()
-        ]
-        places = re.split(r"\[?[\w.]+=", arguments)[0]
-        self._places = [place.split("|")[0] for place in re.sub(r"\[.*?\]", "", places).split()]
-        self.takes_paths = re.search(r"(RUN_DIR|CHECKPOINT|DIR|FILE)\b", places) is not None
-        self._least = 0 if self.claims else len(self._places)
-        self._most = math.inf if "...]" in places else len(self.claims[:1] or self._places)
-        self._arguments = arguments
-        self.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
-        # `optrun.config.registry.plugins` takes it out of every command line; it stands here to be
-        # shown and completed.
+        self.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+        # `optrun.config.registry.plugins` takes it out of every command line; it is listed here.
         self.add_argument(
             "--plugin", metavar="FILE", help="a file or module that registers choices of your own"
         )
-        self.add_argument("-h", "--help", action="store_true", help="show this help")
 
     def add_recipe_options(self) -> None:
         """Add `-cn` and `--config-dir`, as Hydra has them."""
@@ -148,62 +153,27 @@ class VerbParser(argparse.ArgumentParser):
             "-cd", "--config-dir", metavar="DIR", help="a folder of your own choices and recipes"
         )
 
-    def option_values(self) -> dict[str, str | None]:
-        """Map options to what they take, as the help shows it; None: nothing."""
-        return {
-            name: None if action.nargs == 0 else str(action.metavar)
-            for action in self._actions
-            for name in action.option_strings
-        }
-
-    def format_usage(self) -> str:
-        """Write the first line of the help: arguments stand before options."""
-        pieces = [f"usage: {self.prog} {self._arguments}"]
-        for action in self._actions:
-            if action.option_strings and action.dest not in ("help", "plugin"):
-                value = "" if action.nargs == 0 else f" {action.metavar}"
-                pieces.append(f"[{action.option_strings[0]}{value}]")
-        return (
-            textwrap.fill(" ".join(pieces), 118, subsequent_indent="  ", break_on_hyphens=False)
-            + "\n"
-        )
-
-    def format_help(self) -> str:
-        """Write usage, description, options."""
-        formatter = self._get_formatter()
-        formatter.add_text(self.description)
-        formatter.start_section("options")
-        options = [action for action in self._actions if action.option_strings]
-        formatter.add_arguments(
-            sorted(options, key=lambda action: action.dest in ("help", "plugin"))
-        )
-        formatter.end_section()
-        return f"{self.format_usage()}\n{formatter.format_help()}"
-
     def error(self, message: str) -> NoReturn:
         """Refuse as everywhere else, instead of leaving the process.
 
         Raises:
             ConfigError: Always.
         """
-        found = re.match(r"argument (\S+): (.*)", message)
-        if found is None:
+        match = re.match(r"argument (\S+): (.*)", message)
+        if match is None:
             raise ConfigError(f"{message}.")
-        missing = "expected one argument" in found[2]
-        problem = (
-            "a value is missing"
-            if missing
-            else "takes no value"
-            if "ignored explicit" in found[2]
-            else found[2]
-        )
-        raise ConfigError(f"{found[1].rpartition('/')[2]}: {problem}.")
+        problem = match[2]
+        if "expected one argument" in problem:
+            problem = "a value is missing"
+        if "ignored explicit" in problem:
+            problem = "takes no value"
+        raise ConfigError(f"{match[1].rpartition('/')[2]}: {problem}.")
 
     def parse(self, argv: list[str]) -> VerbArguments | None:
         """Parse the arguments after the verb.
 
         Returns:
-            None where help was asked for, and has been printed.
+            None if help was asked for, and has been printed.
 
         Raises:
             ConfigError: An option, a key or a number of places that the verb does not have, or one
@@ -212,72 +182,76 @@ class VerbParser(argparse.ArgumentParser):
         if {"-h", "--help"} & set(argv):
             sys.stdout.write(self.format_help())
             return None
-        if (
-            self.takes_paths
-        ):  # a path that begins with a dash, or has `=` in it, is no option and no override
-            argv = [f"./{token}" if self._is_path(token) else token for token in argv]
+        if self.are_paths:
+            argv = [self._as_path(token) for token in argv]
         try:
-            options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
-            if unknown:
-                from optrun.config.keys import as_key
-
-                name = unknown[0].partition("=")[0]
-                hint = as_key(name, self.keys) or f" {did_you_mean(name, self.option_values())}"
-                raise ConfigError(f"{name}: no such option.{hint}")
-            for name, value in vars(options).items():
-                if value == "":
-                    raise ConfigError(f"--{name.replace('_', '-')}: a value is missing.")
+            options = self._options(argv)
         except ConfigError as error:
             raise ConfigError(f"optrun {self.verb} {error}") from error
-        own, overrides = self._keys(token for token in options.arguments if is_override(token))
-        positional = [token for token in options.arguments if not is_override(token)]
-        if not self._least <= len(positional) <= self._most:
-            given = " ".join(["optrun", self.verb, *positional])
-            file = (
-                positional[-1]
-                if len(positional) > self._most and Path(positional[-1]).is_file()
-                else ""
-            )
-            hint = (
-                f". A file of rows has a key, such as data.eval={file} or data.train={file}."
-                if file
-                else ""
-            )
-            usage = f"expected optrun {self.verb} {self._arguments}. See optrun {self.verb} --help"
-            raise ConfigError(f"{given}: {usage}{hint}")
-        if self.takes_paths:
-            for name, path in zip_longest(self._places, positional, fillvalue=self._places[-1]):
-                refuse_url(name, path)
-        return VerbArguments(self.verb, argv, positional, own, overrides, options)
-
-    def _is_path(self, token: str) -> bool:
-        other = token.startswith("-") or (
-            is_override(token) and token.partition("=")[0] not in self.keys
-        )
-        return other and os.path.lexists(token)
-
-    def _keys(self, tokens: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-        """Tell the verb's own keys from overrides."""
+        positional = [token for token in options.words if not is_override(token)]
+        self._expect_places(positional)
         own: dict[str, str] = {}
-        overrides = []
-        for token in tokens:
+        overrides: list[str] = []
+        for token in filter(is_override, options.words):
             key, _, value = token.partition("=")
             if key in own:
                 raise ConfigError(f"optrun {self.verb}: {key} is given twice: which one is meant?")
             if key in self.keys:
-                own[key] = value
-            elif self.takes_overrides or (
-                "[hydra.KEY" in self._arguments and re.match(r"[+~]*hydra[./]", key)
-            ):
-                overrides.append(token)
+                own[key] = self._value(key, value)
             else:
-                hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
-                raise ConfigError(f"optrun {self.verb} {token}: no such key. {hint}")
-        refuse_url("out", own.get("out"))
-        if (empty := next((key for key, value in own.items() if not value), None)) is not None:
-            told = ": expected a folder or file to write to" if empty == "out" else ""
-            raise ConfigError(f"optrun {self.verb} {empty}=: a value is missing{told}.")
-        return own, overrides
+                self._expect_override(token)
+                overrides.append(token)
+        return VerbArguments(self.verb, argv, positional, own, overrides, options)
+
+    def _options(self, argv: list[str]) -> argparse.Namespace:
+        options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
+        if unknown:
+            from optrun.config.keys import as_key
+
+            name = unknown[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            raise ConfigError(
+                f"{name}: no such option.{as_key(name, self.keys) or ' ' + did_you_mean(name, known)}"
+            )
+        for name, value in vars(options).items():
+            if value == "":
+                raise ConfigError(f"--{name.replace('_', '-')}: a value is missing.")
+        return options
+
+    def _as_path(self, token: str) -> str:
+        """Mark an existing path that looks like an option or `key=value` as a path."""
+        is_key = is_override(token) and token.partition("=")[0] not in self.keys
+        return (
+            f"./{token}" if (token.startswith("-") or is_key) and os.path.lexists(token) else token
+        )
+
+    def _expect_places(self, positional: list[str]) -> None:
+        if not len(self.places) <= len(positional) <= self.most_places:
+            line = " ".join(["optrun", self.verb, *positional])
+            usage = f"expected optrun {self.verb} {self.arguments}. See optrun {self.verb} --help"
+            hint = ""
+            if len(positional) > self.most_places and Path(positional[-1]).is_file():
+                file = positional[-1]
+                hint = f". A file of rows has a key: data.eval={file} or data.train={file}."
+            raise ConfigError(f"{line}: {usage}{hint}")
+        if self.are_paths:
+            for path in positional:
+                refuse_url(self.places[0].partition("|")[0], path)
+
+    def _value(self, key: str, value: str) -> str:
+        if key == "out":
+            refuse_url("out", value)
+        if not value:
+            raise ConfigError(f"optrun {self.verb} {key}=: a value is missing: {self.keys[key]}.")
+        return value
+
+    def _expect_override(self, token: str) -> None:
+        key = key_of(token)
+        of_hydra = self.overrides == "hydra.KEY" and key.startswith(("hydra.", "hydra/"))
+        if self.overrides == "KEY" or of_hydra:
+            return
+        hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
+        raise ConfigError(f"optrun {self.verb} {token}: no such key. {hint}")
 
 
 def is_override(token: str) -> bool:
@@ -287,5 +261,5 @@ def is_override(token: str) -> bool:
         >>> is_override("lr=0.1"), is_override("hydra/launcher=joblib"), is_override("outputs/lr=0.1/run")
         (True, True, False)
     """
-    key = token.partition("=")[0].lstrip("+~")
+    key = key_of(token)
     return "=" in token and ("/" not in key or key.startswith("hydra/"))

@@ -39,7 +39,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "predict",
-        "RUN_DIR|CHECKPOINT data.eval=FILE out=FILE [keep=[COLUMN,...]] [top_k=N] [KEY=VALUE ...]",
+        ["RUN_DIR|CHECKPOINT"],
         """
 Predictions of a checkpoint (of a run: its newest) for each row of a file, in its order: labels with probabilities,
 entities, masked tokens, numbers, or generated texts. FILE of out ends with .jsonl, .csv or .parquet. Labels are not
@@ -50,6 +50,8 @@ file is read), keep=[COLUMN, ...] (what stands beside the predictions; all colum
 (masked_lm), generation.max_new_tokens=N and every other name of transformers' generation, data.max_length, seed,
 training.device, training.per_device_eval_batch_size, training.precision.
 """,
+        keys={"out": "FILE", "keep": "[COLUMN,...]", "top_k": "N"},
+        overrides="KEY",
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made

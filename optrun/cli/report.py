@@ -13,8 +13,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "report",
-        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [matters=D] [by=KEY,KEY]"
-        " [target=LEVEL] [objectives=NAME,NAME] [port=N] [watch=true]",
+        ["DIR", "..."],
         """
 Compares runs, sweeps, or folders of them: which could be the best, a table here, report.html, report.md and report.csv
 on disk (in the first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in out). Reads files only.
@@ -28,6 +27,17 @@ on disk (in the first DIR; where that is one run of several, in outputs/reports/
             other is better than in all; else those of the sweep
   port      of the page that --watch serves on this machine alone; else a free one
 """,
+        keys={
+            "out": "DIR",
+            "baseline": "NAME",
+            "metric": "NAME",
+            "matters": "D",
+            "by": "KEY,KEY",
+            "target": "LEVEL",
+            "objectives": "NAME,NAME",
+            "port": "N",
+            "watch": "true",
+        },
     )
     made.add_argument(
         "--watch", action="store_true", help="the page anew while jobs run (or watch=true)"

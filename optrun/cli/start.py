@@ -17,13 +17,15 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "start",
-        "FILE|FOLDER|NAME [run=true] [KEY=VALUE ...]",
+        ["FILE|FOLDER|NAME"],
         """
 Reads data in whatever shape they have, and prints what it understood: format, columns and their roles, three rows,
 labels, lengths, what would be cut. Proposes a task, a model, a batch that fits the memory and a small comparison of
 optimizers, each as a command to copy. Keys given here go into every command and decide what they name, such as
 task=masked_lm or data.label_column=verdict. Nothing is written, but with run=true, which runs the first command.
 """,
+        keys={"run": "true"},
+        overrides="KEY",
     )
     made.add_config_dir()
     return made

@@ -13,7 +13,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "transfer",
-        'DIR [DIR ...] to="KEY=VALUE ..." [metric=NAME] [out=DIR]',
+        ["DIR", "..."],
         """
 Predicts the best learning rate for another width, depth, length or batch from sweeps over lr at two sizes or more: the
 bottom of each basin, the power law through them, the lr with its interval for each optimizer, the two runs that would
@@ -23,6 +23,7 @@ test it. Writes transfer.md, transfer.json and transfer.png. Reads files only.
   metric  the metric to judge by, such as eval/loss; else the main metric of the runs
   out     where to write; else a new folder, outputs/transfer/DATE/TIME
 """,
+        keys={"to": '"KEY=VALUE ..."', "metric": "NAME", "out": "DIR"},
     )
 
 

@@ -23,7 +23,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "verify",
-        "RUN_DIR|CHECKPOINT [...]",
+        ["RUN_DIR|CHECKPOINT", "..."],
         """
 Reads every file of a checkpoint, or every checkpoint, the model and the tokenizer of a run, and compares size,
 checksum and every tensor with the manifests. Metrics, summary, logs and reports are not covered.

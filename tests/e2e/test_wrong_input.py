@@ -244,19 +244,10 @@ def test_each_verb_has_its_help(
     assert optrun(verb, "nowhere", "--help") == optrun(verb, "-h") == 0
     text = capsys.readouterr().out
     parser = importlib.import_module(module(verb)).parser()
-    assert text.count(f"usage: optrun {verb} ") == 2
-    usage = text.split("\n\n")[0]
-    for option, value in parser.option_values().items():
-        assert option in text
-        assert option in usage or option in (
-            "-h",
-            "--help",
-            "--plugin",
-            "-cd",
-            "--config-dir",
-            "--config-name",
-        )
-        assert value is None or value in text
+    for key in parser.keys:
+        assert f"[{key}=" in text
+    for action in parser._actions:
+        assert all(option in text for option in action.option_strings)
 
 
 def test_the_version_is_optruns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from optrun.cli.verbs import VERBS
 from tests.running import optrun
 
 ADVISED = {
@@ -79,18 +78,8 @@ def test_a_file_alone_is_what_start_takes(
         assert "transfer" not in said
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("before", [("--config-dir", "."), ("--json",)])
-def test_options_before_a_verb_are_as_those_after_it(
-    verb: str, before: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    codes, said = [], []
-    for words in ((*before, verb, "nowhere"), (verb, *before, "nowhere")):
-        codes.append(optrun(*words))
-        said.append(capsys.readouterr().err)
-    assert codes == [2, 2]
-    assert said[0] == said[1]
-    assert "expected key=value. Did you mean the command" not in said[0]
+def test_a_command_stands_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a command stands first" in refusal(capsys, "--config-dir", ".", "explain")
 
 
 def test_a_recipe_may_be_called_like_a_verb(tmp_path: Path) -> None:
