@@ -38,7 +38,7 @@ _LONGEST = (
     "tests/zoo/test_zoo.py::test_every_architecture",
     "tests/docs/test_quickstart.py",
     "tests/sweep/test_killed.py",
-    "tests/distributed/test_nodes.py",
+    "tests/distributed/test_torchruns.py",
 )
 """Beginnings of names of tests, more than a minute each."""
 

@@ -32,7 +32,7 @@ from tests.running import die_with_parent, kill_all, members
 SPARES = 4
 """Processes that a program holds ready for the ranks that it starts.
 
-Two, and two that are started again.
+Two, and two that are started again; `OPTRUN_TEST_SPARES` in its environment asks for more.
 """
 
 
@@ -166,7 +166,7 @@ def _become(
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if composed is not None:
         compose_cache.install(composed)
-    fork_ranks(SPARES)
+    fork_ranks(int(env.get("OPTRUN_TEST_SPARES", SPARES)))
     _run(module, args, env)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import Section, compare
-from optrun.certify.trial import Child, Kill, Main, Nodes, Tempo, TrialFailed, Trials, import_all
+from optrun.certify.trial import Child, Kill, Main, Tempo, TrialFailed, Trials, import_all
 
 _KILLS_PER_RUN = 8
 
@@ -90,7 +90,6 @@ def certify(
     seed: int,
     folder: Path,
     watch: Callable[[str], None],
-    nnodes: int = 1,
 ) -> Certificate:
     """Run a configuration undisturbed, then killed and resumed until so many kills are reached.
 
@@ -105,7 +104,6 @@ def certify(
         seed: Chooses the moments.
         folder: Empty; takes the runs.
         watch: Told what is being done.
-        nnodes: Agents of each run; above 1 parts of it are killed, and what is left goes on.
 
     Returns:
         The certificate, whether it holds or not.
@@ -119,24 +117,17 @@ def certify(
     watch("the run without a kill")
     straight = RunDir(folder / "straight")
     imported = folder / "imported"
-    command = [*argv, f"hydra.run.dir={straight.path}"] + ["resume=auto"] * (
-        nnodes > 1
-    )  # whoever comes second joins
-
-    def begin(node: int) -> Child:
-        return Child(main, command, folder / f"straight-{node}.log", None if node else imported)
-
-    run = Nodes(begin, nnodes)
+    command = [*argv, f"hydra.run.dir={straight.path}"]
+    child = Child(main, command, folder / "straight.log", imported)
     try:
-        for child in run.agents:
-            code = child.wait()
-            if code != 0:
-                raise TrialFailed(
-                    f"the run ends with exit code {code} although nobody killed"
-                    f" it:\n{child.last_lines()}"
-                )
+        code = child.wait()
+        if code != 0:
+            raise TrialFailed(
+                f"the run ends with exit code {code} although nobody killed"
+                f" it:\n{child.last_lines()}"
+            )
     finally:
-        run.kill()
+        child.kill()
     import_all(imported)
     summary = read_summary(straight.summary)
     paper = Certificate(
@@ -164,11 +155,7 @@ def certify(
         while len(trials.kills) < kills and paper.difference is None:
             left = kills - len(trials.kills)
             name, most = f"killed-{paper.runs + 1}", min(left, _KILLS_PER_RUN)
-            killed = (
-                trials.one_run(name, most)
-                if nnodes == 1
-                else trials.one_run_on_nodes(name, most, nnodes)
-            )
+            killed = trials.one_run(name, most)
             paper.runs += 1
             paper.sections = compare(straight, killed, steps)
     except TrialFailed as error:

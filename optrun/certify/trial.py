@@ -19,7 +19,7 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import latest_whole, step_of
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
-from optrun.base.errors import EXIT_STOPPED_EARLY, OptrunError
+from optrun.base.errors import OptrunError
 from optrun.base.reading import read_lines
 
 Main = Callable[[list[str]], int]
@@ -43,7 +43,7 @@ class Kill:
     committed: int
     """Step of the newest whole checkpoint then; -1 where there was none."""
     victim: str
-    """`the process`, `a rank`; over nodes also `an agent`, `a node`."""
+    """`the process` or `a rank`."""
 
 
 class Child:
@@ -166,81 +166,6 @@ def _is_alive(process: int) -> bool:
         return False
 
 
-class Nodes:
-    """A run over several nodes: the agent of each, all on this machine.
-
-    Args:
-        begin: Starts the agent of a node, by its number.
-        count: Nodes.
-    """
-
-    def __init__(self, begin: Callable[[int], Child], count: int) -> None:
-        self._begin = begin
-        self.starts = count
-        """Of agents."""
-        self.agents = [begin(node) for node in range(count)]
-
-    def ended(self) -> bool:
-        """Tell whether the run has ended.
-
-        An agent that was asked to stop is started again, as a scheduler would.
-
-        Raises:
-            TrialFailed: An agent ended with another exit code.
-        """
-        over = True
-        for node, agent in enumerate(self.agents):
-            if not agent.ended():  # looked at once: it may end at any time
-                over = False
-            elif agent.code == EXIT_STOPPED_EARLY:
-                self._again(node)
-                over = False
-            elif agent.code:
-                raise TrialFailed(
-                    f"node {node} ended with exit code {agent.code}:\n{self.last_lines()}"
-                )
-        return over
-
-    def kill_part(self, rng: random.Random) -> str:
-        """Send SIGKILL to a rank, to an agent alone or to a whole node; start the agent again.
-
-        Tell which it was.
-
-        Args:
-            rng: Chooses.
-        """
-        node, victim = rng.randrange(len(self.agents)), rng.choice(("a rank", "an agent", "a node"))
-        agent = self.agents[node]
-        ranks = agent.ranks()
-        if victim == "a rank" and ranks:
-            _kill_groups([rng.choice(ranks)])
-            return victim
-        _kill_groups([agent.process, *ranks] if victim == "a node" else [agent.process])
-        agent.kill()
-        self._again(node)
-        return "an agent" if victim == "a rank" else victim
-
-    def kill(self) -> None:
-        """Send SIGKILL to all of it."""
-        for agent in self.agents:
-            _kill_groups(agent.ranks())
-            agent.kill()
-
-    def last_lines(self) -> str:
-        """Return the end of what each agent printed."""
-        return "\n".join(agent.last_lines() for agent in self.agents)
-
-    def _again(self, node: int) -> None:
-        self.starts += 1
-        self.agents[node] = self._begin(node)
-
-
-def _kill_groups(leaders: Sequence[int]) -> None:
-    for leader in leaders:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(leader, signal.SIGKILL)
-
-
 @dataclass
 class Tempo:
     """How long things take in the undisturbed run, to aim at all of them."""
@@ -330,46 +255,6 @@ class Trials:
             kills -= 1
             self._note(Kill(aim, _where(run, before), committed(run), victim))
 
-    def one_run_on_nodes(self, name: str, kills: int, count: int) -> RunDir:
-        """Start it on nodes, kill a part of it so often at most, and see it to its end.
-
-        What is left goes on.
-
-        Args:
-            name: Of the run directory.
-            kills: At most.
-            count: Nodes.
-
-        Raises:
-            TrialFailed: As `one_run`; or an agent ended otherwise than well, or as one that was
-                asked to stop.
-        """
-        run = RunDir(self.folder / name)
-        run.path.mkdir(parents=True)
-        argv = [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"]
-        nodes = Nodes(
-            lambda node: Child(self.main, argv, self.folder / f"{name}-node-{node}.log"), count
-        )
-        before, resumes = -1, 0
-        try:
-            while kills > 0:
-                aim = self._aim()
-                self._await(aim, run, nodes)
-                if nodes.ended():
-                    break
-                self._refuse_wrong_start(run, before, resumes, exact=False)
-                kills -= 1
-                victim = nodes.kill_part(self.rng)
-                where, before, resumes = _where(run, before), committed(run), _resumes(run)
-                self._note(Kill(aim, where, before, victim))
-            self._until(nodes, lambda: False)
-            self._refuse_wrong_start(run, before, resumes, exact=False)
-            _refuse_damage(run)
-            return run
-        finally:
-            self.starts += nodes.starts
-            nodes.kill()
-
     def _aim(self) -> str:
         return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
 
@@ -377,7 +262,7 @@ class Trials:
         self.kills.append(kill)
         self.watch(kill)
 
-    def _await(self, aim: str, run: RunDir, child: Child | Nodes) -> None:
+    def _await(self, aim: str, run: RunDir, child: Child) -> None:
         """Wait for the moment to kill."""
         if aim == "start":
             self._until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
@@ -397,7 +282,7 @@ class Trials:
             self._until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
 
     def _until(
-        self, child: Child | Nodes, condition: Callable[[], bool], seconds: float | None = None
+        self, child: Child, condition: Callable[[], bool], seconds: float | None = None
     ) -> None:
         begun = time.monotonic()
         while not child.ended() and not condition():
@@ -409,18 +294,14 @@ class Trials:
                 )
             time.sleep(_LOOK)
 
-    def _refuse_wrong_start(
-        self, run: RunDir, before: int, resumes: int, *, exact: bool = True
-    ) -> None:
-        """Refuse a start that did not go on from the newest whole checkpoint, or an even newer one."""
+    def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
+        """Refuse a start that did not go on from the newest whole checkpoint."""
         try:
             entries = read_summary(run.summary)["resumes"][resumes:]
         except (OSError, ValueError, KeyError):
             return
         for entry in entries:
-            if entry["from_step"] < max(before, 0) or (
-                exact and entry["from_step"] > max(before, 0)
-            ):
+            if entry["from_step"] != max(before, 0):
                 raise TrialFailed(
                     f"a start of the run went on from step {entry['from_step']}, although step"
                     f" {before} was committed."

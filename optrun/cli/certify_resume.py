@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ _FORCED = {
     "checkpoint.save_steps": "1",
     "tracking": "none",
 }
-_RESTARTS = "100"
-"""More than the kills of a run, each of which may start the ranks of a node anew."""
 
 
 def run(arguments: VerbArguments, desk: Desk) -> int:
@@ -41,7 +38,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         desk.whole("kills", 8, 1),
         desk.whole("seed", 0, 0),
     )
-    command, replaced, nnodes = command_line(arguments.command_line(), steps)
+    command, replaced = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
     from optrun.cli import train
@@ -58,7 +55,6 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
             seed=seed,
             folder=folder,
             watch=watch,
-            nnodes=nnodes,
         )
     paper.argv[:0] = plugins.options(plugins.LOADED.values())
     out = desk.publish(paper.to_dict(), always=not desk.options.json)
@@ -73,7 +69,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     return EXIT_DONE
 
 
-def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], int]:
+def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
     """Build the command line of the trials: what was asked for, with what a proof needs.
 
     Args:
@@ -81,8 +77,8 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], 
         steps: Of each run.
 
     Returns:
-        Arguments after `optrun`, a note for each override of the user's that another one replaces,
-        and the nodes.
+        Arguments after `optrun`, and a note for each override of the user's that another one
+        replaces.
 
     Raises:
         ConfigError: An override that has no meaning here, or a configuration that does not compose.
@@ -91,11 +87,6 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], 
     from optrun.config.compose import compose_request
 
     forced = {**_FORCED, "training.max_steps": str(steps)}
-    if any(token.startswith("distributed.nnodes=") for token in asked.overrides):
-        forced |= {
-            "distributed.rdzv_endpoint": f"127.0.0.1:{_free_port()}",
-            "distributed.max_restarts": _RESTARTS,
-        }
     own, replaced = with_forced(asked.overrides, forced)
     request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
     if not request.config.checkpoint.enabled:
@@ -103,13 +94,7 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], 
     options = ["-cn", asked.config_name]
     if asked.config_dir is not None:
         options += ["--config-dir", str(Path(asked.config_dir).resolve())]
-    return [*options, *own], replaced, getattr(request.config.distributed, "nnodes", 1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return [*options, *own], replaced
 
 
 def _show(desk: Desk, paper: Certificate) -> None:

@@ -14,7 +14,7 @@ from optrun.config.schema.distributed import RanksConfig
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import ConfirmConfig
 from optrun.config.tokens import is_typed
-from optrun.launch.rank_checks import OF_AGENT, refuse_composed, refuse_idle_nproc
+from optrun.launch.rank_checks import OF_STARTER, refuse_composed, refuse_idle_nproc
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
@@ -46,15 +46,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
         ):  # which devices there are, its own process sees
             config = store.typed(saved.with_schemas(job.values, job.label))
             assert isinstance(config.distributed, RanksConfig)
-            given, nnodes = config.training.nproc_per_node, config.distributed.nnodes
-            if nnodes > 1:
-                raise ConfigError(
-                    f"distributed.nnodes={nnodes}: expected 1 in a sweep, where optrun starts the"
-                    " ranks of a job on one machine. SLURM starts them on several:"
-                    " hydra/launcher=slurm hydra.launcher.nodes=N"
-                    " hydra.launcher.tasks_per_node=GPUS, without distributed.nnodes. In the job"
-                    f" {job.label}."
-                )
+            given = config.training.nproc_per_node
             ranks = None if given == "auto" else int(given)
             try:
                 refuse_composed(config, tasks if tasks > 1 else ranks)
@@ -95,7 +87,7 @@ def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
                 " process. Expected distributed=ddp or distributed=fsdp, or 1 for both keys. In"
                 f" the job {job.label}."
             )
-        for key in OF_AGENT:
+        for key in OF_STARTER:
             if is_typed(key, job.overrides):
                 raise ConfigError(
                     f"{key}: has no effect with {shown}, where each task is a rank. Leave it out."

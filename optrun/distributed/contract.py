@@ -16,6 +16,8 @@ _NAMED = 3
 """Keys that a message names."""
 _LONGEST = 60
 """Characters of a value in a message."""
+_BEFORE = 23
+"""Of them, those that two long values have in common."""
 
 
 class Ranks(Protocol):
@@ -104,8 +106,8 @@ def _difference(every: Sequence[Any], others: Sequence[int]) -> str:
     (host, ours), (other_host, theirs) = every[0], every[others[0]]
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     parts = [
-        f"{name}={_shown(theirs.get(name))} on {other_host} (rank {others[0]}),"
-        f" {_shown(ours.get(name))} on {host} (rank 0)"
+        f"{name}={_shown(theirs.get(name), ours.get(name))} on {other_host} (rank {others[0]}),"
+        f" {_shown(ours.get(name), theirs.get(name))} on {host} (rank 0)"
         for name in names[:_NAMED]
     ]
     more = f"; {len(names) - _NAMED} more keys" if len(names) > _NAMED else ""
@@ -116,8 +118,21 @@ def _difference(every: Sequence[Any], others: Sequence[int]) -> str:
     )
 
 
-def _shown(value: str | None) -> str:
+def _shown(value: str | None, other: str | None) -> str:
+    """Show a value, a long one from shortly before the place where it parts from the other.
+
+    Example:
+        >>> _shown('"' + 50 * "x " + 'lr=1"', '"' + 50 * "x " + 'lr=2"')
+        '...x x x x x x x x x x lr=1'
+    """
     if value is None:
         return "nothing"
     text = value.strip('"')
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if len(text) <= _LONGEST:
+        return text
+    pairs = enumerate(zip(text, (other or "").strip('"'), strict=False))
+    same = next((at for at, (own, theirs) in pairs if own != theirs), 0)
+    begin = max(0, same - _BEFORE)
+    head = "..." if begin else ""
+    tail = "..." if len(text) > begin + _LONGEST else ""
+    return f"{head}{text[begin : begin + _LONGEST]}{tail}"

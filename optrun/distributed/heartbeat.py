@@ -1,8 +1,8 @@
-"""Heartbeats: what each rank of this machine is doing, in memory that its agent reads.
+"""Heartbeats: what each rank of this machine is doing, in memory that the others read.
 
-A rank writes a line at every phase of a step, without a system call; the agent sees from it who is
-silent, and leaves its requests in the same memory. A run in one process keeps such a line for
-itself.
+A rank writes a line at every phase of a step, without a system call. Whoever watches the ranks sees
+who is silent. The process that started them leaves its requests in the same memory, and finds there
+how each of them ended. A run in one process keeps such a line for itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Self
+
+from optrun.distributed.memory_file import MemoryFile
+
+_END_BYTES = 16_384
+"""Of the text in which a rank says how it ended."""
 
 
 class Phase(IntEnum):
@@ -52,6 +57,8 @@ class Heartbeat:
     """Seconds, on the monotonic clock, which the processes of a machine share."""
     done: int = 0
     """Steps of this start."""
+    stack: int = -1
+    """Descriptor of the memory file for its stack, in that process; -1: there is none."""
 
     def __str__(self) -> str:
         """Name the phase and the step, for messages."""
@@ -73,41 +80,66 @@ class Requests:
 
 
 class Heartbeats:
-    """One line a rank, and the agent's requests above them.
+    """One line and one end a rank, and the requests to all of them above.
 
     Args:
         memory: Shared by the processes that use it.
+        file: What it maps, where this process made it for others.
     """
 
     _HEAD = struct.Struct("<qqq")
-    _LINE = struct.Struct("<qqqqdq")
+    _LINE = struct.Struct("<qqqqdqq")
+    _LENGTH = struct.Struct("<q")
+    _RANK_BYTES = _LINE.size + _LENGTH.size + _END_BYTES
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap, file: MemoryFile | None = None) -> None:
         self._memory = memory
+        self._file = file
 
     @classmethod
-    def create(cls, ranks: int, path: Path | None = None) -> Self:
+    def create(cls, ranks: int, *, shared: bool = False) -> Self:
         """Make the memory.
 
         Args:
             ranks: Of this machine.
-            path: A file that other processes open; None: for this process alone.
+            shared: Whether other processes open it, by `path`.
         """
-        size = cls._HEAD.size + ranks * cls._LINE.size
-        if path is None:
-            table = cls(mmap.mmap(-1, size))
+        size = cls._HEAD.size + ranks * cls._RANK_BYTES
+        if shared:
+            file = MemoryFile("optrun-ranks")
+            os.ftruncate(file.descriptor, size)
+            table = cls(mmap.mmap(file.descriptor, size), file)
         else:
-            path.write_bytes(bytes(size))
-            table = cls.open(path)
-        for rank in range(ranks):
-            table.write(rank, Heartbeat(0, rank, Phase.starting, 0, time.monotonic()))
+            table = cls(mmap.mmap(-1, size))
+        table.forget()
         return table
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open what another process made."""
+        """Open what another process made.
+
+        Raises:
+            OSError: That process has ended.
+        """
         with path.open("r+b") as file:
             return cls(mmap.mmap(file.fileno(), 0))
+
+    @property
+    def path(self) -> Path:
+        """Where other processes open it."""
+        assert self._file is not None
+        return self._file.path
+
+    def close(self) -> None:
+        """Close the file; the memory is still there."""
+        if self._file is not None:
+            self._file.close()
+
+    def forget(self) -> None:
+        """Forget ranks of an earlier start: those that begin now start their silence."""
+        for local_rank in range(len(self)):
+            self.write(local_rank, Heartbeat(0, local_rank, Phase.starting, 0, time.monotonic()))
+            self.write_end(local_rank, "")
 
     def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
         """Write the line of a rank."""
@@ -118,21 +150,45 @@ class Heartbeats:
             heartbeat.step,
             heartbeat.time,
             heartbeat.done,
+            heartbeat.stack,
         )
         # By one copy: `pack_into` clears the place first, and another process could read a silence
         # since 1970.
-        at = self._HEAD.size + local_rank * self._LINE.size
+        at = self._line_at(local_rank)
         self._memory[at : at + self._LINE.size] = self._LINE.pack(*line)
 
     def __getitem__(self, local_rank: int) -> Heartbeat:
         """Read the line of a rank."""
-        line = self._LINE.unpack_from(self._memory, self._HEAD.size + local_rank * self._LINE.size)
-        pid, rank, phase, step, seconds, done = line
-        return Heartbeat(pid, rank, Phase(phase), step, seconds, done)
+        line = self._LINE.unpack_from(self._memory, self._line_at(local_rank))
+        pid, rank, phase, step, seconds, done, stack = line
+        return Heartbeat(pid, rank, Phase(phase), step, seconds, done, stack)
 
     def __len__(self) -> int:
         """Count the ranks of this machine."""
-        return (len(self._memory) - self._HEAD.size) // self._LINE.size
+        return (len(self._memory) - self._HEAD.size) // self._RANK_BYTES
+
+    def write_end(self, local_rank: int, text: str) -> None:
+        """Write how a rank ended.
+
+        Args:
+            local_rank: Which.
+            text: At most 16 KiB in UTF-8.
+        """
+        content = text.encode()
+        length_at = self._line_at(local_rank) + self._LINE.size
+        text_at = length_at + self._LENGTH.size
+        self._memory[text_at : text_at + len(content)] = content
+        self._memory[length_at:text_at] = self._LENGTH.pack(len(content))
+
+    def read_end(self, local_rank: int) -> str:
+        """Read how a rank ended; empty: it has not said so."""
+        length_at = self._line_at(local_rank) + self._LINE.size
+        text_at = length_at + self._LENGTH.size
+        (length,) = self._LENGTH.unpack_from(self._memory, length_at)
+        return self._memory[text_at : text_at + length].decode()
+
+    def _line_at(self, local_rank: int) -> int:
+        return self._HEAD.size + local_rank * self._RANK_BYTES
 
     @property
     def requests(self) -> Requests:
@@ -159,16 +215,18 @@ class _Line:
 _line: _Line | None = None
 
 
-def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0) -> None:
+def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0, stack: int = -1) -> None:
     """Write the heartbeats of this process into a line of a table from now on.
 
     Args:
         table: Of this machine.
         local_rank: Which line: the rank among those of this machine.
         rank: Among all.
+        stack: Descriptor of the memory file for its stack; -1: there is none.
     """
     global _line
-    _line = _Line(table, local_rank, Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0))
+    own = Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)
+    _line = _Line(table, local_rank, own)
     beat()
 
 
@@ -196,7 +254,7 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     phase, step = last.phase if phase is None else phase, last.step if step is None else step
     # The first number that is told is that of the step which this start goes on from.
     done = last.done + (last.phase > Phase.preparing and step > last.step)
-    now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done)
+    now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
     line.table.write(line.local_rank, now)
     _line = _Line(line.table, line.local_rank, now)
     return last.phase

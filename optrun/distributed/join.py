@@ -1,4 +1,4 @@
-"""How a launcher (torchrun, srun, mpirun) tells a process which rank it is, in the words of torch."""
+"""How a launcher (torchrun, srun, mpirun) tells a process which rank it is."""
 
 from __future__ import annotations
 
@@ -190,8 +190,10 @@ def first_node(nodes: str) -> str:
     """Read the first host of a list as SLURM writes it.
 
     Example:
-        >>> first_node("gpu[07-09,12],cpu1"), first_node("node1,node2"), first_node("a[1-2]b[3-4]-ib")
-        ('gpu07', 'node1', 'a1b3-ib')
+        >>> first_node("gpu[07-09,12],cpu1"), first_node("node1,node2")
+        ('gpu07', 'node1')
+        >>> first_node("a[1-2]b[3-4]-ib")
+        'a1b3-ib'
     """
     match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     assert match is not None

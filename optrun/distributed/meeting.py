@@ -20,7 +20,7 @@ from optrun.distributed.heartbeat import beat
 from optrun.distributed.verdict import LostRankError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 _LOOK = 0.02
 """Seconds between two looks into the store.
@@ -33,14 +33,6 @@ _READ_SECONDS = 10.0
 
 class UnmetError(ConfigError):
     """Not all ranks came to where they meet."""
-
-
-def is_held_by_agent() -> bool:
-    """Tell whether the store is an agent's, torchrun's or optrun's, and so outlives rank 0.
-
-    As `torch.distributed.rendezvous._create_c10d_store` asks.
-    """
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 class Meeting:
@@ -72,16 +64,15 @@ class Meeting:
             ConfigError: Facts differ.
         """
         import torch.distributed as dist
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        hosted = is_held_by_agent()
+        held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:
-            store = TCPStore(
+            store = dist.TCPStore(
                 host,
                 port,
-                is_master=rank == 0 and not hosted,
+                is_master=rank == 0 and not held_by_agent,
                 timeout=timedelta(seconds=timeout),
                 wait_for_workers=False,
             )
@@ -96,9 +87,9 @@ class Meeting:
                 f" within {timeout:g} s (distributed.timeout_seconds). Is rank 0 started, and can"
                 " this machine reach it?"
             ) from error
-        meeting = cls(PrefixStore("optrun", store), rank, size, timeout)
+        meeting = cls(dist.PrefixStore("optrun", store), rank, size, timeout)
         start = meeting._greet(f"{host}:{port}")
-        meeting.store = PrefixStore(start, meeting.store)
+        meeting.store = dist.PrefixStore(start, meeting.store)
         refuse_different(meeting, facts)
         return meeting
 

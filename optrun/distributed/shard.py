@@ -157,7 +157,7 @@ def _fill_from_main(
     rest: torch.device,
     device: torch.device,
 ) -> None:
-    """Give the ranks that built a model without memory (on `meta`) their shards of rank 0's, one tensor at a time.
+    """Give ranks whose model is on `meta` their shards of rank 0's model, tensor by tensor.
 
     Args:
         model: Sharded.

@@ -44,9 +44,6 @@ _LOST = (
 Gloo's errors are bare RuntimeErrors.
 """
 
-COLLECTIVES = "rank-*-collectives.json"
-"""Files beside the logs of ranks: what torch's flight recorder knows of a rank that was silent."""
-
 
 def kind_of(code: int) -> type[OptrunError]:
     """Find the error that an exit code stands for."""
@@ -147,8 +144,6 @@ def _blame(end: RankEnd, log: Path | None) -> str:
     """Name the rank that ended a run, and its log, which rank 0 has on the terminal."""
     where = f" while {end.where}" if end.where else ""
     log_shown = f" Its log: {log}." if log is not None and end.rank else ""
-    if log is not None and any(log.parent.glob(COLLECTIVES)):
-        log_shown += f" The last collectives of the ranks: {log.parent / COLLECTIVES}."
     if end.code < 0:
         return (
             f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were"

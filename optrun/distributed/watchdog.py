@@ -11,18 +11,18 @@ from typing import Self
 
 from optrun.distributed import heartbeat
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
-from optrun.distributed.limits import Limits
+from optrun.distributed.limits import allowed_silence, describe_limit
 
 _LOOKS = 20
-"""In the shortest time that a rank may be silent."""
+"""Looks in the shortest time that a rank may be silent."""
 
 
 @contextmanager
-def watched(limits: Limits, note: Callable[[str], None]) -> Iterator[None]:
-    """Tell it when the run in this process makes no progress; it goes on.
+def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[None]:
+    """Warn if the run in this process makes no progress; it goes on.
 
     Args:
-        limits: Of its silence.
+        timeout_seconds: How long it may be silent.
         note: Tells the user one line.
     """
     main = threading.get_ident()
@@ -35,36 +35,36 @@ def watched(limits: Limits, note: Callable[[str], None]) -> Iterator[None]:
             else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         )
         note(
-            f"warning: no progress for {limits.at(silent[0])}: {silent[0]}{where}. The run is not"
-            " ended."
+            f"warning: no progress for {describe_limit(silent[0], timeout_seconds)}:"
+            f" {silent[0]}{where}. The run is not ended."
         )
 
     table = Heartbeats.create(1)
     heartbeat.begin(table)
     try:
-        with Watchdog(table, limits, tell):
+        with Watchdog(table, timeout_seconds, tell):
             yield
     finally:
         heartbeat.end()
 
 
 class Watchdog:
-    """Calls a function once when ranks have been silent for too long, and again only after they have been heard.
+    """Calls a function when ranks have been silent for too long; again once they have been heard.
 
     Args:
         heartbeats: Of this machine.
-        limits: Of their silence.
+        timeout_seconds: How long they may be silent.
         on_silent: Gets the ranks that are, all of them, by their rank on this machine.
     """
 
     def __init__(
         self,
         heartbeats: Heartbeats,
-        limits: Limits,
+        timeout_seconds: float,
         on_silent: Callable[[dict[int, Heartbeat]], None],
     ) -> None:
         self._heartbeats = heartbeats
-        self._limits = limits
+        self._timeout_seconds = timeout_seconds
         self._on_silent = on_silent
         self._told: dict[int, Heartbeat] = {}
         self._over = threading.Event()
@@ -79,7 +79,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(self._limits.shortest / _LOOKS, 1.0)):
+        while not self._over.wait(min(self._timeout_seconds / _LOOKS, 1.0)):
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
@@ -91,7 +91,7 @@ class Watchdog:
         silent = {}
         for rank in range(len(self._heartbeats)):
             heartbeat = self._heartbeats[rank]
-            is_late = now - heartbeat.time > self._limits.at(heartbeat).seconds
+            is_late = now - heartbeat.time > allowed_silence(heartbeat, self._timeout_seconds)
             if is_late and heartbeat.phase is not Phase.closing:  # the end has no limit
                 silent[rank] = heartbeat
         if silent and any(self._told.get(rank) != heartbeat for rank, heartbeat in silent.items()):

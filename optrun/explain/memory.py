@@ -21,9 +21,9 @@ def rank_count(config: RunConfig) -> int:
     distributed, on_node = config.distributed, config.training.nproc_per_node
     if not isinstance(distributed, RanksConfig):
         return 1
-    return distributed.nnodes * (
-        max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node)
-    )
+    if on_node == "auto":
+        return max(1, torch.cuda.device_count())
+    return int(on_node)
 
 
 def rank_memory(

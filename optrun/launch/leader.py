@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -14,7 +13,7 @@ from optrun.base.errors import EXIT_DONE, EXIT_FAILED
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.verdict import LostRankError
 from optrun.launch.payload import Payload
-from optrun.launch.rank import PARTING_SECONDS, PAYLOAD, Rank, take_part
+from optrun.launch.rank import PARTING_SECONDS, Rank, take_part
 
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
@@ -95,10 +94,5 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
         with contextlib.suppress(LostRankError):  # it has told, and need not wait
             meeting.send(_LEFT, None)
         return int(told["exit_code"])
-    payload = Payload(**told)
-    if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
-        (rank.folder / PAYLOAD).write_text(
-            json.dumps(told), encoding="utf-8"
-        )  # for ranks that are started once more
-    take_part(rank, payload, meeting)
+    take_part(rank, Payload(**told), meeting)
     return EXIT_DONE

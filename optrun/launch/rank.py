@@ -1,8 +1,6 @@
-"""One rank of a run.
+"""One rank of a run: started by optrun, or one of the processes of torchrun, srun or mpirun.
 
-Started by optrun's own agent, or one of the processes of torchrun, srun or mpirun.
-
-`python -m optrun.launch.rank` is what the agent starts.
+`python -m optrun.launch.rank HEARTBEATS PAYLOAD` is what optrun starts; both are memory files.
 """
 
 from __future__ import annotations
@@ -14,12 +12,11 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,24 +33,17 @@ from optrun.base.errors import (
     printable,
 )
 from optrun.base.plain import PlainDict
-from optrun.base.reading import read_json
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
 from optrun.distributed.contract import agree
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
-from optrun.distributed.limits import Limits
-from optrun.distributed.local_ends import (
-    HEARTBEATS,
-    end_file,
-    find_hung,
-    is_alive,
-    kill,
-    stack_file,
-)
-from optrun.distributed.meeting import Meeting, UnmetError, is_held_by_agent
+from optrun.distributed.limits import longest_silence
+from optrun.distributed.meeting import Meeting, UnmetError
+from optrun.distributed.memory_file import MemoryFile, read_text
 from optrun.distributed.rank_signals import RankSignals
-from optrun.distributed.verdict import COLLECTIVES, LostRankError, RankEnd, error_of, is_lost_rank
+from optrun.distributed.silence import find_hung, is_alive, kill
+from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.launch.payload import Payload
 from optrun.launch.rank_checks import refuse_shared_device
@@ -66,26 +56,23 @@ if TYPE_CHECKING:
 
 PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""
+_CONFIRM_SECONDS = 30.0
+"""For the others to hear how rank 0 ended."""
 _GROUPS_SECONDS = 60.0
-"""More than the longest limit.
+"""More than the longest silence.
 
 The watchdog, which knows more, is to speak before a collective gives up.
 """
 _UNCONFIRMED = (
-    "the machine of rank 0 is gone, and did not say whether the last save is whole; resume=auto"
-    " goes on from the newest one that is."
+    "rank 0 is gone, and did not say whether the last save is whole; resume=auto goes on from the"
+    " newest one that is."
 )
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
-_NEARLY = 0.9
-"""Of each limit: what a rank did last is written before it is ended."""
-_RECORDERS = {"": "_dump_fr_trace_json", "-nccl": "_dump_nccl_trace_json"}
-"""torch's flight recorders: of gloo, and in builds for CUDA of NCCL, which has its own."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether rank 0 still runs."""
-PAYLOAD = "payload.json"
-FOLDER = "OPTRUN_RANKS"
-"""Environment variable by which the agent tells its ranks the folder of the attempt."""
+_MESSAGE_LENGTH = 3000
+"""Characters of a message that a rank leaves to the process that started it."""
 
 
 @dataclass
@@ -94,32 +81,22 @@ class Rank:
 
     launched: Launched
     signals: RankSignals
-    folder: Path | None = None
-    """That the ranks of this machine share."""
+    is_watched: bool = False
+    """Whether optrun started it: that process finds ranks that hang, and tells how they ended."""
     heartbeats: Heartbeats | None = None
-    """In it."""
+    """Of the ranks of this machine."""
 
     @property
     def is_main(self) -> bool:
         """Whether it is the one that composes, writes and speaks."""
         return self.launched.rank == 0
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether optrun's own agent started it.
-
-        Which finds ranks that hang, and tells how they ended.
-        """
-        return FOLDER in os.environ
-
-    def share(self, folder: Path) -> None:
-        """Write heartbeats where the others of this machine, and the agent, read them."""
-        local_rank = self.launched.local_rank
-        self.folder, self.heartbeats = folder, Heartbeats.open(folder / HEARTBEATS)
-        heartbeat.begin(self.heartbeats, local_rank, self.launched.rank)
-        faulthandler.register(
-            signal.SIGUSR2, stack_file(folder, local_rank).open("w"), all_threads=True
-        )
+    def share(self, heartbeats: Heartbeats) -> None:
+        """Write heartbeats where the others of this machine read them."""
+        self.heartbeats = heartbeats
+        stack = MemoryFile("optrun-stack").descriptor  # open as long as this process lives
+        heartbeat.begin(heartbeats, self.launched.local_rank, self.launched.rank, stack)
+        faulthandler.register(signal.SIGUSR2, stack, all_threads=True)
 
     def meet(self, timeout: float, asked: Mapping[str, object]) -> Meeting:
         """Meet the other ranks.
@@ -135,25 +112,28 @@ class Rank:
         meeting = Meeting.join(timeout, {**versions(), "code of optrun": code_digest(), **asked})
         if not self.is_watched:
             if self.launched.local_rank == 0:
-                made = Path(tempfile.mkdtemp(prefix="optrun-ranks-"))
-                Heartbeats.create(self.launched.local_size, made / HEARTBEATS)
-                meeting.tell_machine(str(made))
-            self.share(Path(meeting.hear_machine()))
+                heartbeats = Heartbeats.create(self.launched.local_size, shared=True)
+                meeting.tell_machine(str(heartbeats.path))
+            else:
+                heartbeats = Heartbeats.open(Path(meeting.hear_machine()))
+            self.share(heartbeats)
         return meeting
 
 
-def begin(launched: Launched) -> Rank:
-    """Make this process a rank: from here on signals are noted."""
+def begin(launched: Launched, heartbeats: Path | None = None) -> Rank:
+    """Make this process a rank: from here on signals are noted.
+
+    Args:
+        launched: Which rank it is.
+        heartbeats: Memory file of the process of optrun that started it; None: a launcher did.
+    """
     set_torch_environment(launched)
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # DDP warns of what find_unused_parameters costs
-    os.environ.setdefault(
-        "TORCH_FR_BUFFER_SIZE", "200"
-    )  # collectives that torch's flight recorder keeps
-    rank = Rank(launched, RankSignals())
-    if rank.is_watched:
-        rank.share(Path(os.environ[FOLDER]))
+    rank = Rank(launched, RankSignals(), is_watched=heartbeats is not None)
+    if heartbeats is not None:
+        rank.share(Heartbeats.open(heartbeats))
         rank.signals.heartbeats = rank.heartbeats
     rank.signals.begin()
     return rank
@@ -168,12 +148,11 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     Raises:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
-    limits = Limits.of(payload.values["distributed"])
-    meeting.timeout = limits.longest
+    timeout_seconds = float(payload.values["distributed"]["timeout_seconds"])
+    meeting.timeout = longest_silence(timeout_seconds)
     with (
         _rank_output(rank.launched.rank, payload.run),
-        _recorded(rank, payload.run, Limits.of(payload.values["distributed"], share=_NEARLY)),
-        _watching_others(rank, meeting, limits),
+        _watching_others(rank, meeting, timeout_seconds),
     ):
         end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
         try:
@@ -229,7 +208,6 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     """Make the groups of the ranks."""
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
 
     from optrun.distributed.world import World
 
@@ -237,8 +215,8 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     backend = config.backend
     if backend == "auto":
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    timeout = timedelta(seconds=Limits.of(vars(config)).longest + _GROUPS_SECONDS)
-    store = PrefixStore("groups", meeting.store)
+    timeout = timedelta(seconds=longest_silence(config.timeout_seconds) + _GROUPS_SECONDS)
+    store = dist.PrefixStore("groups", meeting.store)
     dist.init_process_group(
         backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout
     )
@@ -261,36 +239,6 @@ def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(rank: Rank, run: RunDir, limits: Limits) -> Iterator[None]:
-    """Write which collectives this rank began last.
-
-    Where a rank of this machine is about to be silent for too long.
-    """
-    if rank.heartbeats is None:
-        yield
-        return
-    paths = {
-        kind: run.logs / COLLECTIVES.replace("*", f"{rank.launched.rank}{kind}")
-        for kind in _RECORDERS
-    }
-    for path in paths.values():
-        path.unlink(missing_ok=True)
-
-    def write(silent: dict[int, Heartbeat]) -> None:  # noqa: ARG001
-        from torch._C import _distributed_c10d as recorders
-
-        for kind, path in paths.items():
-            dump = getattr(recorders, _RECORDERS[kind], None)  # no public part of torch
-            if dump is not None:
-                with contextlib.suppress(OSError):
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_bytes(dump())
-
-    with Watchdog(rank.heartbeats, limits, write):
-        yield
-
-
-@contextmanager
 def _printed_log() -> Iterator[None]:
     """Print what optrun logs."""
     logger, handler = logging.getLogger("optrun"), logging.StreamHandler(sys.stdout)
@@ -304,25 +252,24 @@ def _printed_log() -> Iterator[None]:
 
 
 @contextmanager
-def _watching_others(rank: Rank, meeting: Meeting, limits: Limits) -> Iterator[None]:
-    """End ranks of this machine that hang, and tell how, where no agent of optrun's does."""
-    if rank.is_watched or rank.folder is None or rank.heartbeats is None:
+def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> Iterator[None]:
+    """End ranks of this machine that hang, and tell how, if a launcher started them."""
+    if rank.is_watched or rank.heartbeats is None:
         yield
         return
-    folder = rank.folder
-    told: set[int] = set()
+    ended: set[int] = set()
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
-        found = find_hung(silent, folder, limits, rank.launched.local_size)
-        ends = {local_rank: end for local_rank, end in found.items() if local_rank not in told}
-        told.update(ends)
-        for end in ends.values():
+        hung = find_hung(silent, timeout_seconds, rank.launched.local_size)
+        new = {local_rank: end for local_rank, end in hung.items() if local_rank not in ended}
+        ended.update(new)
+        for end in new.values():
             with contextlib.suppress(LostRankError):
                 meeting.send("end", asdict(end), end.rank)
-        for local_rank in ends:
+        for local_rank in new:
             kill(silent[local_rank])
 
-    with Watchdog(rank.heartbeats, limits, end_silent):
+    with Watchdog(rank.heartbeats, timeout_seconds, end_silent):
         yield
 
 
@@ -351,23 +298,25 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
         _tell(rank, end)
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
         meeting.send("end", asdict(end))
-    found: dict[int, PlainDict] = {}
+    ends: dict[int, PlainDict] = {}
     waits = end.lost_rank and not rank.is_watched
     try:
         if rank.is_main or waits:
-            found = _ends_of_all(rank, meeting, PARTING_SECONDS if waits else 0.0)
+            ends = _ends_of_all(rank, meeting, PARTING_SECONDS if waits else 0.0)
         elif end.code in _TOGETHER:
-            found = _end_of_main(rank, meeting)
-    except LostRankError:  # a machine is gone; where rank 0 holds the store, that is how it ends
-        if end.code == EXIT_DONE and not rank.is_main and is_held_by_agent():
+            ends = _end_of_main(rank, meeting)
+        if rank.is_main and end.code in _TOGETHER:
+            _await_confirmations(rank, meeting)
+    except LostRankError:
+        if end.code == EXIT_DONE and not rank.is_main:
             end = RankEnd(end.rank, EXIT_FAILED, _UNCONFIRMED, lost_rank=True)
             if rank.is_watched:
-                _tell(rank, end)  # the agent starts it again, or finds the run finished
-    return [end, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
+                _tell(rank, end)
+    return [end, *(RankEnd(**theirs) for number, theirs in ends.items() if number != end.rank)]
 
 
 def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
-    """Hear how the ranks ended, and tell the others of those of this machine that are gone without a word.
+    """Hear how the ranks ended, and tell the others which ranks of this machine are gone.
 
     Raises:
         LostRankError: The store is gone.
@@ -389,16 +338,32 @@ def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
     """Wait until rank 0 has told its end; a second signal may have ended it before.
 
     Raises:
-        LostRankError: The store is gone, as with the agent of another machine.
+        LostRankError: The store is gone, as with the machine that held it.
     """
     deadline = time.monotonic() + meeting.timeout
-    found: dict[int, PlainDict] = {}
-    while not found and time.monotonic() < deadline:
+    ends: dict[int, PlainDict] = {}
+    while not ends and time.monotonic() < deadline:
         gone = 0 in _gone(rank)  # looked for first: what it told before it went is heard
-        found = meeting.heard("end", [0], 0.0 if gone else _LOOK_SECONDS)
+        ends = meeting.heard("end", [0], 0.0 if gone else _LOOK_SECONDS)
         if gone:
             break
-    return found
+    if ends:
+        with contextlib.suppress(LostRankError):  # rank 0 has told, and need not wait
+            meeting.send("confirmed", None)
+    return ends
+
+
+def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
+    """Wait until the others have heard how rank 0 ended: the store may be gone with it.
+
+    Raises:
+        LostRankError: The store is gone.
+    """
+    deadline = time.monotonic() + _CONFIRM_SECONDS
+    others = set(range(1, meeting.size))
+    while others and time.monotonic() < deadline:
+        others -= _gone(rank).keys()
+        others -= meeting.heard("confirmed", sorted(others), _LOOK_SECONDS).keys()
 
 
 def leave(code: int) -> int:
@@ -419,44 +384,46 @@ def leave(code: int) -> int:
 
 
 def main() -> int:
-    """Run what the agent wrote down.
+    """Run what the process that started this one wrote down.
 
     Returns:
-        The exit code; the agent tells what it stands for.
+        The exit code; that process tells what it stands for.
     """
     hold_as_rank(os.environ)  # of a sweep over devices
+    heartbeats, payload_file = map(Path, sys.argv[1:])
     found = launched(os.environ)
-    assert found is not None, "started by optrun's agent alone"
-    rank = begin(found)
-    assert rank.folder is not None
-    payload = Payload(**read_json(rank.folder / PAYLOAD))
+    assert found is not None, "started by optrun alone"
+    rank = begin(found, heartbeats)
+    payload = Payload(**json.loads(read_text(payload_file)))
     try:
         meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
-    except (
-        UnmetError
-    ) as error:  # the agents have met: a rank that does not come was lost on its way
-        return leave(_tell(rank, RankEnd(found.rank, EXIT_FAILED, str(error), lost_rank=True)))
+    except UnmetError as error:  # a rank that does not come was lost on its way
+        _tell(rank, RankEnd(found.rank, EXIT_FAILED, str(error), lost_rank=True))
+        return leave(EXIT_FAILED)
     except OptrunError as error:
-        return leave(_tell(rank, _end(rank, error, error.exit_code)))
+        _tell(rank, _end(rank, error, error.exit_code))
+        return leave(_code_for_torch(error.exit_code))
     try:
         take_part(rank, payload, meeting)
     except OptrunError as error:
-        # What another start would only repeat stands in the file, and is no failure to torch's
-        # agent.
-        return leave(EXIT_FAILED if error.exit_code == EXIT_FAILED else EXIT_DONE)
+        return leave(_code_for_torch(error.exit_code))
     return leave(EXIT_DONE)
 
 
-def _tell(rank: Rank, end: RankEnd) -> int:
-    """Leave how this rank ended where its agent reads it.
+def _code_for_torch(exit_code: int) -> int:
+    """Return the code that a rank ends with: torch ends the others as soon as one is not 0.
 
-    Returns the exit code that tells it of another start.
+    Where ranks have agreed on an end, each comes to it by itself; `_tell` has left its code.
     """
-    assert rank.folder is not None
-    end_file(rank.folder, rank.launched.local_rank).write_text(
-        json.dumps(asdict(end)), encoding="utf-8"
-    )
-    return EXIT_FAILED if end.code == EXIT_FAILED else EXIT_DONE
+    return EXIT_FAILED if exit_code == EXIT_FAILED else EXIT_DONE
+
+
+def _tell(rank: Rank, end: RankEnd) -> None:
+    """Leave how this rank ended where the process that started it reads it."""
+    assert rank.heartbeats is not None
+    message = end.message[:_MESSAGE_LENGTH]
+    text = json.dumps(asdict(replace(end, message=message)), ensure_ascii=False)
+    rank.heartbeats.write_end(rank.launched.local_rank, text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Count the ranks and devices of this machine, and refuse ranks that cannot be, before a directory is made."""
+"""Count the ranks and devices of this machine, and refuse ranks that cannot be."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import ranks_shown
 
-OF_AGENT = (
-    "training.nproc_per_node",
-    *(f"distributed.{name}" for name in ("nnodes", "min_nnodes", "rdzv_endpoint", "max_restarts")),
-)
+OF_STARTER = ("training.nproc_per_node", "distributed.max_restarts")
 """Keys that say how ranks are started: a launcher decides that by itself."""
 
 
@@ -83,14 +80,7 @@ def refuse_unfit(
     if launched is not None:
         _refuse_told_twice(typed, launched, resumes=resumes)
     here = launched.local_size if launched is not None else nproc(config)
-    if distributed.fewest < distributed.nnodes and config.training.global_batch_size is None:
-        raise ConfigError(
-            f"distributed.min_nnodes={distributed.fewest}: with fewer machines a step would have"
-            " fewer examples. Expected training.global_batch_size=N as well, so that accumulation"
-            " follows from the machines there are."
-        )
-    for nodes in range(distributed.fewest, distributed.nnodes + 1):
-        refuse_composed(config, launched.size if launched is not None else here * nodes)
+    refuse_composed(config, launched.size if launched is not None else here)
     devices = device_count(config)
     own_device = (
         launched is not None and devices == 1
@@ -182,7 +172,7 @@ def refuse_one_process(launched: Launched) -> NoReturn:
 
 
 def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) -> None:
-    for key in OF_AGENT:
+    for key in OF_STARTER:
         if key in typed:
             raise ConfigError(
                 f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts"

@@ -1,28 +1,26 @@
-"""Starts the ranks of a run, and starts them again where that is allowed."""
+"""Starts the ranks of a run on this machine, and starts them again if that is allowed."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
+from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.lock import starting
 from optrun.artifacts.metrics import read_summary, write_summary
-from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import EXIT_FAILED, ConfigError, OptrunError, printable
 from optrun.config.registry import origins
 from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
-from optrun.distributed.agent import Ranks, run_ranks
-from optrun.distributed.limits import Limits
+from optrun.distributed.heartbeat import Heartbeats
+from optrun.distributed.local_ranks import LocalRanks, run_ranks
+from optrun.distributed.memory_file import MemoryFile
 from optrun.distributed.verdict import RankEnd, error_of
 from optrun.launch.payload import Payload
-from optrun.launch.rank import FOLDER, PAYLOAD
 from optrun.launch.rank_checks import nproc
 from optrun.runner.outcome import Outcome
 
@@ -57,51 +55,35 @@ def train_on_ranks(
     assert isinstance(distributed, RanksConfig)
     payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
     began = time.time()
-    # Of several machines each has an agent at work in this directory.
-    alone = distributed.nnodes == 1
+    starts = 0
     with (
-        starting(run.lock) if alone else contextlib.nullcontext(),
-        tempfile.TemporaryDirectory(prefix="optrun-ranks-") as base,
+        starting(run.lock),
+        closing(MemoryFile("optrun-payload")) as payload_file,
+        closing(Heartbeats.create(nproc(request.config), shared=True)) as heartbeats,
     ):
-        folder, starts = Path(base), 0
 
-        def begin(before: list[RankEnd] | None) -> None:
+        def begin(before: list[RankEnd] | None) -> list[str]:
             nonlocal payload, starts
+            starts += 1
             if before is not None:
-                starts += 1
                 console.show_cursor(True)  # rank 0 may have been killed under its display
-                why = error_of(before, run.rank_log) or "Another machine joins."
-                told = f"{why} Starting again, {starts} of {distributed.max_restarts} times."
-                console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
+                text = f"{error_of(before, run.rank_log)} Starting again, {starts - 1} of"
+                text = printable(f"{text} {distributed.max_restarts} times.")
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
                 if run.metrics.exists() or run.summary.exists() or run.checkpoints.exists():
                     saved_since = any(
-                        saved.stat().st_mtime >= began for saved in checkpoint_folders(run)
+                        folder.stat().st_mtime >= began for folder in checkpoint_folders(run)
                     )
                     payload = payload.again(saved_since=saved_since)
-            (folder / PAYLOAD).write_text(json.dumps(asdict(payload)), encoding="utf-8")
+            payload_file.write_text(json.dumps(asdict(payload)))
+            return ["-m", "optrun.launch.rank", str(heartbeats.path), str(payload_file.path)]
 
-        ranks = Ranks(
-            nproc=nproc(request.config),
-            nnodes=distributed.nnodes,
-            fewest=distributed.fewest,
-            rdzv_endpoint=distributed.rdzv_endpoint,
-            limits=Limits.of(vars(distributed)),
-            command=["-m", "optrun.launch.rank"],
-            environment={FOLDER: str(folder)},
+        ranks = LocalRanks(
+            nproc=len(heartbeats),
+            timeout_seconds=distributed.timeout_seconds,
             max_restarts=distributed.max_restarts,
         )
-        try:
-            ended = run_ranks(ranks, folder, begin, lambda: not alone and _is_over(run, payload))
-        except ConfigError as unmet:
-            if resume is None:
-                raise
-            raise OptrunError(str(unmet)) from unmet  # the same command has met the others before
-    if not ended.ends:
-        console.print(
-            f"{run.path}: the run is finished; there is nothing to train.",
-            markup=False,
-            soft_wrap=True,
-        )
+        ended = run_ranks(ranks, heartbeats, begin)
     error = error_of(ended.ends, run.rank_log)
     if error is None:
         return Outcome(run, read_summary(run.summary))
@@ -129,17 +111,6 @@ def _refuse_code_of_program(request: Request) -> None:
                 " process of its own. Give the file or module as a plugin: plugins=[...] of"
                 " optrun.run, --plugin on the command line."
             )
-
-
-def _is_over(run: RunDir, payload: Payload) -> bool:
-    """Tell whether this very run has finished, perhaps while this machine was away."""
-    try:
-        values = read_summary(run.summary)
-    except (OSError, ValueError):
-        return False
-    return values.get("status") == "finished" and values.get("config_digest") == config_digest(
-        payload.values
-    )
 
 
 def _record(run: RunDir, error: OptrunError) -> None:

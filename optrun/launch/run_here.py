@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.request import Request
-from optrun.distributed.limits import Limits
 from optrun.distributed.watchdog import watched
 from optrun.distributed.world import ALONE, World
 from optrun.launch.rank_checks import idle_note
@@ -59,7 +58,7 @@ def run_here(
         introduce(display, config, run, world.size)
         with contextlib.ExitStack() as stack:
             if world is ALONE:  # ranks are watched by their agent
-                stack.enter_context(watched(Limits.of(vars(config.distributed)), display.note))
+                stack.enter_context(watched(config.distributed.timeout_seconds, display.note))
                 idle = idle_note(config)
                 if idle is not None:
                     display.note(idle)

@@ -34,7 +34,7 @@ from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
 
-_OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
+_OF_PLACEMENT = {"distributed", "training.device", "training.nproc_per_node"}
 """Keys that decide which devices a job takes."""
 _PASSED = "optrun:passed"
 """The last rung that a trial has passed."""

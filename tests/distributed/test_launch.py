@@ -223,11 +223,6 @@ def test_a_rank_that_hangs_is_named_with_its_phase(
         "stopped by a signal",
     ):
         assert fact in said
-    assert "rank-*-collectives.json" in said
-    waiting = json.loads(
-        (run.run / "logs" / f"rank-{1 - rank}-collectives.json").read_text(encoding="utf-8")
-    )
-    assert waiting["entries"][-1]["profiling_name"].startswith("gloo:")
     assert whole(run.run) >= 2
 
 
@@ -255,51 +250,41 @@ class Stuck:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("step", "key", "facts"),
-    [
-        (1, "init", ["until the first step is done", "training after step 0"]),
-        (3, "train", ["the limit of a step", "training after step 2"]),
-    ],
-)
-def test_a_rank_that_hangs_in_a_step_is_told_with_the_limit_of_that_step(
-    tmp_path: Path, step: int, key: str, facts: list[str]
-) -> None:
-    """In its first one, where a kernel may be compiled, or in a later one.
-
-    The other limits are an hour.
-    """
+def test_a_rank_that_hangs_in_python_is_told_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
-    limits = [
-        f"distributed.{name}_timeout_seconds={20 if name == key else 3600}"
-        for name in ("init", "train", "save")
-    ]
     given = tokens(
-        tmp_path, *limits, f"callbacks.stuck.at={step}", "training.max_steps=4", "hydra.run.dir=run"
+        tmp_path,
+        "distributed.timeout_seconds=20",
+        "callbacks.stuck.at=3",
+        "training.max_steps=4",
+        "hydra.run.dir=run",
     )
     done = optrun_preloaded("--plugin", "stuck.py", *given, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    limit = f"distributed.{key}_timeout_seconds"
     for fact in (
         "rank 0",
-        f"no sign of life for 20 s ({limit}",
-        f"raise {limit}",
+        "no sign of life for 20 s (distributed.timeout_seconds)",
+        "raise distributed.timeout_seconds",
         "stuck.py:",
-        *facts,
+        "training after step 2",
     ):
         assert fact in done.stderr
-    assert "rank-*-collectives.json" in done.stderr
-    assert (tmp_path / "run" / "logs" / "rank-1-collectives.json").is_file()
 
 
 @pytest.mark.slow
-def test_nobody_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
+def test_nobody_and_nothing_outlives_a_starter_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     with started(tmp_path) as run:
+        assert not list((tmp_path / "temporary").iterdir()), "the command line lies nowhere"
         run.process.kill()
         run.process.wait()
         run.gone()
     assert summary(run.run)["status"] == "interrupted"
     assert whole(run.run) == summary(run.run)["global_step"]
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 @pytest.mark.slow
@@ -339,9 +324,6 @@ def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-FEWER = ["distributed.nnodes=2", "distributed.min_nnodes=1", "distributed.rdzv_endpoint=a:1"]
-
-
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
@@ -354,13 +336,16 @@ FEWER = ["distributed.nnodes=2", "distributed.min_nnodes=1", "distributed.rdzv_e
             ["distributed=fsdp", *RANKS[1:], "distributed.data_parallel_shard_degree=3"],
             ["shard_degree=3", "2"],
         ),
-        ([*RANKS, "distributed.nnodes=2"], ["distributed.rdzv_endpoint", "HOST:PORT"]),
         (
-            [*RANKS, "distributed.min_nnodes=2"],
-            ["distributed.min_nnodes=2", "distributed.nnodes=1"],
+            [*RANKS, "distributed.nnodes=2"],
+            ["distributed.nnodes", "torchrun --nnodes=N", "--rdzv-endpoint=HOST:29500"],
         ),
-        ([*RANKS, *FEWER], ["distributed.min_nnodes=1", "training.global_batch_size"]),
-        ([*RANKS, *FEWER, "training.global_batch_size=6"], ["global_batch_size=6", "4 ranks"]),
+        ([*RANKS, "distributed.min_nnodes=2"], ["distributed.min_nnodes", "torchrun --nnodes=N"]),
+        ([*RANKS, "distributed.rdzv_endpoint=a:1"], ["distributed.rdzv_endpoint", "torchrun"]),
+        (
+            [*RANKS, "distributed.save_timeout_seconds=9"],
+            ["distributed.save_timeout_seconds", "distributed.timeout_seconds"],
+        ),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_before_a_directory_is_made(

@@ -161,41 +161,13 @@ def test_a_rendezvous_that_nobody_joins_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_machines_that_do_not_come(tmp_path: Path) -> None:
-    given = [
-        "distributed.nnodes=2",
-        f"distributed.rdzv_endpoint=127.0.0.1:{free_port()}",
-        "distributed.timeout_seconds=3",
-    ]
-    done = optrun_preloaded(*tokens(tmp_path, *given, "hydra.run.dir=run"), cwd=tmp_path)
-    assert done.returncode == 2
-    for fact in ("distributed.rdzv_endpoint", "2 machines", "3 s"):
-        assert fact in done.stderr
-
-
-@pytest.mark.slow
-def test_two_machines_are_one_run(tmp_path: Path) -> None:
-    """Two agents, as on two machines, each with one rank."""
-    given = [token for token in tokens(tmp_path) if not token.startswith("training.nproc_per_node")]
-    given += [
-        "training.nproc_per_node=1",
-        "distributed.nnodes=2",
-        "training.max_steps=2",
-        "hydra.run.dir=run",
-    ]
-    given += [f"distributed.rdzv_endpoint=127.0.0.1:{free_port()}"]
-    found = run_all(tmp_path, [{}, {}], given)
-    assert [done.returncode for done in found] == [0, 0], [done.stderr for done in found]
-    assert summary(tmp_path / "run")["status"] == "finished"
-    assert sum("step 2/2" in done.stdout for done in found) == 1
-
-
-@pytest.mark.slow
-def test_torchrun(tmp_path: Path) -> None:
-    """A request to its agent stops the ranks at one step, saved.
+def test_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request to its agent stops the ranks at one step, saved, and leaves no temporary file.
 
     The exit code is torchrun's own.
     """
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     given = [
         "--standalone",
         "--nproc-per-node=2",
@@ -210,6 +182,7 @@ def test_torchrun(tmp_path: Path) -> None:
     done = summary(tmp_path / "run")
     assert done["status"] == "interrupted"
     assert RunDir(tmp_path / "run").checkpoint(done["global_step"]).is_dir()
+    assert not list((tmp_path / "temporary").glob("optrun*"))
 
 
 @pytest.mark.slow

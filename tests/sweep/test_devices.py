@@ -450,15 +450,6 @@ def test_a_worker_sees_whether_its_device_is_there() -> None:
             ["training.nproc_per_node=3", "the sweep has 2", "In the job"],
         ),
         (
-            [
-                TWO,
-                "distributed=ddp",
-                "distributed.nnodes=2",
-                "distributed.rdzv_endpoint=host:29500",
-            ],
-            ["distributed.nnodes=2", "one machine"],
-        ),
-        (
             [TWO, "hydra/sweeper=optuna", "lr=interval(1e-3,1e-2)", "training.device=auto,cuda:1"],
             ["training.device=cuda:1", "auto or cuda"],
         ),

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from optrun.config.schema.checks import Checked
-from optrun.config.schema.ranges import Count, Positive, WholeNumber, matching, whole_number
+from optrun.config.schema.ranges import Count, Positive, WholeNumber, whole_number
 
 ShardDtype = StrEnum("ShardDtype", ["float32", "bfloat16", "float16"])
 """Floating types that parameters may compute in, and gradients may be reduced in."""
@@ -18,9 +18,10 @@ class DistributedConfig(Checked):
     GROUP = "distributed."
     name: str
     timeout_seconds: Positive
-    """How long ranks wait for each other to come, and may be silent where no other limit is given.
+    """How long ranks wait for each other, and how long a rank may be silent.
 
-    Without ranks: how long a step may take before it is told.
+    Until the first step is done, at least 300 s. In one process: how long a step may take before
+    optrun warns.
     """
 
 
@@ -33,42 +34,10 @@ class NoDistributedConfig(DistributedConfig):
 class RanksConfig(DistributedConfig):
     """`distributed=ddp`, and what `fsdp` has too."""
 
-    nnodes: Count
-    """Machines; the same command is started on each."""
-    min_nnodes: Count | None
-    """Machines that the run goes on with where not all are there; null: all."""
-    rdzv_endpoint: Annotated[str, matching(r"\[?[^\s/]+\]?:\d{1,5}", "HOST:PORT")] | None
-    """HOST:PORT where the machines meet."""
     max_restarts: WholeNumber
     """How often ranks that failed are started again, from the last checkpoint."""
-    init_timeout_seconds: Positive | None
-    """How long a rank may be silent until its first step is done; null.
-
-    `timeout_seconds`, and 300 at least.
-    """
-    train_timeout_seconds: Positive | None
-    """How long a later step, or a batch of an evaluation, may take; null: `timeout_seconds`."""
-    save_timeout_seconds: Positive | None
-    """How long training may stand still for a save, or the end for the export; null.
-
-    `timeout_seconds`.
-    """
     backend: str
     """`auto` or a backend of torch.distributed."""
-
-    def __post_init__(self) -> None:
-        """Refuse machines that cannot meet."""
-        super().__post_init__()
-        there = self.rdzv_endpoint is not None or self.nnodes == 1
-        self.expect(there, "rdzv_endpoint", f"HOST:PORT, where the {self.nnodes} machines meet")
-        self.expect(
-            self.fewest <= self.nnodes, "min_nnodes", f"at most distributed.nnodes={self.nnodes}"
-        )
-
-    @property
-    def fewest(self) -> int:
-        """Count the machines that the run needs."""
-        return self.min_nnodes or self.nnodes
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ Changes = Mapping[str, tuple[object, object]]
 
 _MATHEMATICS = ("distributed.param_dtype", "distributed.reduce_dtype")
 _ROUNDING = ("distributed.", "training.nproc_per_node", "training.per_device_eval_batch_size")
-_OF_RANKS = ("distributed.name", "distributed.nnodes", "training.nproc_per_node")
+_OF_RANKS = ("distributed.name", "training.nproc_per_node")
 _EVALUATION = ("training.eval_steps",)
 _HARMLESS = ("run_name", "lr_from", "matters", "tracking.", "checkpoint.")
 _HARMLESS_TRAINING = {

@@ -6,14 +6,14 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from optrun.distributed import heartbeat
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase, Requests, beat, during
-from optrun.distributed.limits import Limits
-from optrun.distributed.local_ends import end_file, end_of, find_hung, kill
+from optrun.distributed.local_ranks import _end_of
+from optrun.distributed.memory_file import MemoryFile, read_text
+from optrun.distributed.silence import find_hung, kill
 from optrun.distributed.watchdog import Watchdog, watched
 
 
@@ -23,9 +23,9 @@ def _silent_afterwards() -> Iterator[None]:
     heartbeat.end()
 
 
-def test_what_a_rank_writes_others_read(tmp_path: Path) -> None:
-    table = Heartbeats.create(2, tmp_path / "table")
-    heartbeat.begin(Heartbeats.open(tmp_path / "table"), local_rank=1, rank=5)
+def test_what_a_rank_writes_others_read() -> None:
+    table = Heartbeats.create(2, shared=True)
+    heartbeat.begin(Heartbeats.open(table.path), local_rank=1, rank=5)
     beat(Phase.training, 7)
     assert beat(Phase.waiting) is Phase.training
     found = table[1]
@@ -36,11 +36,11 @@ def test_what_a_rank_writes_others_read(tmp_path: Path) -> None:
     assert len(table) == 2
 
 
-def test_requests_travel_with_it(tmp_path: Path) -> None:
-    table = Heartbeats.create(1, tmp_path / "table")
+def test_requests_travel_with_it() -> None:
+    table = Heartbeats.create(1, shared=True)
     assert table.requests == Requests()
     table.requests = Requests(stops=1, stop_signal=signal.SIGINT, saves=2)
-    assert Heartbeats.open(tmp_path / "table").requests == Requests(1, signal.SIGINT, 2)
+    assert Heartbeats.open(table.path).requests == Requests(1, signal.SIGINT, 2)
 
 
 def test_nobody_listens() -> None:
@@ -77,10 +77,6 @@ def test_a_phase_lasts_as_long_as_what_it_is_said_of() -> None:
     assert str(table[0]) == "loading after step 3"
 
 
-def limits(seconds: float, **others: float) -> Limits:
-    return Limits.of({"timeout_seconds": seconds, **others})
-
-
 def line(
     phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0, done: int = 2
 ) -> Heartbeat:
@@ -89,7 +85,7 @@ def line(
 
 def test_silence_is_told_once() -> None:
     table, told = Heartbeats.create(2), list[dict[int, Heartbeat]]()
-    dog = Watchdog(table, limits(100.0, init_timeout_seconds=100.0), told.append)
+    dog = Watchdog(table, 100.0, told.append)
     table.write(0, line(Phase.training, 1000.0))
     table.write(1, line(Phase.waiting, 1050.0))
     dog.look(1099.0)
@@ -107,25 +103,25 @@ def test_silence_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("last", "limit"),
     [
-        (line(Phase.starting, 1000.0, done=0), 50.0),
-        (line(Phase.preparing, 1000.0, done=0), 50.0),
-        (line(Phase.training, 1000.0, done=0), 50.0),
-        (line(Phase.training, 1000.0), 5.0),
+        (line(Phase.starting, 1000.0, done=0), 300.0),
+        (line(Phase.preparing, 1000.0, done=0), 300.0),
+        (line(Phase.training, 1000.0, done=0), 300.0),
+        (line(Phase.training, 1000.0, done=1), 5.0),
         (line(Phase.evaluating, 1000.0), 5.0),
-        (line(Phase.saving, 1000.0), 20.0),
-        (line(Phase.publishing, 1000.0), 20.0),
-        (line(Phase.waiting, 1000.0, done=1), 50.0),
-        (line(Phase.waiting, 1000.0), 20.0),
+        (line(Phase.saving, 1000.0), 5.0),
+        (line(Phase.publishing, 1000.0), 5.0),
+        (line(Phase.waiting, 1000.0, done=1), 300.0),
+        (line(Phase.waiting, 1000.0), 5.0),
         (line(Phase.closing, 1000.0), None),
     ],
 )
-def test_each_phase_has_its_limit(last: Heartbeat, limit: float | None) -> None:
+def test_a_rank_may_be_silent_for_longer_until_its_first_step_is_done(
+    last: Heartbeat, limit: float | None
+) -> None:
+    """A kernel may be compiled; a rank that waits may be one step ahead of one that compiles."""
     table, told = Heartbeats.create(1), list[dict[int, Heartbeat]]()
     table.write(0, last)
-    own = limits(
-        1.0, init_timeout_seconds=50.0, train_timeout_seconds=5.0, save_timeout_seconds=20.0
-    )
-    dog = Watchdog(table, own, told.append)
+    dog = Watchdog(table, 5.0, told.append)
     dog.look(1000.0 + (limit or 1e9) - 0.5)
     assert told == []
     dog.look(1000.0 + (limit or 1e9) + 0.5)
@@ -134,7 +130,7 @@ def test_each_phase_has_its_limit(last: Heartbeat, limit: float | None) -> None:
 
 def test_a_run_in_one_process_tells_it() -> None:
     notes: list[str] = []
-    with watched(limits(0.05), notes.append):
+    with watched(0.05, notes.append):
         beat(Phase.loading, 11)
         beat(Phase.training, 12)
         deadline = time.monotonic() + 60
@@ -150,28 +146,40 @@ def test_a_run_in_one_process_tells_it() -> None:
         assert fact in notes[0]
 
 
-def test_the_one_the_others_wait_for_is_named(tmp_path: Path) -> None:
+def test_the_one_the_others_wait_for_is_named() -> None:
     silent = {0: line(Phase.waiting, 0.0, rank=4), 1: line(Phase.training, 0.0, rank=5)}
-    found = find_hung(silent, tmp_path, limits(30), 2)
+    found = find_hung(silent, 30, 2)
     assert list(found) == [1]
     assert (found[1].rank, found[1].where) == (5, "training after step 3")
-    for fact in (
-        "30 s (distributed.timeout_seconds, the limit of a step)",
-        "distributed.train_timeout_seconds",
-    ):
+    for fact in ("30 s (distributed.timeout_seconds)", "raise distributed.timeout_seconds"):
         assert fact in found[1].message
-    assert list(find_hung({0: silent[0]}, tmp_path, limits(30), 1)) == [0]
-    assert not find_hung(
-        {0: silent[0]}, tmp_path, limits(30), 2
-    )  # the other one was heard a moment later, and hangs
+    early = find_hung({0: line(Phase.training, 0.0, done=0)}, 30, 1)
+    assert "300 s at least until the first step is done" in early[0].message
+    assert list(find_hung({0: silent[0]}, 30, 1)) == [0]
+    assert not find_hung({0: silent[0]}, 30, 2)  # the other was heard a moment later, and hangs
 
 
 def test_a_rank_that_never_began_is_not_killed() -> None:
     kill(line(Phase.starting, 0.0, pid=0))  # 0 would be the group of this process
 
 
-def test_a_rank_that_says_nothing_ended_where_it_was_last_heard(tmp_path: Path) -> None:
-    end = end_of(tmp_path, 1, -9, line(Phase.saving, 5.0, rank=3))
+def test_a_rank_that_says_nothing_ended_where_it_was_last_heard() -> None:
+    table = Heartbeats.create(2)
+    table.write(1, line(Phase.saving, 5.0, rank=3))
+    end = _end_of(table, 1, -9)
     assert (end.rank, end.code, end.where) == (3, -9, "saving after step 3")
-    end_file(tmp_path, 1).write_text('{"rank": 3, "code": 75, "message": "stopped"}')
-    assert end_of(tmp_path, 1, -9, line(Phase.closing, 5.0, rank=3)).code == 75
+    table.write_end(1, '{"rank": 3, "code": 75, "message": "stopped – gestoppt"}')
+    assert _end_of(table, 1, -9).code == 75
+    table.forget()
+    assert (table.read_end(1), table[1].pid) == ("", 0)
+
+
+def test_a_memory_file_is_gone_with_who_holds_it() -> None:
+    file = MemoryFile("optrun-test")
+    file.write_text("a long command line")
+    file.write_text("short")
+    path = file.path
+    assert read_text(path) == "short"
+    file.close()
+    with pytest.raises(OSError, match="No such file"):
+        read_text(path)

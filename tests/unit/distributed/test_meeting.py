@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 from torch.distributed import DistNetworkError, HashStore
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, ConfigError, OptrunError
-from optrun.base.reading import read_json
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched
-from optrun.distributed.local_ends import end_file
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError, RankEnd
-from optrun.launch.rank import FOLDER, Rank, _end_of_main, _part
+from optrun.launch.rank import Rank, _end_of_main, _part
 
 
 @pytest.mark.parametrize(
@@ -150,55 +148,60 @@ def test_rank_0_does_not_leave_before_all_have_read() -> None:
     assert order == [["ours", "mine"]] * 2
 
 
-def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone(tmp_path: Path) -> None:
+def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone() -> None:
     """As a second signal leaves it: ended at once, and nothing told."""
-    heartbeats = Heartbeats.create(2, tmp_path / "heartbeats")
+    heartbeats = Heartbeats.create(2)
     heartbeats.write(0, Heartbeat(2**22 + 1, 0, Phase.training, 3, 0.0))
     heartbeats.write(1, Heartbeat(os.getpid(), 1, Phase.closing, 3, 0.0))
-    rank = Rank(Launched("torchrun", 1, 2, 1, 2, ""), RankSignals(), tmp_path, heartbeats)
+    rank = Rank(Launched("torchrun", 1, 2, 1, 2, ""), RankSignals(), heartbeats=heartbeats)
     assert _end_of_main(rank, Meeting(HashStore(), 1, 2, 3600.0)) == {}
 
 
-def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone(tmp_path: Path) -> None:
-    """As with the agent of another machine; an hour would be awaited."""
-    rank = Rank(
-        Launched("torchrun", 1, 2, 0, 1, ""),
-        RankSignals(),
-        tmp_path,
-        Heartbeats.create(1, tmp_path / "heartbeats"),
-    )
+def rank_of(number: int, *, is_watched: bool = False) -> Rank:
+    """One of two ranks, alone on its machine."""
+    launched = Launched("torchrun", number, 2, 0, 1, "")
+    return Rank(launched, RankSignals(), is_watched, Heartbeats.create(1))
+
+
+def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone() -> None:
+    """As with the launcher of another machine; an hour would be awaited."""
     end = RankEnd(1, EXIT_STOPPED_EARLY, "stopped")
-    assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), end) == [end]
+    assert _part(rank_of(1), Meeting(Gone(), 1, 2, 3600.0), end) == [end]
 
 
-def test_a_good_end_that_rank_0_does_not_confirm_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_good_end_that_rank_0_does_not_confirm_is_none(is_watched: bool) -> None:
     """It died with its machine, perhaps in the last save.
 
-    The agent is to start again, or to find the run finished.
+    The launcher is to start again, or to find the run finished.
     """
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    rank = Rank(
-        Launched("optrun", 1, 2, 0, 1, ""),
-        RankSignals(),
-        tmp_path,
-        Heartbeats.create(1, tmp_path / "heartbeats"),
-    )
-    done = RankEnd(1, EXIT_DONE)
+    rank, done = rank_of(1, is_watched=is_watched), RankEnd(1, EXIT_DONE)
+    assert rank.heartbeats is not None
     (end,) = _part(rank, Meeting(Gone(), 1, 2, 3600.0), done)
     assert (end.code, end.lost_rank) == (EXIT_FAILED, True)
-    assert RankEnd(**read_json(end_file(tmp_path, 0))) == end
+    if is_watched:
+        assert RankEnd(**json.loads(rank.heartbeats.read_end(0))) == end
     store = HashStore()
     Meeting(store, 0, 2, 3600.0).send("end", asdict(RankEnd(0, EXIT_DONE)))
     assert _part(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
-    assert RankEnd(**read_json(end_file(tmp_path, 0))) == done
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
-    assert _part(rank, Meeting(Gone(), 1, 2, 3600.0), done) == [done], (
-        "rank 0 held the store, and has left"
-    )
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert _part(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], (
         "it may take long to publish the model"
     )
+
+
+def test_rank_0_leaves_after_the_others_have_heard_how_it_ended() -> None:
+    """It may hold the store, which is gone with it."""
+    store, order = HashStore(), []
+    done = [RankEnd(number, EXIT_DONE) for number in range(2)]
+
+    def part(number: int) -> None:
+        _part(rank_of(number), Meeting(store, number, 2, 60.0), done[number])
+        order.append(number)
+
+    first = threading.Thread(target=part, args=(0,))
+    first.start()
+    first.join(0.5)
+    assert order == [], "it waits for the other one"
+    part(1)
+    first.join()
+    assert sorted(order) == [0, 1]

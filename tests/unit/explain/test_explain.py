@@ -63,9 +63,7 @@ def test_totals_are_sums_and_memory_is_float32() -> None:
         (
             (
                 "distributed=fsdp",
-                "training.nproc_per_node=4",
-                "distributed.nnodes=2",
-                "distributed.rdzv_endpoint=host:29500",
+                "training.nproc_per_node=8",
                 "distributed.data_parallel_replicate_degree=2",
             ),
             8,

@@ -1,0 +1,107 @@
+"""Finds the rank of this machine that the others wait for, says where it is, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from optrun.base.errors import EXIT_FAILED
+from optrun.distributed.heartbeat import Heartbeat, Phase
+from optrun.distributed.limits import KEY, describe_limit
+from optrun.distributed.memory_file import read_text
+from optrun.distributed.verdict import RankEnd
+
+_STACK_SECONDS = 1.0
+"""For a rank to write where it is."""
+_WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optrun/distributed/")
+"""Files of the innermost frame of a rank that waits for another one."""
+
+
+def find_hung(
+    silent: dict[int, Heartbeat], timeout_seconds: float, local_size: int
+) -> dict[int, RankEnd]:
+    """Find which of the silent ranks the others wait for, and say where it is.
+
+    Silent ranks that only wait are the cause only if all ranks of this machine are silent: another
+    rank may have been heard later.
+
+    Args:
+        silent: Last heartbeats, by rank on this machine.
+        timeout_seconds: Of the configuration.
+        local_size: Ranks of this machine.
+    """
+    frames = {local_rank: _innermost_frame(line) for local_rank, line in silent.items()}
+    stopped = [
+        local_rank for local_rank, line in silent.items() if process_state(line.pid) in ("T", "t")
+    ]
+    busy = [
+        local_rank
+        for local_rank, line in silent.items()
+        if line.phase is not Phase.waiting
+        and not any(text in frames[local_rank] for text in _WAITING)
+    ]
+    hung = stopped or busy
+    if not hung and len(silent) == local_size:
+        hung = list(silent)
+    ends = {}
+    for local_rank in hung:
+        state = ", stopped by a signal" if local_rank in stopped else ""
+        frame = f" at {frames[local_rank]}" if frames[local_rank] else ""
+        ends[local_rank] = RankEnd(
+            silent[local_rank].rank,
+            EXIT_FAILED,
+            f"no sign of life for {describe_limit(silent[local_rank], timeout_seconds)}"
+            f"{state}{frame}; all ranks were ended. If it only needs longer, raise {KEY}. The"
+            " checkpoints are as they were",
+            where=str(silent[local_rank]),
+        )
+    return ends
+
+
+def kill(heartbeat: Heartbeat) -> None:
+    """End a rank that hears nothing else, with its workers if it leads a group of its own."""
+    if not heartbeat.pid:  # not begun; and 0 would mean this process's own group
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(heartbeat.pid) == heartbeat.pid:
+            os.killpg(heartbeat.pid, signal.SIGKILL)
+        else:
+            os.kill(heartbeat.pid, signal.SIGKILL)
+
+
+def is_alive(heartbeat: Heartbeat) -> bool:
+    """Tell whether a rank of this machine still runs."""
+    return process_state(heartbeat.pid) not in ("", "Z", "X")
+
+
+def process_state(pid: int) -> str:
+    """Read the state of a process, a letter as `ps` shows it; empty: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def _innermost_frame(heartbeat: Heartbeat) -> str:
+    """Ask a rank for its innermost Python frame, by `faulthandler`; empty: it does not answer."""
+    if not heartbeat.pid or heartbeat.stack < 0:
+        return ""
+    path = Path(f"/proc/{heartbeat.pid}/fd/{heartbeat.stack}")
+    deadline = time.monotonic() + _STACK_SECONDS
+    with contextlib.suppress(OSError):  # it has ended
+        os.kill(heartbeat.pid, signal.SIGUSR2)
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            frames = re.findall(
+                r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)",
+                read_text(path),
+                re.M,
+            )
+            if frames:
+                file, line, name = frames[-1]  # the main thread is the last
+                return f"{file}:{line} in {name}"
+    return ""
