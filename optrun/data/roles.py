@@ -5,6 +5,7 @@ By their names, and by what stands in them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,7 +130,61 @@ def roles_of(rows: Dataset) -> Roles:
         raise ConfigError(
             f"its columns make no task that optrun knows. {columns_in_words(rows)}{bare}"
         )
-    return replace(found, unread=[name for name in columns if name not in found.columns.values()])
+    unread = [name for name in columns if name not in found.columns.values()]
+    if found.task in _GUESSED:
+        _refuse_if_unsure(rows, columns, found, unread)
+    return replace(found, unread=unread)
+
+
+_GUESSED = ("sequence_classification", "seq2seq_lm", "causal_lm")
+"""Tasks that are recognised by what stands in the columns, so that more columns are a doubt."""
+
+
+def _refuse_if_unsure(rows: Dataset, columns: Columns, found: Roles, unread: Sequence[str]) -> None:
+    """Refuse a guess that leaves texts inside of lists or objects unread, or reads JSON as text.
+
+    Raises:
+        ConfigError: With the keys that say it is right all the same.
+    """
+    nested = [name for name in unread if _holds_texts_inside(columns[name])]
+    json_texts = [name for name in columns if _is_json_text(columns[name])]
+    if not nested and not json_texts:
+        return
+    reasons = [
+        f"{name} holds texts in lists or objects, which nothing would read" for name in nested
+    ]
+    reasons += [f"{name} holds lists or objects written as JSON text" for name in json_texts]
+    keys = [f"task={found.task}"]
+    keys += [f"data.{key}={name}" for key, name in found.columns.items() if key.endswith("_column")]
+    raise ConfigError(
+        f"not sure what these rows are for: {'; '.join(reasons)}. {columns_in_words(rows)} If they"
+        f" are to be read all the same, say so: {' '.join(keys)}."
+    )
+
+
+def _holds_texts_inside(values: Sequence[object]) -> bool:
+    """Tell whether cells are lists or objects with a text somewhere in them."""
+
+    def has_text(value: object) -> bool:
+        if isinstance(value, dict):
+            return any(map(has_text, value.values()))
+        if isinstance(value, list):
+            return any(map(has_text, value))
+        return isinstance(value, str)
+
+    return any(isinstance(value, dict | list) and has_text(value) for value in values)
+
+
+def _is_json_text(values: Sequence[object]) -> bool:
+    """Tell whether every cell is a text that is a list or an object of JSON."""
+    for value in values:
+        if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+            return False
+        try:
+            json.loads(value)
+        except ValueError:
+            return False
+    return bool(values)
 
 
 def undecoded(rows: Dataset) -> Dataset:
