@@ -101,14 +101,17 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     if 0 in looked_at:  # a single text of more characters than that
         return unread
     whole = looked_at == sizes
+    looked_into = source if whole else some
+    notes_of_loading = len(looked_into.notes)
     try:
-        tokenizer, task = _read(config, source if whole else some)
-        facts = data_facts(task, source if whole else some, tokenizer)
+        tokenizer, task = _read(config, looked_into)
+        facts = data_facts(task, looked_into, tokenizer)
     except ConfigError as error:
         if whole:
             raise
         notes.append(f"Of a sample of the data: {error}")
         return unread
+    notes += looked_into.notes[notes_of_loading:]
     spec = _spec(config, task, tokenizer)
     examples: int | None = len(task.train)
     if not whole:
