@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.folders import IMAGES
 from optrun.data.long_text import LongText
-from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested, short
+from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_mixed, is_nested, short
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -400,32 +399,28 @@ _KINDS = {
 def refuse_mixed(split: Split, column: str) -> None:
     """Refuse a column in which some rows of a file have numbers and others texts, alone or in lists.
 
-    `datasets` keeps such a column as JSON, where 1 and "1" are no longer two things.
-
     Raises:
         ConfigError: With the first row that differs from those before it.
     """
     feature = split.rows.features[column]
-    listed = type(getattr(feature, "feature", None)).__name__ == "Json"
-    if not listed and type(feature).__name__ != "Json":
+    listed = is_mixed(getattr(feature, "feature", None))
+    if not listed and not is_mixed(feature):
         return
-    kind, where, first = "", 0, None
-    for row, held in enumerate(split.rows[column]):
-        for value in held or [] if listed else [held]:
-            here = _KINDS.get(type(value), "")
-            if here and kind and here != kind:
+    first: dict[int, tuple[str, int, object]] = {}
+    """Of cells (0) and of the items of lists (1): the first type, its row and value."""
+    for row, cell in enumerate(split.rows[column]):
+        items = cell if isinstance(cell, list) else []
+        for level, value in [(0, cell), *((1, item) for item in items)]:
+            kind = _KINDS.get(type(value), "")
+            if not kind:
+                continue
+            before, where, other = first.setdefault(level, (kind, row, value))
+            if before != kind:
                 raise ConfigError(
                     f"{split.key}: column {column} mixes kinds of values: row {split.number(where)}"
-                    f" has {short(first)}, row {split.number(row)} has {short(value)}. Write all of"
+                    f" has {short(other)}, row {split.number(row)} has {short(value)}. Write all of"
                     " them alike."
                 )
-            kind, where, first = (kind, where, first) if kind else (here, row, value)
-    if kind in ("a number", "true or false"):
-        raise ConfigError(
-            f"{split.key}: column {column} mixes kinds of values: some rows write"
-            f" {json.dumps(first)} and its like without quotes, others as texts in quotes. Write"
-            " all of them one way."
-        )
 
 
 def values(split: Split, name: str) -> Iterator[Any]:

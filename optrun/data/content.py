@@ -11,14 +11,13 @@ import lzma
 import re
 import zipfile
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import open_file
 from optrun.data.cache import digest
-from optrun.data.encoding import UTF8, NotDecodableError, of_one_byte, recoded, wide
+from optrun.data.encoding import UTF8, NotDecodableError, marked, recoded, western, zero_bytes
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
 _MAGIC = {
@@ -32,11 +31,6 @@ _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
 _RATIO = 100
-_DEPTH = 250
-"""Brackets within brackets of JSON; Arrow's reader dies of some ten thousand, without a word."""
-_PLAIN = bytes(set(range(256)) - set(b'[]{}"'))
-_ESCAPED = re.compile(rb"(?s)\\.")
-_QUOTED = re.compile(rb'"[^"]*"?')
 
 _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
 _ARCHIVE = "an archive. Unpack it and give the files in it"
@@ -45,9 +39,9 @@ _IMAGE = (
 )
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 _PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
-_ROW = '{"text": ..., "label": ...}'
+ROW = '{"text": ..., "label": ...}'
 _LIST_A_LINE = re.compile(rb"\[.*\][ \t\r]*\n\s*\[")
-_TREE = f"no table. Write its rows as jsonl, one object a line, such as {_ROW}"
+_TREE = f"no table. Write its rows as jsonl, one object a line, such as {ROW}"
 ELSEWHERE = {
     **dict.fromkeys((".xls", ".xlsm", ".xlsb", ".ods"), _SHEET),
     **dict.fromkeys((".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
@@ -197,54 +191,43 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
 
     shown = ""
     try:
-        name = encoding or wide(next(chunks_of(path), b"")) or UTF8
+        name = encoding or marked(next(chunks_of(path), b""))
         try:
-            message = _fault(path, kind, name)
+            _refuse_content(path, kind, name)
         except NotDecodableError as error:
-            if name != UTF8:
-                raise
             if encoding is not None:
                 raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
-            name, shown = of_one_byte(chunks_of(path), error)
-            message = _fault(path, kind, name)
+            if name != UTF8:
+                raise
+            name, shown = western(chunks_of(path), error)
+            _refuse_content(path, kind, name)
     except UnreadableFileError as error:
         message = str(error)
-        message = (
-            message
-            if message.startswith(("cannot", "unpacks"))
-            else f"cannot be read as {kind}: {message}"
-        )
+        if not message.startswith(("cannot", "unpacks")):
+            message = f"cannot be read as {kind}: {message}"
+        raise UnreadableFileError(message) from error
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile):
         return UTF8, ""  # the reader says it, in its own words
-    if message is not None:
-        raise UnreadableFileError(message)
     return name, shown
 
 
-def _fault(path: Path, kind: str, encoding: str) -> str | None:
-    """Describe what is wrong with a text of a known encoding; None: nothing."""
-    chunks = recoded(chunks_of(path), encoding)
-    chunks = _shallow(chunks) if kind == "json" else chunks
-    head = next(chunks, b"")
-    if not head:
-        return "cannot be read: the file is empty."
-    message, line, blank = _beginning(head, path, kind), 1, True
-    for chunk in chain([head], chunks):
-        if message is None and b"\x00" in chunk:
+def _refuse_content(path: Path, kind: str, encoding: str) -> None:
+    """Refuse a text of a known encoding that is another format, binary, or blank."""
+    line = 1
+    is_blank = True
+    number = -1
+    for number, chunk in enumerate(recoded(chunks_of(path), encoding)):
+        if number == 0:
+            _refuse_beginning(chunk, path, kind)
+        if b"\x00" in chunk:
             line += chunk[: chunk.index(b"\x00")].count(b"\n")
-            message = (
-                f"cannot be read as {kind}: line {line:,} holds zero bytes, as a binary or a"
-                " damaged file does."
-            )
-        if message is not None:
-            return message
+            raise zero_bytes(line)
         line += chunk.count(b"\n")
-        blank = blank and not chunk.decode(UTF8, "replace").strip()
-    return (
-        "cannot be read: no rows in it: nothing but white space."
-        if blank and kind in ("text", "json")
-        else None
-    )
+        is_blank = is_blank and not chunk.decode(UTF8, "replace").strip()
+    if number < 0:
+        raise UnreadableFileError("cannot be read: the file is empty.")
+    if is_blank and kind in ("text", "json"):
+        raise UnreadableFileError("no rows in it: nothing but white space.")
 
 
 def refuse_bomb(named: str, path: Path) -> None:
@@ -264,51 +247,23 @@ def refuse_bomb(named: str, path: Path) -> None:
         )
 
 
-def _shallow(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the pieces of a JSON text.
-
-    Raises:
-        UnreadableFileError: It is nested too deeply.
-    """
-    begun, left = b"", b""
-    for chunk in chunks:
-        content = _ESCAPED.sub(b"", begun + chunk)
-        rest = content.translate(None, _PLAIN).replace(
-            b'""', b""
-        )  # what stands in none of them stays as it is
-        begun = b'"' * (rest.count(b'"') % 2) + b"\\" * content.endswith(b"\\")
-        left = (left + _QUOTED.sub(b"", rest)).lstrip(b"]}")
-        for _ in range(_DEPTH):  # each pass takes one level off
-            before = len(left)
-            left = left.replace(b"[]", b"").replace(b"{}", b"")
-            if len(left) == before:
-                break
-        if left.count(b"[") + left.count(b"{") > _DEPTH:
-            raise UnreadableFileError(
-                f"cannot be read as json: more than {_DEPTH} brackets are open at once; expected"
-                " fewer. Close them, or write what is in them as a text."
-            )
-        yield chunk
-
-
-def _beginning(head: bytes, path: Path, kind: str) -> str | None:
+def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
     begin = head.lstrip()
-    cannot = f"cannot be read as {kind}: "
     if kind != "text" and begin[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return (
-            f"{cannot}it begins with {begin_of(begin)}: a web page, such as an error or a login, in"
-            " place of the data."
+        raise UnreadableFileError(
+            f"it begins with {begin_of(begin)}: a web page, such as an error or a login, in place"
+            " of the data."
         )
     if kind in ("csv", "tsv") and begin.startswith((b'{"', b"[{")):
-        return f"{cannot}its lines are JSON. Call it {called(path, '.jsonl')}."
+        raise UnreadableFileError(f"its lines are JSON. Call it {called(path, '.jsonl')}.")
     if kind == "json" and begin and not begin.startswith((b"{", b"[")):
-        return f"{cannot}it begins with {begin_of(begin)}, where JSON begins with {{ or [."
-    if kind == "json" and _LIST_A_LINE.match(begin):
-        return (
-            f"{cannot}each line is a list: {begin_of(begin)}. Name what is in it: {_ROW}, one"
-            " object a line."
+        raise UnreadableFileError(
+            f"it begins with {begin_of(begin)}, where JSON begins with {{ or [."
         )
-    return None
+    if kind == "json" and _LIST_A_LINE.match(begin):
+        raise UnreadableFileError(
+            f"each line is a list: {begin_of(begin)}. Name what is in it: {ROW}, one object a line."
+        )
 
 
 def called(path: Path, ending: str) -> str:
@@ -317,41 +272,30 @@ def called(path: Path, ending: str) -> str:
     return Path(path.name.removesuffix(packed)).with_suffix(ending).name + packed
 
 
-def refuse_broken_row(named: str, path: Path) -> None:
-    """Refuse the first row of a jsonl file that is no object; any other JSON is left to its reader.
-
-    Args:
-        named: Key and file as they were given.
-        path: Where it lies as UTF-8.
+def parse_row(text: str | bytes) -> Any:
+    """Parse a row of JSON, of which no key may stand twice.
 
     Raises:
-        ConfigError: With the row, counted from 1: readers count from 0, and within a part of the
-            file.
+        ValueError: It is no JSON; a key stands twice; it is nested too deeply.
     """
-    with (
-        open_bytes(path) as stream,
-        io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines,
-    ):
-        for row, line in enumerate((line for line in lines if line.strip()), 1):
-            try:
-                fault = (
-                    None
-                    if isinstance(json.loads(line), dict)
-                    else f"is no object, such as {_ROW}, but {line[:40]!r}"
-                )
-            except ValueError as error:
-                fault = f"is no JSON: {error}"
-            if row == 1 and fault is not None and re.fullmatch(r"\{.*\},?", line.strip()):
-                comma = line.strip().endswith(",")
-                fault += (
-                    ". Leave out the comma at its end"
-                    if comma
-                    else ". Names and texts stand in double quotes"
-                )
-            elif row == 1 and (fault is not None or line.lstrip().startswith("[")):
-                return  # all lines together are one JSON text, or were meant to be
-            if fault is not None:
-                raise ConfigError(f"{named}: cannot be read as json: row {row:,} {fault}.")
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except RecursionError as error:
+        raise ValueError("too many brackets within brackets") from error
+
+
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of its keys and values, for the `json` module.
+
+    Raises:
+        ValueError: A key stands twice, so that one of its values would be lost.
+    """
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} stands twice in one object")
+    return values
 
 
 def begin_of(raw: bytes) -> str:

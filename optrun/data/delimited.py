@@ -1,7 +1,4 @@
-"""csv and tsv as they stand.
-
-Every field is a text, a line of the wrong width is an error, what is found is told.
-"""
+"""csv and tsv as they stand: every field is a text, a line of the wrong width is an error."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import contextlib
 import csv
 import io
 import itertools
+import json
 import lzma
 import re
 import shlex
@@ -20,38 +18,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
+from optrun.base.reading import read_json
 from optrun.data.cache import cached, versions
+from optrun.data.columns import USUAL_LABELS, usual_columns
 from optrun.data.content import chunks_of, open_bytes
-from optrun.data.encoding import recoded
+from optrun.data.encoding import UTF8, recoded
 from optrun.data.reading import Reading, ReadOptions
+from optrun.data.shapes import USUAL_TEXTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-_BLOCK = 32 << 20
-"""Bytes read at once; a single row may not be longer."""
-_SNIFFED, _ROWS = 1 << 16, 50
-"""Characters and rows by which the delimiter is told."""
 DELIMITERS = (",", ";", "\t", "|")
+_FIELD = 32 << 20
+"""Characters of the longest field."""
+_SNIFFED = 1 << 16
+"""Characters by which the delimiter is found."""
+_SNIFFED_ROWS = 50
+_CHUNK = 1 << 20
+_BATCH = 10_000
+"""Rows that are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file separates its columns.
+    r"""How a file separates its columns.
 
     Attributes:
         delimiter: One character.
-        quoted: Whether fields may be quoted (quotes inside doubled, line breaks inside quotes);
-            else a field is what stands between delimiters.
+        quoted: Whether fields may be quoted; else a field is what stands between delimiters.
         skip: Lines before the header, such as Excel's `sep=;`.
-        note: What was found, for a person; empty where it is what the ending says.
+        note: What was found, for a person; empty if it is what the ending says.
+        escaped: Whether a quote inside of quotes is written `\"` (Spark, MySQL), not `""`.
     """
 
     delimiter: str
     quoted: bool
     skip: int = 0
     note: str = ""
+    escaped: bool = False
+
+
+USUAL = {"csv": Dialect(",", True), "tsv": Dialect("\t", False)}
+"""The dialect that an ending promises."""
 
 
 def read_delimited(asked: Reading, kind: str) -> Dataset:
@@ -63,11 +73,11 @@ def read_delimited(asked: Reading, kind: str) -> Dataset:
             said or found.
 
     Returns:
-        Every column as text, `007` and `NA` included; an empty unquoted field is missing.
+        Every column as text, `007` and `NA` included; an empty field is missing.
 
     Raises:
         ConfigError: Files with different columns, a column named twice, a row of another width, a
-            delimiter that cannot be told.
+            delimiter that cannot be found.
     """
     from datasets import Dataset
 
@@ -75,22 +85,14 @@ def read_delimited(asked: Reading, kind: str) -> Dataset:
         dialect_of(asked.key, path, kind, encoding, asked.options)
         for path, encoding in zip(asked.files, asked.encodings, strict=True)
     ]
-    told = {
-        dialect.note: path
-        for path, dialect in zip(asked.files, dialects, strict=True)
-        if dialect.note
-    }
-    asked.notes += [f"{asked.key}={path}: {note}" for note, path in told.items()]
-    names = list(asked.options.column_names or ())
-    usual = all(dialect == USUAL[kind] for dialect in dialects) and not names
-    own = () if usual else (repr(dialects), repr(names))
-    name = asked.address("csv-2", versions("pyarrow"), kind, *own)
-    folder = cached("rows", name, lambda folder: _convert(asked, dialects, folder))
+    for path, dialect in zip(asked.files, dialects, strict=True):
+        if dialect.note:
+            asked.notes.append(f"{asked.key}={path}: {dialect.note}")
+    names = repr(list(asked.options.column_names or ()))
+    address = asked.address("csv-3", versions("pyarrow"), kind, repr(dialects), names)
+    folder = cached("rows", address, lambda folder: _convert(asked, dialects, folder))
+    asked.notes += read_json(folder / "notes.json")
     return Dataset.from_file(str(folder / "rows.arrow"))
-
-
-USUAL = {"csv": Dialect(",", True), "tsv": Dialect("\t", False)}
-"""The dialect that an ending promises."""
 
 
 def dialect_of(key: str, path: Path, kind: str, encoding: str, options: ReadOptions) -> Dialect:
@@ -99,204 +101,272 @@ def dialect_of(key: str, path: Path, kind: str, encoding: str, options: ReadOpti
     Raises:
         ConfigError: Two ways to separate them are equally good.
     """
-    text = ""
-    with contextlib.suppress(Exception):  # whoever reads the file says what is wrong with it
-        for chunk in recoded(chunks_of(path), encoding):
-            text += chunk.decode("utf-8", "replace")
-            if len(text) > _SNIFFED:
-                text = text[: text.rfind("\n", 0, _SNIFFED) + 1] or text
-                break
+    text = _first_lines(path, encoding)
     header = text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
-    said = re.fullmatch(r"sep=(.)", header, re.IGNORECASE)
+    excel = re.fullmatch(r"sep=(.)", header, re.IGNORECASE)
     usual = USUAL[kind]
     if options.delimiter is not None:
         mark = "\t" if options.delimiter == "tab" else options.delimiter
-        return Dialect(mark, usual.quoted or mark != usual.delimiter, skip=int(said is not None))
-    if said is not None:
-        return Dialect(
-            said[1], True, 1, f"columns separated by {said[1]!r}, as its first line says"
-        )
-    fits = {mark: width for mark in DELIMITERS if (width := _width(text, mark, usual)) > 1}
-    if usual.delimiter in fits or (usual.delimiter in header and not fits):
-        others = [mark for mark in fits if mark != usual.delimiter]
-        doubt = (
-            f"columns separated by {usual.delimiter!r}; every row has {others[0]!r}, too"
-            if others
-            else ""
-        )
-        return replace(usual, note=f"{doubt} ({_said(others[0])} reads them so)" if others else "")
-    found = list(fits) or [mark for mark in DELIMITERS if mark in header]
-    if not found:
-        return usual  # a single column
-    if len(found) > 1:
-        ways = " or ".join(map(_said, found))
+        quoted = usual.quoted or mark != usual.delimiter
+        return Dialect(mark, quoted, skip=int(excel is not None))
+    if excel is not None:
+        note = f"columns separated by {excel[1]!r}, as its first line says"
+        return Dialect(excel[1], True, 1, note)
+    fitting = [mark for mark in DELIMITERS if _width(text, mark, usual) > 1]
+    if usual.delimiter in fitting:
+        others = [mark for mark in fitting if mark != usual.delimiter]
+        if not others:
+            return usual
+        note = f"columns separated by {usual.delimiter!r}; every row has {others[0]!r}, too"
+        return replace(usual, note=f"{note} ({_argument(others[0])} reads them so)")
+    if not fitting:
+        fitting = [mark for mark in DELIMITERS if mark in header]
+    if not fitting or usual.delimiter in fitting:
+        return usual  # a single column, or rows of different widths, which the reader names
+    if len(fitting) > 1:
+        ways = " or ".join(map(_argument, fitting))
         raise ConfigError(
             f"{key}={path}: its columns may be separated in several ways: {header[:80]!r}. Say"
             f" {ways}."
         )
-    return Dialect(found[0], True, note=f"columns separated by {found[0]!r} (data.delimiter)")
+    return Dialect(fitting[0], True, note=f"columns separated by {fitting[0]!r} (data.delimiter)")
 
 
-def _said(delimiter: str) -> str:
+def _first_lines(path: Path, encoding: str) -> str:
+    text = ""
+    with contextlib.suppress(Exception):  # whoever reads the file says what is wrong with it
+        for chunk in recoded(chunks_of(path), encoding):
+            text += chunk.decode(UTF8, "replace")
+            if len(text) > _SNIFFED:
+                break
+    if len(text) <= _SNIFFED:
+        return text
+    return text[: text.rfind("\n", 0, _SNIFFED) + 1] or text
+
+
+def _argument(delimiter: str) -> str:
     """Write the argument that says a delimiter, as a shell takes it."""
-    return (
-        "data.delimiter=tab" if delimiter == "\t" else shlex.quote(f'data.delimiter="{delimiter}"')
-    )
+    if delimiter == "\t":
+        return "data.delimiter=tab"
+    return shlex.quote(f'data.delimiter="{delimiter}"')
 
 
 def _width(text: str, delimiter: str, usual: Dialect) -> int:
-    """Count the columns that every one of the first rows has; 0: they differ."""
+    """Count the columns that every one of the first rows has; 0 if they differ."""
     plain = not usual.quoted and delimiter == usual.delimiter
-    source = io.StringIO(text, newline="")
+    rows = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+    )
     try:
-        rows = csv.reader(
-            source, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
-        )
-        widths = [len(row) for row in itertools.islice(rows, _ROWS) if row]
+        widths = [len(row) for row in itertools.islice(rows, _SNIFFED_ROWS) if row]
     except csv.Error:
         return 0
-    whole = widths[: max(1, len(widths) - 1)]  # the last one may be cut
-    return widths[0] if len(set(whole)) == 1 else 0
+    complete = widths[: max(1, len(widths) - 1)]  # the last one may be cut
+    return widths[0] if len(set(complete)) == 1 else 0
 
 
 def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
+    """Write the rows of all files as Arrow, and what a person should know of them."""
     import pyarrow as pa
 
+    notes: list[str] = []
     names: list[str] = []
-    with pa.OSFile(str(folder / "rows.arrow"), "wb") as sink, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(pa.OSFile(str(folder / "rows.arrow"), "wb"))
         plain = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
         for path, text, dialect in zip(asked.files, asked.in_utf8(plain), dialects, strict=True):
-            with _understood(asked.key, path, text, dialect):
-                here = _header(asked, path, text, dialect)
-                if not names:
-                    names = here
-                    writer = stack.enter_context(
-                        pa.ipc.new_stream(sink, pa.schema([(name, pa.string()) for name in names]))
-                    )
-                elif here != names:
-                    raise ConfigError(
-                        f"{asked.key}={path}: its columns are {', '.join(here)}; those of"
-                        f" {asked.files[0]} are {', '.join(names)}. Give files with the same"
-                        " columns in the same order."
-                    )
-                for batch in _batches(
-                    text, dialect, names, named=asked.options.column_names is not None
-                ):
-                    writer.write_batch(batch)
-
-
-@contextlib.contextmanager
-def _understood(key: str, path: Path, text: Path, dialect: Dialect) -> Iterator[None]:
-    """Turn what the reader says of a file's text into words that name the file."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (
-        pa.ArrowException,
-        OSError,
-        EOFError,
-        UnicodeDecodeError,
-        lzma.LZMAError,
-        zipfile.BadZipFile,
-    ) as error:
-        if getattr(error, "errno", None) is not None:  # the disk's own word, not the reader's
-            raise
-        kind = "tsv" if dialect == USUAL["tsv"] else "csv"
-        why = _reason(str(error), dialect)
-        if "columns, got" in why:
-            with open_bytes(text) as stream:
-                first = stream.read(80).split(b"\n")[0].decode(errors="replace").strip()
-            if first.startswith("#"):
-                why = (
-                    f"it begins with {first!r}, where the names of the columns belong. Take"
-                    " comments out of the file."
+            table = _Table(f"{asked.key}={path}", text, dialect, asked.options.column_names)
+            if not names:
+                names = table.names
+                schema = pa.schema([(name, pa.string()) for name in names])
+                writer = stack.enter_context(pa.ipc.new_stream(sink, schema))
+            elif table.names != names:
+                raise ConfigError(
+                    f"{asked.key}={path}: its columns are {', '.join(table.names)}; those of"
+                    f" {asked.files[0]} are {', '.join(names)}. Give files with the same columns in"
+                    " the same order."
                 )
-        raise ConfigError(f"{key}={path}: cannot be read as {kind}: {why}") from error
+            for batch in table.batches():
+                writer.write_batch(batch)
+            notes += table.notes
+    (folder / "notes.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
-def _options(dialect: Dialect, **reading: object) -> dict[str, object]:
-    import pyarrow.csv as reader
+class _Table:
+    """One file, with its columns.
 
-    quotes = {"quote_char": '"', "double_quote": True, "newlines_in_values": True}
-    parse = reader.ParseOptions(
-        delimiter=dialect.delimiter, **(quotes if dialect.quoted else {"quote_char": False})
-    )
-    return {
-        "read_options": reader.ReadOptions(
-            block_size=_BLOCK, use_threads=False, skip_rows=dialect.skip, **reading
-        ),
-        "parse_options": parse,
-    }
+    Args:
+        where: Key and path, for messages.
+        text: Where it lies as UTF-8.
+        dialect: How its columns are separated.
+        names: Of the columns, as they were said; None: its first row has them.
+    """
 
+    def __init__(self, where: str, text: Path, dialect: Dialect, names: object) -> None:
+        self.notes: list[str] = []
+        self._where = where
+        self._text = text
+        self._kind = "tsv" if dialect == USUAL["tsv"] else "csv"
+        self._dialect = dialect
+        self._named = names is not None
+        if dialect.quoted and self._needs_escapes():
+            self._dialect = replace(dialect, escaped=True)
+            self.notes.append(rf"{where}: its quotes inside of quotes are written \", and read so")
+        first = next(self._rows(), None)
+        if first is None:
+            raise ConfigError(f"{where}: cannot be read as {self._kind}: there is no header line.")
+        self.names = list(names) if isinstance(names, list | tuple) else first
+        if len(self.names) != len(first):
+            raise ConfigError(
+                f"data.column_names={self.names}: {where} has {len(first)} columns in its first"
+                " row. Expected a name for each."
+            )
+        self._refuse_repeated_names()
 
-def _header(asked: Reading, path: Path, text: Path, dialect: Dialect) -> list[str]:
-    """Read the names of the columns, or number them if they were said."""
-    import pyarrow.csv as reader
+    def _refuse_repeated_names(self) -> None:
+        repeated = sorted({name for name in self.names if self.names.count(name) > 1})
+        if not repeated:
+            return
+        hint = ""
+        if not self._named and re.fullmatch(r"[-+]?[\d.]*", repeated[0]):
+            hint = (
+                ' If there is no line of names, "data.column_names=[NAME1,NAME2,...]" gives them.'
+            )
+        raise ConfigError(f"{self._where}: two columns are called {repeated[0]!r}.{hint}")
 
-    said = asked.options.column_names
-    reading = {} if said is None else {"autogenerate_column_names": True}
-    with (
-        open_bytes(text) as stream,
-        reader.open_csv(stream, **_options(dialect, **reading)) as rows,
-    ):
-        there: list[str] = rows.schema.names
-    if said is not None and len(said) != len(there):
+    def _needs_escapes(self) -> bool:
+        r"""Tell whether quotes are written `\"`: the file has them, and is no csv without them."""
+        end = b""
+        with self._told(0), open_bytes(self._text) as stream:
+            while chunk := stream.read(_CHUNK):
+                if b'\\"' in end + chunk:
+                    break
+                end = chunk[-1:]
+            else:
+                return False
+        try:
+            for _ in self._rows():
+                pass
+        except ConfigError:
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _told(self, row: int) -> Iterator[None]:
+        """Name the file in what its readers raise."""
+        cannot = f"{self._where}: cannot be read as {self._kind}"
+        try:
+            yield
+        except csv.Error as error:
+            raise ConfigError(f"{cannot}: row {row:,}: {_reason(str(error))}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._where}: its bytes are no UTF-8.") from error
+        except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+            if getattr(error, "errno", None) is not None:  # the disk's own word
+                raise
+            raise ConfigError(f"{cannot}: {error}") from error
+
+    def _rows(self) -> Iterator[list[str]]:
+        """Yield the rows that are not blank, that of the names included."""
+        dialect = self._dialect
+        number = int(self._named)
+        limit = csv.field_size_limit(_FIELD)
+        try:
+            with (
+                self._told(number),
+                open_bytes(self._text) as stream,
+                io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines,
+            ):
+                reader = csv.reader(
+                    itertools.islice(lines, dialect.skip, None),
+                    delimiter=dialect.delimiter,
+                    quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE,
+                    escapechar="\\" if dialect.escaped else None,
+                    strict=True,
+                )
+                while True:
+                    with self._told(number):
+                        cells = next(reader, None)
+                    if cells is None:
+                        return
+                    if cells:
+                        yield cells
+                        number += 1
+        finally:
+            csv.field_size_limit(limit)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as columns of texts, without those that repeat the line of names."""
+        import pyarrow as pa
+
+        rows = self._rows()
+        if not self._named:
+            next(rows)
+        number = 0
+        repeated = 0
+        while batch := list(itertools.islice(rows, _BATCH)):
+            kept = []
+            for cells in batch:
+                number += 1
+                if len(cells) != len(self.names):
+                    raise ConfigError(
+                        f"{self._where}: cannot be read as {self._kind}:"
+                        f" {self._width(number, cells)}"
+                    )
+                if self._repeats_names(number, cells):
+                    repeated += 1
+                else:
+                    kept.append([cell or None for cell in cells])
+            columns = zip(*kept, strict=True) if kept else ([] for _ in self.names)
+            yield pa.record_batch(
+                [pa.array(cells, pa.string()) for cells in columns], names=self.names
+            )
+        if repeated:
+            self.notes.append(
+                f"{self._where}: rows that repeat the line of names are left out: {repeated:,}"
+            )
+
+    def _repeats_names(self, number: int, cells: list[str]) -> bool:
+        """Tell whether a row is the line of names once more, as in files that were joined.
+
+        Raises:
+            ConfigError: It may as well be a row, of a file without a line of names.
+        """
+        if self._named or len(cells) == 1 or cells != self.names:
+            return False
+        if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), self.names):
+            return True
+        names = ", ".join(f"NAME{at}" for at in range(1, 1 + len(cells)))
         raise ConfigError(
-            f"data.column_names={list(said)}: {asked.key}={path} has {len(there)} columns in its"
-            " first row. Expected a name for each."
+            f"{self._where}: row {number:,} repeats the first line, which has the names of the"
+            f" columns: {', '.join(map(repr, cells))}. Take the repeated line out, or, if a row"
+            f' stands in place of a line of names, say "data.column_names=[{names}]".'
         )
-    names = there if said is None else list(said)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        no_name = said is None and re.fullmatch(r"[-+]?[\d.]*", twice[0])
-        hint = (
-            ' If there is no line of names, "data.column_names=[NAME1,NAME2,...]" gives them.'
-            if no_name
-            else ""
-        )
-        raise ConfigError(f"{asked.key}={path}: two columns are called {twice[0]!r}.{hint}")
-    return names
+
+    def _width(self, number: int, cells: list[str]) -> str:
+        """Explain a row of the wrong width."""
+        expected = len(self.names)
+        message = f"row {number:,}: Expected {expected} columns, got {len(cells)}"
+        comment = self.names[0].strip()
+        if comment.startswith("#") and not self._named:
+            return (
+                f"it begins with {comment[:40]!r}, where the names of the columns belong. Take"
+                " comments out of the file."
+            )
+        if not self._dialect.quoted:
+            return f"{message}: {self._dialect.delimiter.join(cells)[:80]!r}."
+        mark = "a comma" if self._dialect.delimiter == "," else repr(self._dialect.delimiter)
+        first = "; or the first line does not name the columns" if number == 1 else ""
+        shown = self._dialect.delimiter.join(cells)[:80]
+        return f"{message}: {shown!r} (a field with {mark} needs quotes around it{first})."
 
 
-def _batches(
-    path: Path, dialect: Dialect, names: list[str], *, named: bool
-) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-    import pyarrow.csv as reader
-
-    convert = reader.ConvertOptions(
-        column_types={name: pa.string() for name in names},
-        null_values=[""],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-        check_utf8=True,
-    )
-    options = _options(dialect, **({"column_names": names} if named else {}))
-    with (
-        open_bytes(path) as stream,
-        reader.open_csv(stream, convert_options=convert, **options) as rows,
-    ):
-        yield from rows
-
-
-def _reason(message: str, dialect: Dialect) -> str:
-    # pyarrow counts the line of names as a row.
-    line = re.sub(
-        r"\bRow #(\d+)", lambda found: f"row {int(found[1]) - 1:,}", " ".join(message.split())
-    )
-    line = line if len(line) <= 300 else line[:300] + " ..."
-    if "invalid UTF8" in line or "codec can't decode" in line:
-        return "its bytes are no UTF-8."
-    if "columns, got" in line and dialect.quoted and line.count('"') % 2:
-        return (
-            f"{line} (a quotation mark is opened and not closed; inside of quotes it is written"
-            " twice)"
-        )
-    if "columns, got" in line and dialect.quoted:
-        mark = "a comma" if dialect.delimiter == "," else repr(dialect.delimiter)
-        first = "; or the first line does not name the columns" if "row 1: " in line else ""
-        return f"{line} (a field with {mark} needs quotes around it{first})"
-    if "Empty CSV" in line:
-        return "there is no header line."
-    return line
+def _reason(message: str) -> str:
+    """Say what the csv module says of quotes."""
+    if message == "unexpected end of data":
+        return "a quotation mark is opened and not closed; inside of quotes it is written twice"
+    if "expected after" in message:
+        return "text follows a closing quotation mark; inside of quotes it is written twice"
+    return message

@@ -11,7 +11,7 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
-from optrun.data.encoding import UTF8, NotDecodableError, of_one_byte, recoded, wide
+from optrun.data.encoding import UTF8, NotDecodableError, marked, recoded, western
 from optrun.data.reader import quiet, understood
 from optrun.data.reading import Reading
 
@@ -137,13 +137,13 @@ def _text(asked: Reading, path: Path, others: dict[str, str]) -> str:
     said = asked.options.encoding
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
-        name = said or wide(raw) or UTF8
+        name = said or marked(raw)
         try:
             return b"".join(recoded([raw], name)).decode(UTF8)
         except NotDecodableError as error:
             if name != UTF8 or said is not None:
                 raise
-            name, shown = of_one_byte([raw], error)
+            name, shown = western([raw], error)
             others.setdefault(name, f"in {path.name} {shown} (data.encoding)")
             return raw.decode(name)
     except UnreadableFileError as error:

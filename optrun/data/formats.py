@@ -24,7 +24,6 @@ from optrun.data.content import (
     check_text,
     compression_of,
     name_inside,
-    refuse_broken_row,
 )
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
@@ -32,7 +31,6 @@ from optrun.data.folders import read_classes, read_saved
 from optrun.data.long_text import LONG, long_text
 from optrun.data.reader import kept_rows, reason, understood
 from optrun.data.reading import Reading
-from optrun.data.shapes import refuse_one_object
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.spreadsheet import check_workbook, read_spreadsheet
 from optrun.data.tagged import read_tagged
@@ -82,19 +80,13 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
 
     by = "document" if asked.documents else "line"
     options = {"sample_by": by, "encoding": "utf-8-sig"} if kind == "text" else {}
-    plain: list[Path] = []
 
     def read(cache_dir: str) -> DatasetDict:
-        plain[:] = asked.in_utf8(Path(cache_dir) / "utf8")
+        plain = asked.in_utf8(Path(cache_dir) / "utf8")
         names = [glob.escape(str(path.resolve())) for path in plain]
-        try:
-            return datasets.load_dataset(
-                kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options
-            )
-        except Exception:
-            for path, text in zip(asked.files, plain, strict=True) if kind == "json" else ():
-                refuse_broken_row(f"{asked.key}={path}", text)
-            raise
+        return datasets.load_dataset(
+            kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options
+        )
 
     def why(error: Exception) -> str:
         none = "corresponds to no data" in str(error)
@@ -108,10 +100,9 @@ def _by_library(kind: str, asked: Reading) -> Dataset:
 
 
 def _json(asked: Reading) -> Dataset:
-    rows = _by_library("json", asked)
-    if len(asked.files) == len(rows) == 1:
-        refuse_one_object(asked.key, asked.files[0], rows)
-    return rows
+    from optrun.data.json_rows import read_json_rows  # imports datasets, which takes a second
+
+    return read_json_rows(asked)
 
 
 def _text(asked: Reading) -> Dataset | TextRows:
@@ -275,7 +266,7 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
         except UnreadableFileError as error:
             raise ConfigError(f"{key}={path}: {error}") from error
 
-    name, shown = known_by(f"content-4 {kind.name} {encoding} {path.name}", look, path)
+    name, shown = known_by(f"content-5 {kind.name} {encoding} {path.name}", look, path)
     return name, shown
 
 

@@ -5,7 +5,7 @@ The first rows of each file say it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 HEAD = 100
 """Rows of a file by which its columns are known."""
-NO_TABLE = (TypeError, ValueError, OverflowError, NotImplementedError)
-"""What Arrow and `datasets` raise of values that make no column."""
 _ALPACA, _MORE, _TOOLS = (
     frozenset({"instruction", "output"}),
     frozenset({"input", "system"}),
@@ -24,36 +22,6 @@ _ALPACA, _MORE, _TOOLS = (
 
 Of Alpaca's rows, and of any chat.
 """
-
-
-def table(rows: Sequence[Mapping[str, object]]) -> Dataset:
-    """Make a table with all columns that any row has.
-
-    `Dataset.from_list` knows those of the first one alone.
-
-    A column that the first row lacks and that has values of several types is there as JSON: it may
-    be one that nobody reads.
-
-    Raises:
-        TypeError, ValueError, OverflowError: A column of the first row has values of several types,
-        or of none.
-    """
-    from datasets import Dataset, Features
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    later = [name for name in names if name not in rows[0]]
-    if not later:
-        return Dataset.from_list(list(rows))
-    values = {name: [row.get(name) for row in rows] for name in names}
-    features = dict(Dataset.from_dict({name: values[name] for name in rows[0]}).features)
-    for name in later:
-        try:
-            features[name] = Dataset.from_dict({name: values[name]}).features[name]
-        except NO_TABLE:
-            features[name] = Dataset.from_dict(
-                {name: values[name]}, on_mixed_types="use_json"
-            ).features[name]
-    return Dataset.from_dict(values, features=Features(features))
 
 
 def widened(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:

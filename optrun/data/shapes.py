@@ -35,11 +35,12 @@ _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
 def is_nested(feature: object) -> bool:
     """Tell whether a column's cells are objects or lists."""
-    return (
-        isinstance(feature, dict | list)
-        or hasattr(feature, "feature")
-        or type(feature).__name__ == "Json"
-    )
+    return isinstance(feature, dict | list) or hasattr(feature, "feature") or is_mixed(feature)
+
+
+def is_mixed(feature: object) -> bool:
+    """Tell whether a column's cells may be of several types."""
+    return type(feature).__name__ in ("Json", "NestedCell")
 
 
 def short(value: object) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from optrun.base.errors import ConfigError, OptrunError
-from optrun.base.reading import parse_json
+from optrun.base.errors import ConfigError
 from optrun.data.cache import checksum, digest
-from optrun.data.heads import HEAD, NO_TABLE, table
+from optrun.data.content import parse_row
+from optrun.data.heads import HEAD
 from optrun.data.hub_file import HubFile
 from optrun.data.kept import kept
 from optrun.data.local_file import LocalFile
@@ -107,23 +107,8 @@ class Shard(ABC):
         """Estimate bytes between row borders without reading; shape (borders - 1,), int64."""
 
     @abstractmethod
-    def _first(self, count: int, columns: Sequence[str] | None) -> Dataset: ...
-
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
-        """Read the first rows, with the types of their columns.
-
-        Raises:
-            ConfigError: They are no table.
-        """
-        try:
-            return self._first(min(count, self.rows), columns)
-        except OptrunError:  # of a row, which it names
-            raise
-        except NO_TABLE as error:
-            why = " ".join(str(error).split())
-            raise ConfigError(
-                f"{self.key}={self.file}: its first rows are no table: {why}."
-            ) from error
+        """Read the first rows, with the types of their columns."""
 
 
 @dataclass(frozen=True)
@@ -207,10 +192,10 @@ class Lines(Shard):
 
     def _parsed(self, raw: bytes, number: int) -> Row:
         try:
-            row = parse_json(raw, f"row {number:,}")
+            row = parse_row(raw)
         except ValueError as error:
             raise ConfigError(
-                f"{self.key}={self.file}: row {number:,} is no JSON: {error.__cause__ or error}."
+                f"{self.key}={self.file}: row {number:,} is no JSON: {error}."
             ) from error
         if not isinstance(row, dict):
             raise ConfigError(
@@ -227,8 +212,11 @@ class Lines(Shard):
         """Count the bytes of the rows, with all that stands in them."""
         return np.diff(self.begins[borders])
 
-    def _first(self, count: int, columns: Sequence[str] | None) -> Dataset:
-        return table(self.read(0, count, columns))
+    def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
+        """Read the first rows as a table."""
+        from optrun.data.json_rows import table_of  # imports datasets, which takes a second
+
+        return table_of(self.read(0, min(count, self.rows), columns))
 
 
 @dataclass(frozen=True)
@@ -341,7 +329,8 @@ class Groups(Shard):
             for group in groups
         ]
 
-    def _first(self, count: int, columns: Sequence[str] | None) -> Dataset:
+    def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
+        """Read the first rows of the first row group."""
         from datasets import Dataset
 
         return Dataset(self._group(0, columns).slice(0, count))

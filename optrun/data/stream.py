@@ -26,7 +26,7 @@ from optrun.data.cache import digest, known_by, versions
 from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example, scalar_pieces
 from optrun.data.formats import one_format, refuse_other_content, streamed_format
-from optrun.data.heads import HEAD, table, unread, widened
+from optrun.data.heads import HEAD, unread, widened
 from optrun.data.hub_file import HubFile
 from optrun.data.local_file import LocalFile
 from optrun.data.parts import Recent, spans
@@ -122,10 +122,17 @@ class StreamRows:
 
     def select(self, indices: Iterable[int]) -> Dataset:
         """Return some rows, in memory."""
+        from datasets import Dataset
+
+        from optrun.data.json_rows import table_of  # imports datasets, which takes a second
+
         rows = [self.row(int(index)) for index in indices]
         if not rows:
             return self.head.select([])
-        found = table(rows)
+        if isinstance(self.shards[0], Groups):  # its footers say the types
+            cells = {name: [row.get(name) for row in rows] for name in self.column_names}
+            return Dataset.from_dict(cells, features=self.features)
+        found = table_of(rows)
         lacking = {
             name: self.features[name]
             for name in self.column_names

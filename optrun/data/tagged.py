@@ -13,11 +13,15 @@ from optrun.data.reading import Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_COMMENT = re.compile(r"# ?\w+ ?=|-DOCSTART-")
+_DOCUMENT = re.compile(r"-DOCSTART-")
+_KEY_AND_VALUE = re.compile(r"# \S+ = ")
+"""A comment of CoNLL-U, whatever the number of columns."""
 
 
 def read_tagged(asked: Reading) -> Dataset:
     """Read sentences: the first column of a line is the word, the last one its tag.
+
+    A line ends at a line feed or carriage return alone: other separators of Unicode are words.
 
     Returns:
         Rows with `tokens` and `tags`.
@@ -31,17 +35,19 @@ def read_tagged(asked: Reading) -> Dataset:
     tags: list[list[str]] = [[]]
     for path, encoding in zip(asked.files, asked.encodings, strict=True):
         text = b"".join(recoded(chunks_of(path), encoding)).decode("utf-8")
-        columns = 0
-        for number, line in enumerate([*text.splitlines(), ""], 1):
-            if _COMMENT.match(line):
-                continue
-            cells = line.split("\t") if "\t" in line else line.split()
-            if not line.strip():
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        columns = _columns_of(lines)
+        comments = 0
+        for number, line in enumerate([*lines, ""], 1):
+            cells = _cells(line)
+            if not cells or _DOCUMENT.match(line):
                 if words[-1]:
                     words.append([])
                     tags.append([])
                 continue
-            columns = columns or len(cells)
+            if not words[-1] and _is_comment(line, len(cells) != columns):
+                comments += 1
+                continue
             if len(cells) != columns or columns < 2:
                 raise ConfigError(
                     f"{asked.key}={path}: line {number:,} has {len(cells)} columns: {line[:60]!r}."
@@ -50,4 +56,29 @@ def read_tagged(asked: Reading) -> Dataset:
                 )
             words[-1].append(cells[0])
             tags[-1].append(cells[-1].strip())
+        if comments:
+            asked.notes.append(f"{asked.key}={path}: {comments:,} lines of comments left out")
     return Dataset.from_dict({"tokens": words[:-1], "tags": tags[:-1]})
+
+
+def _cells(line: str) -> list[str]:
+    """Split a line at its tabs, else at its spaces; none if it is blank."""
+    if not line.strip(" \t"):
+        return []
+    if "\t" in line:
+        return line.split("\t")
+    return re.split(" +", line.strip(" "))
+
+
+def _columns_of(lines: list[str]) -> int:
+    """Count the columns of the first line that is no comment for certain."""
+    tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
+    certain = (line for line in tagged if not line.startswith("#"))
+    likely = (line for line in tagged if not _KEY_AND_VALUE.match(line))
+    first = next(certain, None) or next(likely, "")
+    return len(_cells(first))
+
+
+def _is_comment(line: str, is_odd: bool) -> bool:
+    """Tell whether a line before the first word of a sentence is a comment, not a word with `#`."""
+    return line.startswith("#") and (is_odd or _KEY_AND_VALUE.match(line) is not None)

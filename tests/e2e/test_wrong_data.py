@@ -150,7 +150,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.json",
         json.dumps([[row["text"], str(row["label"])] for row in ROWS]),
-        ["data.label_column", "text (lists of texts)", '{"text": ..., "label": ...}'],
+        ["a.json", "row 1 is no object", '{"text": ..., "label": ...}'],
     ),
     (
         "a list a line",
@@ -324,7 +324,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.jsonl",
         '{"text":"a","text":"b"}\n',
-        ["a.jsonl", "(/text) was specified twice"],
+        ["a.jsonl", "the key 'text' stands twice"],
     ),
     (
         "a row too wide",

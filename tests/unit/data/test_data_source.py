@@ -326,7 +326,7 @@ def from_lines(folder: Path, lines: list[str]) -> Split:
         (['"a b"', "5"], r"row 1 has 'a b' \(str\), row 2 has 5 \(int\)"),
         (["null", "1.5", "2", '"x"'], r"row 2 has 1.5 \(float\), row 4 has 'x' \(str\)"),
         (["true", "1"], r"row 1 has True \(bool\), row 2 has 1 \(int\)"),
-        (["1", '"1"'], r"some rows write 1 and its like without quotes"),
+        (["1", '"1"'], r"row 1 has 1 \(int\), row 2 has '1' \(str\)"),
         (['"x"', '{"a": 1}'], r"row 1 has 'x' \(str\), row 2 has {'a': 1} \(dict\)"),
     ],
 )

@@ -1,0 +1,261 @@
+"""JSON and jsonl as Python's `json` reads them: each text and each nested cell as it stands.
+
+The reader of `datasets` makes a time of a text that looks like one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import pyarrow as pa
+from datasets.features.features import register_feature
+
+from optrun.base.errors import ConfigError
+from optrun.data.alive import alive
+from optrun.data.cache import cached, versions
+from optrun.data.content import ROW, open_bytes, parse_row, unique_keys
+from optrun.data.reading import Reading
+from optrun.data.shapes import refuse_one_object
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+Row = dict[str, Any]
+_BATCH = 1000
+_LARGEST = 2**63
+_MIXED = "mixed"
+_BLANK = re.compile(r"[ \t\r\n]*")
+_SCALARS = {str: "string", bool: "bool", int: "int64", float: "float64"}
+
+
+@dataclass
+class NestedCell(datasets.Json):
+    """A cell of any JSON value, exactly: objects keep their keys, numbers their digits."""
+
+    pa_type = pa.string()
+    _type: str = field(default="NestedCell", init=False, repr=False)
+
+    def encode_example(self, example_data: object) -> str | None:
+        """Write a cell as JSON."""
+        return None if example_data is None else json.dumps(example_data)
+
+    def decode_example(
+        self,
+        example_data: str | None,
+        token_per_repo_id: object = None,  # noqa: ARG002
+    ) -> Any:
+        """Read a cell."""
+        return None if example_data is None else parse_row(example_data)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # the function says that it is experimental
+    register_feature(NestedCell, "NestedCell")
+
+
+def read_json_rows(asked: Reading) -> Dataset:
+    """Read objects, one a line or in a list, mapped from the cache.
+
+    Raises:
+        ConfigError: With the first row that is no object.
+    """
+    address = asked.address("json-1", versions("datasets", "pyarrow"))
+    folder = cached("rows", address, lambda folder: _convert(asked, folder))
+    rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
+    if len(asked.files) == len(rows) == 1:
+        refuse_one_object(asked.key, asked.files[0], rows)
+    return rows
+
+
+def _convert(asked: Reading, folder: Path) -> None:
+    """Find the type of each column in all rows, then write the rows as Arrow."""
+    with tempfile.TemporaryDirectory(dir=folder) as plain:
+        texts = list(zip(asked.files, asked.in_utf8(Path(plain)), strict=True))
+
+        def rows() -> Iterator[Row]:
+            for path, text in texts:
+                alive()
+                yield from _rows_of(f"{asked.key}={path}", text)
+
+        features = column_features(rows())
+        schema = features.arrow_schema
+        with (
+            pa.OSFile(str(folder / "rows.arrow"), "wb") as sink,
+            pa.ipc.new_stream(sink, schema) as writer,
+        ):
+            every = rows()
+            while batch := list(islice(every, _BATCH)):
+                writer.write_batch(_record_batch(batch, features, schema))
+
+
+def _record_batch(rows: list[Row], features: Features, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for name, feature in features.items():
+        cells = [row.get(name) for row in rows]
+        if isinstance(feature, NestedCell):
+            cells = [feature.encode_example(cell) for cell in cells]
+        columns.append(pa.array(cells, schema.field(name).type))
+    return pa.record_batch(columns, schema=schema)
+
+
+def table_of(rows: Sequence[Mapping[str, object]]) -> Dataset:
+    """Make a table of rows in memory, with every column that any of them has."""
+    features = column_features(rows)
+    cells = {name: [row.get(name) for row in rows] for name in features}
+    return datasets.Dataset.from_dict(cells, features=features)
+
+
+def column_features(rows: Iterable[Mapping[str, object]]) -> Features:
+    """Find the type of each column: a text, a number, true or false, a list of one of these.
+
+    Every other column holds `NestedCell`s: objects, lists of objects, cells of several types.
+    """
+    kinds: dict[str, str] = {}
+    for row in rows:
+        for name, cell in row.items():
+            kinds[name] = _merged(kinds.get(name, ""), _kind(cell))
+    return datasets.Features({name: _feature(kind) for name, kind in kinds.items()})
+
+
+def _kind(cell: object) -> str:
+    """Name the type of a cell; empty of null, `[]` of an empty list."""
+    if cell is None:
+        return ""
+    if isinstance(cell, list):
+        items = ""
+        for item in cell:
+            kind = _kind(item)
+            items = _MIXED if kind.startswith("[") else _merged(items, kind)
+        return _MIXED if items == _MIXED else f"[{items}]"
+    return _SCALARS.get(type(cell), _MIXED)
+
+
+def _merged(first: str, second: str) -> str:
+    """Name the type that holds cells of both types."""
+    if first == second or not second:
+        return first
+    if not first:
+        return second
+    if first[0] == "[" == second[0]:
+        items = _merged(first[1:-1], second[1:-1])
+        return _MIXED if items == _MIXED else f"[{items}]"
+    if {first, second} == {"int64", "float64"}:
+        return "float64"
+    return _MIXED
+
+
+def _feature(kind: str) -> Any:
+    if kind == _MIXED:
+        return NestedCell()
+    if kind.startswith("["):
+        return datasets.List(_feature(kind[1:-1]))
+    return datasets.Value(kind or "null")
+
+
+def _rows_of(where: str, path: Path) -> Iterator[Row]:
+    """Yield the objects of a file.
+
+    Raises:
+        ConfigError: With the row that is none, counted from 1.
+    """
+    with (
+        open_bytes(path) as stream,
+        io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n") as lines,
+    ):
+        number = 0
+        for line in lines:
+            if not line.strip():
+                continue
+            if number == 0 and _is_start_of_many_lines(line):
+                yield from _rows_of_text(where, line + lines.read())
+                return
+            number += 1
+            yield _object(where, number, line)
+
+
+def _is_start_of_many_lines(line: str) -> bool:
+    """Tell whether a first line is only the beginning of its JSON, or a list with all rows."""
+    if line.lstrip().startswith("["):
+        return True
+    return line.strip() == "{" or not line.rstrip().endswith(("}", "},"))
+
+
+def _object(where: str, number: int, line: str) -> Row:
+    try:
+        value = parse_row(line)
+    except ValueError as error:
+        hint = ""
+        if re.fullmatch(r"\{.*\},", line.strip()):
+            hint = ". Leave out the comma at its end"
+        elif "double quotes" in str(error):
+            hint = ". Names and texts stand in double quotes"
+        raise _refusal(where, number, f"is no JSON: {error}{hint}") from error
+    return _checked(where, number, value)
+
+
+def _checked(where: str, number: int, value: object) -> Row:
+    """Return an object, of which every number and text can be kept as it is."""
+    if not isinstance(value, dict):
+        shown = json.dumps(value)[:40]
+        raise _refusal(where, number, f"is no object, such as {ROW}, but {shown!r}")
+    for name, cell in value.items():
+        items = cell if isinstance(cell, list) else [cell]
+        for item in items:
+            if type(item) is int and not -_LARGEST <= item < _LARGEST:
+                what = f"has a number beyond 64 bits in {name}: {item}. Write it as a text"
+                raise _refusal(where, number, what)
+            if isinstance(item, str) and not _is_unicode(item):
+                what = f"has half of a surrogate pair in {name}: {ascii(item)[:60]}. Write UTF-8"
+                raise _refusal(where, number, what)
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _rows_of_text(where: str, text: str) -> Iterator[Row]:
+    """Yield the objects of a list, of texts in a list, or of objects of several lines each."""
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
+    values: list[Any] = []
+    at = _end_of_blank(text, 0)
+    try:
+        while at < len(text):
+            value, at = decoder.raw_decode(text, at)
+            values.append(value)
+            at = _end_of_blank(text, at)
+    except ValueError as error:
+        raise ConfigError(f"{where}: cannot be read as json: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{where}: cannot be read as json: too many brackets within brackets."
+        ) from error
+    if len(values) == 1 and isinstance(values[0], list):
+        values = values[0]
+    for number, value in enumerate(values, 1):
+        row = {"text": value} if isinstance(value, str) else value
+        yield _checked(where, number, row)
+
+
+def _end_of_blank(text: str, begin: int) -> int:
+    match = _BLANK.match(text, begin)
+    assert match is not None
+    return match.end()
+
+
+def _refusal(where: str, number: int, what: str) -> ConfigError:
+    return ConfigError(f"{where}: cannot be read as json: row {number:,} {what}.")
