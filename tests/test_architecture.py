@@ -269,8 +269,6 @@ OTHER_DOORS = {
     "launch/rank.py": "what the process that started this rank wrote in memory",
     "certify/trial.py": "/proc, and the log of a process that it started",
     "artifacts/provenance.py": "/proc, and optrun's own files",
-    "runner/prediction/partial.py": "what this process writes as JSON",
-    "runner/predict.py": "holds the folder of predictions",
     # Bytes that were read or made in memory.
     "model/tokenizer.py": "the tokenizer in memory",
     "data/pieces.py": "the tokenizer in memory",

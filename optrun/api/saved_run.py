@@ -155,7 +155,7 @@ class Run:
         return found.metrics
 
     def predict(self, overrides: Sequence[str], *, checkpoint: Location | None = None) -> Path:
-        """Predict the rows of a file, as `optrun predict`; what was stopped or killed is continued.
+        """Predict the rows of a file, as `optrun predict`.
 
         Args:
             overrides: `data.eval=FILE`, `out=FILE`, and options such as

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from optrun.cli.parser import VerbArguments, VerbParser
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-    from optrun.runner.predict import Asked, Predicted
+    from optrun.runner.predict import Predicted, PredictionRequest
 
 _RUN_KEYS = (
     "data.max_length",
@@ -29,8 +28,11 @@ _RUN_KEYS = (
 """Keys of the run that a prediction goes by."""
 _READ = ("data.format", "data.delimiter", "data.encoding", "data.column_names")
 """Keys of `data` that say how the file is read."""
-_OPTIONS = ("top_k",)
-"""Keys of predictors of optrun's own; a task of one's own may have others."""
+_GONE = {
+    "keep": "Every column of the file stands beside the predictions; leave it out.",
+    "top_k": "Five tokens are written for each mask; leave it out.",
+}
+"""Keys that are no more, and what to do instead."""
 _GENERATION = "generation."
 _FIRST = "optrun predict RUN_DIR data.eval=FILE out=FILE"
 
@@ -41,16 +43,16 @@ def parser() -> VerbParser:
         "predict",
         ["RUN_DIR|CHECKPOINT"],
         """
-Predictions of a checkpoint (of a run: its newest) for each row of a file, in its order: labels with probabilities,
-entities, masked tokens, numbers, or generated texts. FILE of out ends with .jsonl, .csv or .parquet. Labels are not
-needed. A prediction that was stopped or killed is continued by the same command.
+Predictions of a checkpoint (of a run: its newest) for each row of a file, in its order:
+labels with probabilities, entities, masked tokens, numbers, vectors, or generated texts.
+FILE of out ends with .jsonl, .csv or .parquet. Labels are not needed.
 
-Keys: data.text_column=NAME and its kin, data.delimiter, data.encoding, data.format and data.column_names (how the
-file is read), keep=[COLUMN, ...] (what stands beside the predictions; all columns), top_k=N
-(masked_lm), generation.max_new_tokens=N and every other name of transformers' generation, data.max_length, seed,
-training.device, training.per_device_eval_batch_size, training.precision.
+Keys: data.text_column=NAME and its kin, data.delimiter, data.encoding, data.format and
+data.column_names (how the file is read), generation.max_new_tokens=N and every other name of
+transformers' generation, data.max_length, seed, training.device,
+training.per_device_eval_batch_size, training.precision.
 """,
-        keys={"out": "FILE", "keep": "[COLUMN,...]", "top_k": "N"},
+        keys={"out": "FILE"},
         overrides="KEY",
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,7 +75,6 @@ def run(arguments: VerbArguments) -> int:
             "step": found.step,
             "out": str(found.out),
             "rows": found.rows,
-            "continued": found.continued,
             "seconds": round(found.seconds, 3),
         }
         sys.stdout.write(json.dumps(told) + "\n")
@@ -109,11 +110,11 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
         of_run = [str(one.input_line) for one in parsed if one.key_or_group in _RUN_KEYS]
         config = store.typed(saved.changed(store.open_hydra(), before, of_run))
 
-        from optrun.runner.predict import options_of, predict_file
+        from optrun.runner.predict import predict_file
 
-        asked = _asked(values, options_of(config))
-        asked.cut = any(one.key_or_group == "data.max_length" for one in parsed)
-        return checkpoint, predict_file(config, run_dir, checkpoint, asked)
+        request = _request(values)
+        request.max_length = any(one.key_or_group == "data.max_length" for one in parsed)
+        return checkpoint, predict_file(config, run_dir, checkpoint, request)
 
 
 def _value(override: Override) -> Any:
@@ -133,81 +134,92 @@ def _value(override: Override) -> Any:
     return plain_value(override.value())
 
 
-def _asked(values: PlainDict, options: Any) -> Asked:
+def _request(values: PlainDict) -> PredictionRequest:
     """Read what the keys of the command line ask for.
 
     Args:
         values: Key to value, without keys of the run.
-        options: Those of the task's predictor.
 
     Raises:
         ConfigError: A key that does not exist, a value of another type, or one that is missing.
     """
     from optrun.config.schema.checks import build
-    from optrun.config.schema.data import ColumnsConfig, FilesConfig
-    from optrun.runner.predict import Asked
+    from optrun.config.schema.data import FilesConfig
+    from optrun.runner.predict import PredictionRequest
 
-    columns = [f"data.{one.name}" for one in fields(ColumnsConfig) if one.name.endswith("_column")]
-
-    def take(is_one: Callable[[str], bool], prefix: str = "") -> PlainDict:
-        return {key.removeprefix(prefix): values.pop(key) for key in [*values] if is_one(key)}
-
-    named = take(columns.__contains__, "data.")
-    for name, value in named.items():
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"data.{name}={value}: expected the name of a column.")
-    generation = take(lambda key: key.startswith(_GENERATION), _GENERATION)
-    data, out, keep = (values.pop(key, None) for key in ("data.eval", "out", "keep"))
-    given = take(lambda key: key in options or key in _OPTIONS)
-    read = take(_READ.__contains__, "data.")
+    columns = _column_keys()
+    names: PlainDict = {}
+    generation: PlainDict = {}
+    read: PlainDict = {}
     for key, value in values.items():
-        raise _no_such_key(key, value, columns, options)
-    if data is None or out is None:
-        missing = (
-            "data.eval, the file with the rows" if data is None else "out, the file to be written"
-        )
-        raise ConfigError(f"optrun predict needs {missing}: {_FIRST}")
-    for key, value, more in (("data.eval", data, ", a list of paths, or a glob"), ("out", out, "")):
-        refuse_url(key, value)
-        if not (isinstance(value, str) and value.strip()) and not (more and _are_texts(value)):
-            raise ConfigError(f"{key}={value}: expected a path{more}.")
-    build(
-        FilesConfig, {"name": "files", "train": data, "eval": None, **read}, "data"
-    )  # refuses what is no encoding
-    if keep is not None and not _are_texts(keep):
-        raise ConfigError(
-            f"keep={keep}: expected a list of columns, such as keep=[id,text]; keep=[] keeps none."
-        )
-    return Asked(data, Path(out).expanduser(), named, keep, given, generation, read=read)
+        if key in columns:
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{key}={value}: expected the name of a column.")
+            names[key.removeprefix("data.")] = value
+        elif key.startswith(_GENERATION):
+            generation[key.removeprefix(_GENERATION)] = value
+        elif key in _READ:
+            read[key.removeprefix("data.")] = value
+        elif key not in ("data.eval", "out"):
+            raise _no_such_key(key, value)
+    data, out = _paths(values)
+    # refuses what is no encoding
+    build(FilesConfig, {"name": "files", "train": data, "eval": None, **read}, "data")
+    return PredictionRequest(data, out, names, generation, read=read)
+
+
+def _paths(values: PlainDict) -> tuple[str | list[str], Path]:
+    """Return the file with the rows, and the file to be written.
+
+    Raises:
+        ConfigError: One is missing, or no path.
+    """
+    data, out = values.get("data.eval"), values.get("out")
+    if data is None:
+        raise ConfigError(f"optrun predict needs data.eval, the file with the rows: {_FIRST}")
+    if out is None:
+        raise ConfigError(f"optrun predict needs out, the file to be written: {_FIRST}")
+    refuse_url("data.eval", data)
+    refuse_url("out", out)
+    if not _is_path(data) and not _are_texts(data):
+        raise ConfigError(f"data.eval={data}: expected a path, a list of paths, or a glob.")
+    if not _is_path(out):
+        raise ConfigError(f"out={out}: expected a path.")
+    return data, Path(out).expanduser()
+
+
+def _column_keys() -> list[str]:
+    """List the keys that name a column."""
+    from optrun.config.schema.data import ColumnsConfig
+
+    names = [column.name for column in fields(ColumnsConfig)]
+    return [f"data.{name}" for name in names if name.endswith("_column")]
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> ConfigError:
+def _no_such_key(key: str, value: object) -> ConfigError:
     """Make the refusal of a key that a prediction does not go by."""
-    from optrun.config.schema.run import RunConfig
-    from optrun.runner.predict import GENERATION_OPTIONS
+    from transformers import GenerationConfig
 
-    known = [
-        *_RUN_KEYS,
-        "data.eval",
-        "out",
-        "keep",
-        *columns,
-        *_READ,
-        *options,
-        f"{_GENERATION}KEY",
-    ]
-    names = {name: f"{_GENERATION}{name}" for name in GENERATION_OPTIONS} | {
-        name: name for name in known
-    }
+    from optrun.config.schema.run import RunConfig
+
+    if key in _GONE:
+        return ConfigError(f"{key}={value}: no such key any more. {_GONE[key]}")
+    keys = [*_RUN_KEYS, "data.eval", "out", *_column_keys(), *_READ, f"{_GENERATION}KEY"]
+    names = {name: f"{_GENERATION}{name}" for name in vars(GenerationConfig())}
+    names |= {name: name for name in keys}
     close = [names[name] for name in nearest(key, names)]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
-    real = key.split(".")[0] in RunConfig.__dataclass_fields__
-    why = "no key that a prediction goes by" if real else "no such key"
-    return ConfigError(f"{key}={value}: {why}. {hint}optrun predict takes {', '.join(known)}.")
+    exists = key.split(".")[0] in RunConfig.__dataclass_fields__
+    why = "no key that a prediction goes by" if exists else "no such key"
+    return ConfigError(f"{key}={value}: {why}. {hint}optrun predict takes {', '.join(keys)}.")
 
 
 def _show(checkpoint: Path, found: Predicted) -> None:
@@ -215,9 +227,8 @@ def _show(checkpoint: Path, found: Predicted) -> None:
 
     from optrun.base.formatting import duration
 
-    continued = f", {found.continued:,} of them predicted before" if found.continued else ""
     Console().print(
-        f"{checkpoint} -> {found.out}: {found.rows:,} rows{continued}, {duration(found.seconds)}",
+        f"{checkpoint} -> {found.out}: {found.rows:,} rows, {duration(found.seconds)}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -58,7 +58,7 @@ class Sft(ChatTask):
     """
 
     columns = ("messages_column", "text_column", "eval_text_column", "target_column")
-    predictor = "optrun.runner.prediction.chat:ChatAnswers"
+    predictor = "optrun.runner.prediction.generation:ChatAnswers"
     chunks_loss = True
 
     @classmethod

@@ -93,7 +93,7 @@ def test_a_run_goes_on_where_it_stopped_and_is_judged_alike(
     capsys.readouterr()
     assert optrun("evaluate", "straight") == 0
     assert f"{last['eval/loss']:.4f}" in capsys.readouterr().out
-    assert optrun("predict", "straight", "data.eval=pairs.jsonl", "out=told.jsonl", "keep=[]") == 0
+    assert optrun("predict", "straight", "data.eval=pairs.jsonl", "out=told.jsonl") == 0
     told = [json.loads(line) for line in Path("told.jsonl").read_text().splitlines()]
     assert len(told) == 24
     assert all((row["prediction"] == "chosen") == (row["margin"] > 0) for row in told)
@@ -119,7 +119,7 @@ def test_an_adapter_is_measured_against_its_base(
     first, last = lines("run")[0], lines("run")[-1]
     assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert abs(last["eval/rewards/margins"]) > 1e-3
-    assert optrun("predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl", "keep=[]") == 0
+    assert optrun("predict", "run", "data.eval=pairs.jsonl", "out=told.jsonl") == 0
     margins = [json.loads(line)["margin"] for line in Path("told.jsonl").read_text().splitlines()]
     assert sum(margins) / len(margins) == pytest.approx(
         last["eval/rewards/margins"], rel=1e-3, abs=1e-5

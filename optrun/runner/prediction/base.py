@@ -27,15 +27,11 @@ Inputs = dict[str, Any]
 """What is known of one row: arrays of ids by name, and what its prediction needs besides."""
 Values = dict[str, Any]
 """One row's prediction: names of columns to plain values."""
-Kind = type | list["Kind"] | Mapping[str, "Kind"]
-"""Of a value: `str`, `float`, `int`, `[type]` or `{name: type}`."""
-Shape = Mapping[str, Kind]
-"""Names of predicted columns to their types."""
 
 
 @dataclass
 class Predicting:
-    """A trained model, and how it is run."""
+    """A trained model, how it is run, and the rows that predictions are asked for."""
 
     model: PreTrainedModel
     """On its device, in evaluation mode."""
@@ -48,29 +44,16 @@ class Predicting:
     """`data.max_length`."""
     to_device: Callable[[Batch], Batch]
     autocast: Callable[[], AbstractContextManager[object]]
-    start: Callable[[], Callable[..., object]]
+    reference_model: Callable[[], Callable[..., object]]
     """Builds the model that training started from, called as `model` is."""
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        """Run the model over a batch in the chosen precision."""
-        with self.autocast():
-            found: ModelOutput = self.model(**self.to_device(batch))
-        return found
-
-
-@dataclass
-class Rows:
-    """The rows that predictions are asked for.
-
-    Attributes:
-        split: The rows.
-        columns: Names of the columns: of the run, and of the command line.
-        notes: What was decided where nothing was said; shown to the user.
-    """
-
     split: Split
+    """The rows."""
     columns: ColumnsConfig
+    """Names of the columns: of the run, and of the command line."""
+    generation: Mapping[str, object]
+    """`generation.KEY`."""
     notes: list[str] = field(default_factory=list)
+    """What was decided where nothing was said; shown to the user."""
 
     @property
     def source(self) -> Source:
@@ -78,83 +61,61 @@ class Rows:
         trained = Split(self.split.rows, "data.train")
         return Source(trained, {"": self.split}, self.columns, notes=self.notes)
 
-    def taken(self) -> list[str | None]:
-        """List columns of the file that have labels or targets, and no texts to read."""
-        own = self.columns
-        names = [own.label_column or "", own.target_column or "target", *(own.label_columns or ())]
-        names += [] if own.label_column else USUAL_LABELS
-        return [name for name in names if name in self.split.rows.column_names]
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Run the model over a batch in the chosen precision."""
+        with self.autocast():
+            outputs: ModelOutput = self.model(**self.to_device(batch))
+        return outputs
 
 
 class Predictor(ABC):
     """Predictions for the rows of a file; `Task.predictor` names the one of a task.
 
-    Args:
-        predicting: The trained model.
-        rows: The rows.
-        options: Values of `options`, and of `generation.KEY` where it generates.
-
     Attributes:
         columns: Keys of `data` that it reads, such as `text_column`.
-        options: Keys of its own with their defaults, such as `top_k`.
         generates: Whether it takes `generation.KEY`.
         cuts: Whether `data.max_length` cuts its texts.
 
     Raises:
-        ConfigError: A column that is missing, a row that does not fit, a value of an option that
-            does not.
+        ConfigError: A column that is missing, a row that does not fit.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
-    options: ClassVar[Mapping[str, object]] = {}
     generates: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
 
-    def __init__(self, predicting: Predicting, rows: Rows, options: Mapping[str, object]) -> None:
+    def __init__(self, predicting: Predicting) -> None:
         self.predicting = predicting
         self.tokenizer = predicting.tokenizer
         self.labels = predicting.labels
-        self.rows = rows
-        self.split = rows.split
-        self.given: dict[str, Any] = {**self.options, **options}
+        self.split = predicting.split
         padding = getattr(self.tokenizer, "pad_token_id", None)
         self.padding = 0 if padding is None else int(padding)
         self.inspect()
 
     @abstractmethod
     def inspect(self) -> None:
-        """Find the columns and look at every row.
-
-        So that what is wrong is told before anything is predicted.
+        """Find the columns and look at every row, before anything is predicted.
 
         Raises:
             ConfigError: A column that is missing, a row or an option that does not fit.
         """
 
-    @property
-    @abstractmethod
-    def shape(self) -> Shape:
-        """Names of the columns that are predicted to their types."""
-
     @abstractmethod
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Encode some rows, by their indices.
-
-        Those without `input_ids` are as long as each other.
-        """
-
-    def length(self, one: Inputs) -> int:
-        """Count the tokens of one row, of several texts those of the longest, by which rows share a batch."""
-        ids = one.get("input_ids", ())
-        several = isinstance(ids, list) and any(isinstance(each, np.ndarray) for each in ids)
-        return max(map(len, ids)) if several else len(ids)
+        """Encode some rows, by their indices."""
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict a batch, in its order.
+        """Predict a batch, in its order; what is drawn comes from torch's seeded generators."""
 
-        What is drawn by chance comes from torch's generators, seeded.
-        """
+    def length(self, row: Inputs) -> int:
+        """Count the tokens of one row, by which rows share a batch."""
+        return len(row.get("input_ids", ()))
+
+    def part(self, numbers: Sequence[int]) -> Split:
+        """Return some rows, by their indices."""
+        return self.split.take(np.asarray(numbers, dtype=np.int64))
 
     def texts(self, column: str, numbers: Sequence[int]) -> list[str]:
         """Return the texts of some rows.
@@ -164,11 +125,7 @@ class Predictor(ABC):
         """
         return list(texts(self.part(numbers), column))
 
-    def part(self, numbers: Sequence[int]) -> Split:
-        """Return some rows, by their indices."""
-        return self.split.take(np.asarray(numbers, dtype=np.int64))
-
-    def read(self, *columns: str) -> None:
+    def check_texts(self, *columns: str) -> None:
         """Look at every row.
 
         Raises:
@@ -178,8 +135,17 @@ class Predictor(ABC):
             for _ in texts(self.split, column):
                 pass
 
+    def taken(self) -> list[str | None]:
+        """List columns of the file that have labels or targets, and no texts to read."""
+        columns = self.predicting.columns
+        names = [columns.label_column or "", columns.target_column or "target"]
+        names += columns.label_columns or ()
+        if not columns.label_column:
+            names += USUAL_LABELS
+        return [name for name in names if name in self.split.rows.column_names]
+
     def text_column(self, *others: str | None) -> str:
-        """Find the column of texts; every row is looked at.
+        """Find the column of texts, and look at every row.
 
         Args:
             others: Columns with another meaning, besides those of labels and targets.
@@ -187,13 +153,13 @@ class Predictor(ABC):
         Raises:
             ConfigError: There is none, or several; a row that is no text.
         """
-        column = text_column(self.rows.source, self.split, taken=(*self.rows.taken(), *others))
-        self.read(column)
+        column = text_column(self.predicting.source, self.split, taken=(*self.taken(), *others))
+        self.check_texts(column)
         return column
 
     def tokenize(self, *rows: Sequence[object] | None, **options: bool) -> BatchEncoding:
         """Encode texts, or pairs of them, as in training: cut at `data.max_length`."""
-        found: BatchEncoding = self.tokenizer(
+        encoding: BatchEncoding = self.tokenizer(
             *rows,
             truncation=True,
             max_length=self.predicting.max_length,
@@ -201,28 +167,28 @@ class Predictor(ABC):
             verbose=False,
             **options,
         )
-        return found
+        return encoding
 
-    def arrays(self, encoded: Mapping[str, Sequence[Sequence[int]]]) -> list[Inputs]:
+    def arrays(self, encoding: Mapping[str, Sequence[Sequence[int]]]) -> list[Inputs]:
         """Make the inputs of each row of what a tokenizer encoded."""
-        names = [name for name in ("input_ids", "token_type_ids") if name in encoded]
-        rows = zip(*(encoded[name] for name in names), strict=True)
+        names = [name for name in ("input_ids", "token_type_ids") if name in encoding]
+        rows = zip(*(encoding[name] for name in names), strict=True)
         return [
             {name: np.asarray(ids, dtype=np.int64) for name, ids in zip(names, row, strict=True)}
             for row in rows
         ]
 
     def pad_inputs(self, inputs: list[Inputs], *, left: bool = False) -> Batch:
-        """Pad `input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest), on generation's side."""
-        rows = [one["input_ids"] for one in inputs]
-        masks = [np.ones_like(row) for row in rows]
+        """Pad `input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest)."""
 
         def fill(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
             return pad([row[::-1] for row in rows], value).flip(1) if left else pad(rows, value)
 
+        rows = [row["input_ids"] for row in inputs]
+        masks = [np.ones_like(row) for row in rows]
         batch = {"input_ids": fill(rows, self.padding), "attention_mask": fill(masks, 0)}
         if "token_type_ids" in inputs[0]:
-            batch["token_type_ids"] = fill([one["token_type_ids"] for one in inputs], 0)
+            batch["token_type_ids"] = fill([row["token_type_ids"] for row in inputs], 0)
         return batch
 
     def expect_tokens(self, inputs: list[Inputs], numbers: Sequence[int]) -> list[Inputs]:
@@ -231,8 +197,8 @@ class Predictor(ABC):
         Raises:
             ConfigError: With its number.
         """
-        for one, number in zip(inputs, numbers, strict=True):
-            if not len(one["input_ids"]):
+        for row, number in zip(inputs, numbers, strict=True):
+            if not self.length(row):
                 raise ConfigError(
                     f"{self.split.key}: row {self.split.number(number)} has no token: an empty"
                     " text, and a tokenizer that adds none of its own. Leave such rows out."
@@ -252,11 +218,5 @@ def plain(number: SupportsFloat) -> float:
 
 def probabilities(logits: torch.Tensor) -> np.ndarray:
     """Compute softmax over the last axis, in float32, on the CPU."""
-    found: np.ndarray = logits.float().softmax(-1).cpu().numpy()
-    return found
-
-
-def sigmoids(logits: torch.Tensor) -> np.ndarray:
-    """Compute a probability for each logit by itself, in float32, on the CPU."""
-    found: np.ndarray = logits.float().sigmoid().cpu().numpy()
-    return found
+    shares: np.ndarray = logits.float().softmax(-1).cpu().numpy()
+    return shares

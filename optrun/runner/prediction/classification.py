@@ -10,38 +10,24 @@ import torch
 
 from optrun.data.columns import image_column, named
 from optrun.data.images import Images
-from optrun.runner.prediction.base import (
-    Inputs,
-    Predictor,
-    Shape,
-    Values,
-    plain,
-    probabilities,
-    sigmoids,
-)
+from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
 
 
 class ClassPredictor(Predictor):
     """Logits of shape (batch, classes) to a label and the probability of each."""
 
-    @property
-    def shape(self) -> Shape:
-        """Label, its probability, and those of all labels."""
-        return {
-            "prediction": str,
-            "probability": float,
-            "probabilities": dict.fromkeys(self.labels, float),
-        }
-
     def values(self, logits: torch.Tensor) -> list[Values]:
         """Convert logits of shape (batch, classes) to predictions."""
-        found: list[Values] = []
+        rows: list[Values] = []
         for row in probabilities(logits):
-            best, shares = self.labels[int(row.argmax())], self.shares(row)
-            found.append({"prediction": best, "probability": shares[best], "probabilities": shares})
-        return found
+            shares = self.by_label(row)
+            label = self.labels[int(row.argmax())]
+            rows.append(
+                {"prediction": label, "probability": shares[label], "probabilities": shares}
+            )
+        return rows
 
-    def shares(self, row: np.ndarray) -> dict[str, float]:
+    def by_label(self, row: np.ndarray) -> dict[str, float]:
         """Map each label to its probability; shape (classes,)."""
         return {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
 
@@ -53,38 +39,25 @@ class TextClasses(ClassPredictor):
 
     def inspect(self) -> None:
         """Find the texts."""
-        self.regression, self.several = (
-            self.predicting.task.of_numbers,
-            self.predicting.task.of_sets,
-        )
-        self.pair = named(self.rows.columns, "text_pair_column", self.split)
+        self.pair = named(self.predicting.columns, "text_pair_column", self.split)
         self.text = self.text_column(self.pair)
-
-    @property
-    def shape(self) -> Shape:
-        """A number, or labels."""
-        if self.several:
-            return {"prediction": [str], "probabilities": dict.fromkeys(self.labels, float)}
-        return {"prediction": float} if self.regression else super().shape
+        if self.pair is not None:
+            self.check_texts(self.pair)
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training."""
         pairs = None if self.pair is None else self.texts(self.pair, numbers)
-        return self.expect_tokens(
-            self.arrays(self.tokenize(self.texts(self.text, numbers), pairs)), numbers
-        )
+        encoding = self.tokenize(self.texts(self.text, numbers), pairs)
+        return self.expect_tokens(self.arrays(encoding), numbers)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass.
-
-        Of several labels those with a probability above one half.
-        """
+        """Predict in one forward pass; of several labels those with a probability above 0.5."""
         logits = self.predicting.forward(self.pad_inputs(inputs)).logits
-        if self.regression:
+        if self.predicting.task.of_numbers:
             return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]
-        if not self.several:
+        if not self.predicting.task.of_sets:
             return self.values(logits)
-        rows = [self.shares(row) for row in sigmoids(logits)]
+        rows = [self.by_label(row) for row in logits.float().sigmoid().cpu().numpy()]
         return [
             {"prediction": [name for name in row if row[name] > 0.5], "probabilities": row}
             for row in rows
@@ -101,7 +74,7 @@ class ImageClasses(ClassPredictor):
         """Find the images; each is opened when its turn comes."""
         size = getattr(self.predicting.task, "image_size", None)
         self.prepare = self.tokenizer if size is None else self.tokenizer.resized(size)
-        self.images = Images(self.split, image_column(self.rows.source, self.split))
+        self.images = Images(self.split, image_column(self.predicting.source, self.split))
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Encode as in training."""
@@ -109,5 +82,5 @@ class ImageClasses(ClassPredictor):
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
-        pixels = torch.from_numpy(np.stack([one["pixel_values"] for one in inputs]))
+        pixels = torch.from_numpy(np.stack([row["pixel_values"] for row in inputs]))
         return self.values(self.predicting.forward({"pixel_values": pixels}).logits)
