@@ -37,8 +37,6 @@ NOT_IDENTITY_OF_TRAINING = (
     "device",
     "nproc_per_node",
     "profile",
-    "peak_flops",
-    "noise_scale",
     "chunked_loss",
 )
 """The same, below `training`."""

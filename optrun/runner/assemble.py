@@ -61,7 +61,6 @@ from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.callback import StopRequest
 from optrun.training.contrast import Contrast, ContrastStep
-from optrun.training.noise_scale import NoiseScale
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
@@ -423,14 +422,7 @@ def _train_step(
         raise ConfigError(str(error)) from error
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
-    config.training.expect_micro_batches(world.size)
-    trained = (param for param in params.values() if param.requires_grad)
     over_step = getattr(config.task, "over_step", False)
-    if over_step and config.training.noise_scale:
-        raise ConfigError(
-            f"training.noise_scale=true: the loss of task={config.task.name} compares all examples"
-            " of a step, so a micro-batch has no gradient of its own. Leave it out."
-        )
     kind: Callable[..., TrainStep] = (
         partial(ContrastStep, contrast=cast("Contrast", task)) if over_step else TrainStep
     )
@@ -451,7 +443,6 @@ def _train_step(
         forward=task.forward,
         measure=task.measure if task.measured else None,
         measured=len(task.measured),
-        noise_scale=NoiseScale(trained) if config.training.noise_scale else None,
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot
@@ -13,14 +12,13 @@ from optrun.config import registry
 from optrun.config.registry.origins import records
 from optrun.config.saved import flat
 from optrun.config.schema.callbacks import callback_configs
-from optrun.data.loader import inputs_of
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.resume.restore import go_back, stop_request
 from optrun.runner.samples import SampleWriter
 from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
-from optrun.runner.summary import SummaryCallback, device_name
+from optrun.runner.summary import SummaryCallback
 from optrun.task.base import Answer
 from optrun.training.callback import HOOKS, Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
@@ -33,7 +31,6 @@ from optrun.training.metrics_log import MetricsLogger, storage_policy
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 from optrun.training.trackers import Tracker, build_tracker
-from optrun.training.utilization import peak_flops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,7 +135,6 @@ def build_loop(
         session.signal_handler,
         stop_at=stop_at,
         started=session.started,
-        samples_at_peak=_samples_at_peak(setup, note),
     )
 
 
@@ -171,38 +167,6 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
                     f"{key}: {hook} is no hook of the training loop. {did_you_mean(hook, HOOKS)}"
                 )
     return built
-
-
-def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float | None:
-    """Compute the samples per second of devices that are never idle, by the operations of the first micro-batch.
-
-    Returns:
-        None where the peak or the operations are not known.
-    """
-    step = setup.train_step
-    peak = setup.config.peak_flops or peak_flops(device_name(step.device), step.precision)
-    if peak is None:
-        return None
-    if is_sharded(setup.model):
-        note(
-            "perf/mfu is not measured: operations are counted on one device, and the model is"
-            " spread over several."
-        )
-        return None
-    from optrun.model.flops import step_flops
-
-    # Made here, not by the loader's workers, which belong to training.
-    with contextlib.closing(
-        replace(setup.train_loader, workers=0).training(setup.plan, 0)
-    ) as batches:
-        batch = next(batches)[0]
-    try:
-        flops = step_flops(setup.model, step.to_device(inputs_of(batch)), step.autocast())
-    except Exception as error:  # of a model's own code, in a pass that training does not need
-        note(f"perf/mfu is not measured: counting the operations of a batch failed: {error}")
-        return None
-    _, samples = step.sizes(batch)
-    return peak * step.world.size * samples / flops if flops and samples else None
 
 
 def _writers(

@@ -44,12 +44,10 @@ class ContrastStep(TrainStep):
     contrast: Contrast
     """The vectors and the loss."""
 
-    def _shares(
-        self, runs: list[Numbered], step: GlobalStep, position: int, squares: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
         """Run every micro-batch for its vectors, then again for its gradient."""
         if len(step.facts) == 1:
-            return super()._shares(runs, step, position, squares)
+            return super()._shares(runs, step, position)
         with torch.no_grad():
             held = [self._vectors(run, position) for run in runs]
         loss, gradients = self._compared(held, len(step.facts))

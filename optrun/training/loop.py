@@ -51,8 +51,6 @@ class Loop:
     """Seconds."""
     started: float | None = None
     """When the run was started, on that clock; None: now. The time budget counts from there."""
-    samples_at_peak: float | None = None
-    """As for `Progress`."""
 
     def __post_init__(self) -> None:
         """Make the parts that fetch, count and save."""
@@ -60,7 +58,7 @@ class Loop:
         self.planned_end = (
             setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
         )
-        self.progress = Progress(setup, self.clock, self.samples_at_peak)
+        self.progress = Progress(setup, self.clock)
         started = self.clock() if self.started is None else self.started
         self.saving = Saving(
             setup, self.training, self.checkpoints, self.signal_handler, self.progress, started

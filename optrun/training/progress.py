@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from optrun.base.plain import PlainMapping
 from optrun.training.device import peak_memory_bytes
 from optrun.training.exchange import MicroBatchFacts
-from optrun.training.noise_scale import averaged, noise_scale
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import digest_of_batches
 from optrun.training.step import StepResult
@@ -18,13 +17,10 @@ class Throughput:
 
     Args:
         clock: Seconds, monotonic.
-        samples_at_peak: Samples per second of devices that are never idle, for `perf/mfu`; None:
-            not known.
     """
 
-    def __init__(self, clock: Callable[[], float], samples_at_peak: float | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.samples_at_peak = samples_at_peak
         self.reset()
 
     def reset(self) -> None:
@@ -41,16 +37,10 @@ class Throughput:
         self.begun += seconds
 
     def rates(self) -> dict[str, float]:
-        """Compute tokens and samples per second, and model FLOPs utilization.
-
-        Nothing if there were none.
-        """
+        """Compute tokens and samples per second; nothing if there were none."""
         elapsed = max(self.clock() - self.begun, 1e-9)
         counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
-        found = {name: count / elapsed for name, count in counted.items() if count}
-        if self.samples and self.samples_at_peak:
-            found["perf/mfu"] = self.samples / elapsed / self.samples_at_peak
-        return found
+        return {name: count / elapsed for name, count in counted.items() if count}
 
 
 class Progress(Throughput):
@@ -59,13 +49,10 @@ class Progress(Throughput):
     Args:
         setup: What is trained.
         clock: As for `Throughput`.
-        samples_at_peak: As for `Throughput`.
     """
 
-    def __init__(
-        self, setup: TrainingSetup, clock: Callable[[], float], samples_at_peak: float | None
-    ) -> None:
-        super().__init__(clock, samples_at_peak)
+    def __init__(self, setup: TrainingSetup, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
         self.setup = setup
         self.begin()
 
@@ -90,9 +77,6 @@ class Progress(Throughput):
             state.window_weight += result.weight
             state.grad_norm = result.grad_norm
             state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
-            state.noise = (
-                state.noise if result.noise is None else averaged(state.noise, result.noise)
-            )
             for name, sums in zip(task.sources, result.by_source or (), strict=False):
                 before = state.window_sources.get(name, [0.0, 0.0, 0.0])
                 state.window_sources[name] = [
@@ -121,7 +105,6 @@ class Progress(Throughput):
         if state.rollbacks:
             values["train/rollbacks"] = state.rollbacks
         values |= self.rates()
-        values |= noise_scale(state.noise) if self.setup.config.noise_scale else {}
         return {**values, "perf/peak_memory_bytes": peak_memory_bytes(self.setup.train_step.device)}
 
 

@@ -65,11 +65,6 @@ class TrainState:
     """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
     window_measures: dict[str, float] = field(default_factory=dict)
     """Of each thing that the task measures since the last log line: its sum over the examples."""
-    noise: list[float] = field(default_factory=list)
-    """Moving averages of the variance of an example's gradient and of the squared gradient; empty.
-
-    Not measured.
-    """
     best: dict[str, Best] = field(default_factory=dict)
     """By metric name."""
     before_training: dict[str, float] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from optrun.base.options import StateDict
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange, in_order
-from optrun.training.noise_scale import NoiseScale, estimate
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
 Numbered = tuple[Batch, int]
@@ -44,11 +43,6 @@ class StepResult:
     """Of each source of a mixture: sum of losses, targets, examples."""
     measures: list[float] | None = None
     """Sums of what the task measures of the step's examples."""
-    noise: tuple[float, float] | None = None
-    """Variance of the gradient of one example, and squared norm of the true gradient; None.
-
-    Not measured.
-    """
     overflow: bool = False
     """Only the fp16 scaler finding its scale."""
 
@@ -211,8 +205,6 @@ class TrainStep(Precision):
     """
     measured: int = 0
     """How many sums those are."""
-    noise_scale: NoiseScale | None = None
-    """Measures the gradient of each micro-batch; None: nobody asked."""
     updating: bool = field(default=False, init=False)
     """An update is done that is not counted yet: what is saved meanwhile would fit no step."""
     scaler: torch.amp.GradScaler = field(init=False)
@@ -253,8 +245,7 @@ class TrainStep(Precision):
             for run in zip(micro_batches, step.numbers, strict=True)
             if self.world.size > 1 or step.weight_of(run[1])
         ]
-        squares: list[torch.Tensor] = []
-        shares = self._shares(runs, step, position, squares)
+        shares = self._shares(runs, step, position)
         self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
@@ -265,10 +256,6 @@ class TrainStep(Precision):
             result.by_source = self.by_source.take(self.world)
         if self.measure is not None:
             result.measures = self._measures.take(self.world, self.measured)
-        if self.noise_scale is not None and result.finite:
-            result.noise = self._noise(
-                step, [number for _, number in runs], squares, result.grad_norm
-            )
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.updating = True
@@ -283,26 +270,18 @@ class TrainStep(Precision):
             self.scheduler.step()
         return result
 
-    def _shares(
-        self, runs: list[Numbered], step: GlobalStep, position: int, squares: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
         """Run the micro-batches forward and backward.
 
         Returns:
-            What each adds to the step's loss, shape () each; `squares` gets what `noise_scale`
-            measures of each.
+            What each adds to the step's loss, shape () each.
         """
         shares = []
         for at, (batch, number) in enumerate(runs, 1):
             self._seed(position, number)
             with self.gradient_sync(at == len(runs)):
-                shares.append(
-                    self._backward(batch, share := step.weight_of(number) / step.total_weight)
-                )
-            if self.noise_scale is not None:
-                squares.append(
-                    self.noise_scale.take(share * self.world.size * self.scaler.get_scale())
-                )
+                share = step.weight_of(number) / step.total_weight
+                shares.append(self._backward(batch, share))
         return shares
 
     def _seed(self, position: int, number: int) -> None:
@@ -367,18 +346,6 @@ class TrainStep(Precision):
             grad_norm=norm,
             applied=True,
             losses=[shares[number] * total / weight for number, weight in counted],
-        )
-
-    def _noise(
-        self, step: GlobalStep, numbers: list[int], squares: list[torch.Tensor], grad_norm: float
-    ) -> tuple[float, float] | None:
-        """Estimate gradient noise and signal from the micro-batches of all ranks that had a target."""
-        own = dict(zip(numbers, torch.stack(squares).tolist(), strict=True))
-        if self.world.size > 1:
-            own = dict(enumerate(in_order(self.world.all_gather([*own.values()]), len(step.facts))))
-        counted = [number for number, fact in enumerate(step.facts) if fact.weight]
-        return estimate(
-            [own[at] for at in counted], [step.facts[at].samples for at in counted], grad_norm**2
         )
 
     def _lower_scale(self, result: StepResult) -> bool:

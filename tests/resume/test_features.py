@@ -56,7 +56,6 @@ FEATURES = {
         "watch.py",
         "training.early_stopping_patience=9",
         "training.label_smoothing_factor=0.2",
-        "training.noise_scale=true",
         "scheduler=plateau",
         "scheduler.metric=eval/dev/loss",
     ],

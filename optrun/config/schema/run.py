@@ -121,15 +121,6 @@ class RunConfig(Checked):
             isinstance(self.adapter, LoraConfig),
             isinstance(self.distributed, FsdpConfig),
         )
-        if self.distributed.name == "none":
-            self.training.expect_micro_batches(1)
-        self.training.expect(
-            not (self.training.noise_scale and sharded),
-            "noise_scale",
-            "false with distributed=fsdp, whose gradients are added over ranks before anybody sees"
-            " them",
-        )
-
         if isinstance(self.adapter, QloraConfig):
             self._quantise_base()
         bits = getattr(self.model, "quantization", None)

@@ -11,7 +11,6 @@ from optrun.config.schema.ranges import (
     Count,
     Fraction,
     NotNegative,
-    Positive,
     Seconds,
     matching,
     number,
@@ -103,13 +102,6 @@ class TrainingConfig(Checked):
 
     A trace and a table in extra/.
     """
-    peak_flops: Positive | None
-    """FLOP/s of one device at its best, for perf/mfu; null: what is known of the GPU at hand."""
-    noise_scale: bool
-    """Measure perf/noise_scale, the batch beyond which a larger one stops paying (McCandlish et al.
-
-    2018), from the
-    gradients of two micro-batches or more."""
     early_stopping_patience: Count | None
     """End after this many evaluations in a row without improvement of the main metric (`checkpoint.metric`)."""
     early_stopping_threshold: NotNegative
@@ -167,20 +159,6 @@ class TrainingConfig(Checked):
             f" {' times '.join(factors)}{bound}. Accumulation follows from it: leave"
             " training.gradient_accumulation_steps at 1."
         )
-
-    def expect_micro_batches(self, ranks: int) -> None:
-        """Refuse to measure the noise between micro-batches where a step has one.
-
-        Raises:
-            ConfigError: `training.noise_scale` is on, and one rank takes one micro-batch.
-        """
-        if self.noise_scale and self.step_over(ranks)[1] < 2:
-            raise ConfigError(
-                "training.noise_scale=true: a step has one micro-batch, and the noise is what"
-                " differs between several. Give training.gradient_accumulation_steps=2, or"
-                " training.global_batch_size above training.per_device_train_batch_size, or several"
-                " ranks."
-            )
 
 
 SCHEMAS: dict[str, type[TrainingConfig]] = {"default": TrainingConfig}

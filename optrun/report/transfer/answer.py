@@ -60,11 +60,6 @@ class Optimum:
     cost: float
     """The metric there."""
     seeds: int
-    noise_scale: float | None
-    """Examples of a batch beyond which a larger one stops paying, at the end of the runs; None.
-
-    Not measured.
-    """
 
 
 @dataclass(frozen=True)
@@ -279,15 +274,12 @@ def _optimum(size: Size, law: Law, mode: str) -> Optimum:
     half = law.quantile * math.sqrt(law.variance) + abs(bent)
     lr = _estimate((found.best, found.best - half, found.best + half))
     above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
-    scales = [run.last("perf/noise_scale") for run in size.runs if run.finished]
-    known = [scale for scale in scales if scale is not None and math.isfinite(scale)]
     cost = found.level if mode == "min" else -found.level
     return Optimum(
         size.values,
         replace(lr, high=min(lr.high, above)),
         cost,
         found.seeds,
-        float(np.median(known)) if known else None,
     )
 
 

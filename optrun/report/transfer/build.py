@@ -15,10 +15,10 @@ from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
-from optrun.base.formatting import count, rate
+from optrun.base.formatting import rate
 from optrun.base.reading import read_json
 from optrun.report.sweep_folder import dated_folder
-from optrun.report.table import NONE, Table, filled, to_rich, value
+from optrun.report.table import Table, filled, to_rich, value
 from optrun.report.templating import fill_markdown
 from optrun.report.theme import LIGHT, save_png
 from optrun.report.transfer.answer import Answer, Transfer, answer, sentence
@@ -85,13 +85,6 @@ def lines(found: Answer) -> Iterator[str]:
     for law in found.laws:
         made = f"From the nearest size it makes lr {rate(law.lr)}"
         yield f"Beside it, not mixed in: {law.source}: {law.says}. {made}"
-    known = [
-        (label(each.size), each.noise_scale)
-        for each in found.optima
-        if each.noise_scale is not None
-    ]
-    if told := ", ".join(f"{count(scale)} examples at {size}" for size, scale in known):
-        yield f"A larger batch stops paying at about the noise scale: {told}"
 
 
 def exponents_table(found: Answer) -> Table:
@@ -117,12 +110,11 @@ def sizes_table(found: Answer, metric: str) -> Table:
             each.lr.interval,
             value(each.cost),
             str(each.seeds),
-            NONE if each.noise_scale is None else count(each.noise_scale),
         ]
         for each in found.optima
     ]
-    columns = ["size", "best lr", "90 % interval", metric, "seeds", "noise scale"]
-    return filled(Table(columns, [False, *[True] * 5], rows, [""] * len(rows)))
+    columns = ["size", "best lr", "90 % interval", metric, "seeds"]
+    return filled(Table(columns, [False, *[True] * 4], rows, [""] * len(rows)))
 
 
 def _write(folder: Path, found: Transfer) -> list[Path]:

@@ -26,8 +26,6 @@ _HARMLESS_TRAINING = {
         "dataloader_timeout",
         "max_seconds",
         "profile",
-        "peak_flops",
-        "noise_scale",
         "on_nonfinite",
         "max_nonfinite_skips",
         "max_rollbacks",

@@ -176,13 +176,6 @@ def test_one_contender_of_one_size_keeps_no_answer_from_the_others(
     assert "one size only" in found.refused["lamb"]
 
 
-def test_where_a_larger_batch_stops_paying(sweep: Callable[..., Path], tmp_path: Path) -> None:
-    folder = sweep({32: LRS, 64: LRS}, summary={"metrics": {"last": {"perf/noise_scale": 512.0}}})
-    found = package.transfer([folder], {WIDTH: 128}, out=tmp_path / "out", quiet=True)
-    assert [each.noise_scale for each in found.answers[0].optima] == [512.0, 512.0]
-    assert f"512 examples at {WIDTH}=64" in found.files[0].read_text().replace("\\", "")
-
-
 def test_what_lies_far_is_marked(sweep: Callable[..., Path]) -> None:
     folder = sweep({32: LRS, 64: LRS})
     near, far = (answer([folder], {WIDTH: width}).answers[0] for width in (512, 1024))

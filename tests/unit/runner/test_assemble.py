@@ -148,7 +148,6 @@ def test_the_first_of_several_sets_ranks_unless_one_is_named(built: Built, tmp_p
             ["data.eval_fraction=0", "scheduler=plateau"],
             ["scheduler.metric=eval/loss", "a schedule of the step"],
         ),
-        (["training.noise_scale=true"], ["training.noise_scale=true", "one micro-batch"]),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_key(
