@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -138,50 +138,55 @@ def identity(values: PlainMapping) -> PlainDict:
     Args:
         values: Plain.
     """
-    kept = {
+    result = {
         key: value for key, value in values.items() if key not in (*NOT_IDENTITY, *_OF_BRANCHES)
     }
-    if values.get("branch_from") is not None:  # digests of before there were branches hold
-        kept |= {key: values.get(key) for key in _OF_BRANCHES}
+    if values.get("branch_from") is not None:
+        result |= {key: values.get(key) for key in _OF_BRANCHES}
         trunk = Trunk.parse(str(values["branch_from"]))
-        kept["branch_from"] = (
-            values["branch_from"] if trunk is None else trunk.digest
-        )  # wherever it lies
-    if isinstance(kept.get("training"), Mapping):
-        training = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
-        if training.get("global_batch_size", "") is None:
-            del training["global_batch_size"]  # digests of before there was this key hold
-            distributed = values.get("distributed", {})
-            if distributed.get("name", "none") != "none":  # each rank adds to the batch
-                training["ranks"] = [
-                    values["training"].get("nproc_per_node"),
-                    distributed.get("nnodes"),
-                ]
-        if training.get("per_device_train_batch_size", "") is None:
-            training["per_device_train_batch_size"] = (
-                16  # digests of before it could be left open hold
-            )
-        kept["training"] = training
-    for group, choice in (("adapter", "none"), ("parametrization", "standard")):
-        if kept.get(group) == {"name": choice}:
-            del kept[group]  # digests of before there was this group hold
-    if isinstance(kept.get("model"), Mapping) and kept["model"].get("dtype") == "float32":
-        kept["model"] = {
-            key: value for key, value in kept["model"].items() if key != "dtype"
-        }  # likewise
-    aside = {
-        "optimizer": {"default_lr"},
-        "model": {"default_lr_factor"},
-        "adapter": {"default_lr_factor"},
-    }
-    if (
-        isinstance(kept.get("optimizer"), Mapping)
-        and kept["optimizer"].get("kind") == "pytorch_optimizer"
-    ):
-        aside["optimizer"].add(
-            "kind"
-        )  # its keys tell the library's kind, too: digests of before kinds were saved hold
-    for group, names in aside.items():
-        if isinstance(kept.get(group), Mapping):
-            kept[group] = {key: value for key, value in kept[group].items() if key not in names}
-    return kept
+        if trunk is not None:
+            result["branch_from"] = trunk.digest  # wherever the checkpoint lies
+    if isinstance(values.get("training"), Mapping):
+        result["training"] = _training_identity(values)
+    for group, key in (*_conditional_keys(values), *_DISTRIBUTED_DTYPES):
+        chosen = values.get(group)
+        if isinstance(chosen, Mapping) and chosen.get(key) is not None:
+            result.setdefault(group, {})[key] = chosen[key]
+    for group, key in _DERIVED:
+        chosen = result.get(group)
+        if isinstance(chosen, Mapping):
+            result[group] = {name: value for name, value in chosen.items() if name != key}
+    return result
+
+
+_DISTRIBUTED_DTYPES = (("distributed", "param_dtype"), ("distributed", "reduce_dtype"))
+"""What ranks compute in, and reduce gradients in, decides results; where they run does not."""
+_DERIVED = (
+    ("optimizer", "default_lr"),
+    ("model", "default_lr_factor"),
+    ("adapter", "default_lr_factor"),
+)
+"""They make `lr`, which counts at the top."""
+
+
+def _training_identity(values: PlainMapping) -> PlainDict:
+    training = values["training"]
+    result = {key: value for key, value in training.items() if key not in NOT_IDENTITY_OF_TRAINING}
+    distributed = values.get("distributed") or {}
+    has_ranks = distributed.get("name", "none") != "none"
+    if has_ranks and training.get("global_batch_size") is None:  # each rank adds to the batch
+        result["ranks"] = training.get("nproc_per_node")
+    return result
+
+
+def _conditional_keys(values: PlainMapping) -> Iterator[tuple[str, str]]:
+    """Yield keys outside of the identity that this configuration makes part of the result."""
+    training = values.get("training") or {}
+    if training.get("early_stopping_patience") is not None:  # the metric decides when it ends
+        yield "checkpoint", "metric"
+        yield "checkpoint", "mode"
+    if training.get("on_nonfinite") == "rollback":  # it goes back to the last scheduled save
+        yield "checkpoint", "save_steps"
+        yield "checkpoint", "allow_nonfinite"
+    if values.get("branch_from") is not None:
+        yield "checkpoint", "on_other_optimizer"
