@@ -96,28 +96,17 @@ CASES = [
             {
                 "bias_correction": "lr",
                 "eps": 1e-3,
-                "eps_root": 1e-4,
                 "min_trust": 0.3,
                 "max_trust": 2.0,
             },
-            {
-                "bias_correction": "none",
-                "grad_averaging": False,
-                "weight_decay_mode": "decoupled",
-                "caution": True,
-            },
+            {"bias_correction": "none", "weight_decay_mode": "decoupled"},
             {
                 "bias_correction": "lr_first",
                 "weight_decay_mode": "fixed",
                 "max_param_norm": 0.5,
                 "eps_in_trust": True,
             },
-            {
-                "normalize_grad": True,
-                "eps_root": 1e-3,
-                "weight_decay_mode": "corrected",
-                "min_param_norm": 3.0,
-            },
+            {"weight_decay_mode": "corrected", "max_param_norm": 3.0},
         ],
         bad=[
             *BAD_LR,
@@ -150,6 +139,11 @@ CASES = [
             ),
             ({"always_adapt": 1}, TypeError, r"always_adapt=1: expected True or False"),
             ({"weight_decy": 0.1}, TypeError, r"weight_decy"),
+            ({"caution": True}, TypeError, r"no option 'caution'. Not offered: the direction is"),
+            ({"grad_averaging": False}, TypeError, r"Not offered: the first moment is always"),
+            ({"normalize_grad": True}, TypeError, r"Not offered: clip=norm clip.max_norm=1"),
+            ({"eps_root": 1e-8}, TypeError, r"Not offered: eps is added outside the square root"),
+            ({"min_param_norm": 1.0}, TypeError, r"Not offered: .* min_trust bounds the ratio"),
             (
                 {"bias_correction": True},
                 TypeError,

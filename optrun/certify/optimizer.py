@@ -28,16 +28,11 @@ RELATIVE = 1e-9
 
 TERMS = {
     "bias_correction": "bias correction",
-    "grad_averaging": "gradient averaging",
-    "normalize_grad": "normalisation of the gradient",
     "eps": "eps",
-    "eps_root": "place of eps",
     "eps_in_trust": "eps in the trust ratio",
     "eps_form": "place of eps",
-    "caution": "caution",
     "weight_decay": "weight decay",
     "weight_decay_mode": "weight decay",
-    "min_param_norm": "clamp of the weights' norm",
     "max_param_norm": "clamp of the weights' norm",
     "min_trust": "clamp of the trust ratio",
     "max_trust": "clamp of the trust ratio",
@@ -50,7 +45,6 @@ TERMS = {
 ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
     "lamb": {
         "bias_correction": ("moments", "lr", "lr_first", "none"),
-        "grad_averaging": (True, False),
         "weight_decay_mode": ("adapted", "decoupled", "fixed", "scheduled", "corrected"),
         "max_trust": (None, 1.0, 10.0),
         "min_trust": (0.0, 0.01),
@@ -58,10 +52,7 @@ ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
         "always_adapt": (True, False),
         "step_count": ("parameter", "optimizer"),
         "eps_in_trust": (True, False),
-        "caution": (True, False),
-        "normalize_grad": (True, False),
         "eps": (1e-8, 1e-7, 1e-6, 1e-5, 0.0),
-        "eps_root": (0.0, 1e-8, 1e-6),
         "weight_decay": (0.0,),
     },
     "adamax": {
@@ -378,7 +369,8 @@ def referee(
         if package is not None and cls is not None:
             return package.title, ClassReference(cls, package.options, weights, numbers)
         formula = FORMULAS[family][dialect]
-        return (formula.__doc__ or "").strip(". \n"), FormulaReference(formula, weights)
+        title = (formula.__doc__ or "").partition("\n")[0].removeprefix("Compute ").rstrip(".")
+        return title, FormulaReference(formula, weights)
     try:
         cls = class_of(dialect)
     except ConfigError as error:

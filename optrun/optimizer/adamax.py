@@ -5,13 +5,14 @@ Torch's has no L1.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers, Options
+from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import AdamaxConfig
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
@@ -104,10 +105,33 @@ class Adamax(BatchOptimizer):
     """
 
     OPTIONS = AdamaxConfig
-    ORDER = "lr betas eps weight_decay weight_decay_mode foreach"
-    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     FORMULA = Formula(_single_tensor_adamax, _multi_tensor_adamax, "adamax")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        weight_decay_mode: Literal["l1", "l2", "decoupled"] = "l2",
+        foreach: bool | None = None,
+        *,
+        eps_form: Literal["decayed", "gradient", "denominator"] = "decayed",
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "weight_decay_mode": weight_decay_mode,
+                "foreach": foreach,
+                "eps_form": eps_form,
+            },
+        )
 
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
         mode, decay = group["weight_decay_mode"], group["weight_decay"]

@@ -7,19 +7,20 @@ the package really computed it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
-from optrun.base.options import Group, Numbers, Options
+from optrun.base.options import Group, Numbers
 from optrun.base.plain import PlainDict
 from optrun.config.schema.optimizer import AdamWDLConfig
 from optrun.config.schema.ranges import Check, not_negative
 from optrun.optimizer.adam_update import ADAM
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
-from optrun.param_groups.layerwise import NamedParam, layerwise_lr_decay
+from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_lr_decay
 
 
 def _function(name: str, value: Any) -> Any:
@@ -83,15 +84,6 @@ class AdamWDL(BatchOptimizer):
     """
 
     OPTIONS = AdamWDLConfig
-    ORDER = (
-        "lr betas eps weight_decay apply_decay_param_fun layerwise_decay n_layers name_dict"
-        " set_param_lr_fun decay_form lazy_mode master_weights foreach"
-    )
-    DEFAULTS: ClassVar[Options] = {
-        "lr": 1e-3,
-        "apply_decay_param_fun": None,
-        "set_param_lr_fun": layerwise_lr_decay,
-    }
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "apply_decay_param_fun": _function,
         "set_param_lr_fun": _function,
@@ -108,6 +100,42 @@ class AdamWDL(BatchOptimizer):
     )
     FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        apply_decay_param_fun: Callable[[str], bool] | None = None,
+        layerwise_decay: float = 1.0,
+        n_layers: int = 12,
+        name_dict: Mapping[str, str] | None = None,
+        set_param_lr_fun: SetParamLrFun | None = layerwise_lr_decay,
+        decay_form: Literal["documented", "paddlenlp", "paddlenlp-2.2"] = "documented",
+        lazy_mode: bool = False,
+        master_weights: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "apply_decay_param_fun": apply_decay_param_fun,
+                "layerwise_decay": layerwise_decay,
+                "n_layers": n_layers,
+                "name_dict": name_dict,
+                "set_param_lr_fun": set_param_lr_fun,
+                "decay_form": decay_form,
+                "lazy_mode": lazy_mode,
+                "master_weights": master_weights,
+                "foreach": foreach,
+            },
+        )
 
     @property
     def lr_ratios(self) -> dict[str, float]:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers, Options
+from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import AdEMAMixConfig
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
@@ -127,10 +128,34 @@ class AdEMAMix(BatchOptimizer):
     """
 
     OPTIONS = AdEMAMixConfig
-    ORDER = "lr betas eps weight_decay alpha alpha_warmup_steps beta3_warmup_steps foreach"
-    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix, "ademamix")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        alpha: float = 5.0,
+        alpha_warmup_steps: int | None = None,
+        beta3_warmup_steps: int | None = None,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "alpha": alpha,
+                "alpha_warmup_steps": alpha_warmup_steps,
+                "beta3_warmup_steps": beta3_warmup_steps,
+                "foreach": foreach,
+            },
+        )
 
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from optrun.base.options import Group, Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.optimizer_base import OptimizerConfig
-from optrun.config.schema.ranges import Check, checks, defaults, finite, not_negative
+from optrun.config.schema.ranges import Check, checks, finite, not_negative
 from optrun.optimizer.drivers import scheduler_over
 from optrun.optimizer.groups import (
     folded,
@@ -46,21 +46,15 @@ SCHEDULABLE = ("lr", "weight_decay")
 class NamedOptimizer(Optimizer):
     """A torch optimizer that knows names and refuses what it does not understand.
 
-    A subclass names its schema in `OPTIONS`: the schema's fields are the keywords of its
-    constructor, with their defaults and ranges, unless it has a constructor of its own. A group may
-    override all of them. `lr` and
+    A subclass lists its options in its constructor, as torch's do, and names its schema in
+    `OPTIONS`, whose types say their ranges. A group may override all of them. `lr` and
     `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the
     group then holds the value of the last step, of step 0 before any. The class also goes over
-    torch's own optimizers, whose constructor
-    stays: `class SGD(NamedOptimizer, torch.optim.SGD)`.
+    torch's own optimizers: `class SGD(NamedOptimizer, torch.optim.SGD)`.
     """
 
     OPTIONS: ClassVar[type[OptimizerConfig] | None] = None
-    """The schema; None: the class checks and keeps its options itself."""
-    ORDER: ClassVar[str] = ""
-    """Keywords that may be given by position, in order."""
-    DEFAULTS: ClassVar[Options] = {}
-    """Defaults that are not the schema's, and those of keywords that it does not have."""
+    """The schema; None: the class checks its options itself."""
     CHECKS: ClassVar[Mapping[str, Check]] = {}
     """Option -> checker: the schema's, with those that the class adds."""
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
@@ -86,17 +80,13 @@ class NamedOptimizer(Optimizer):
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
 
-    def __init_subclass__(cls, **given: object) -> None:
-        """Read checkers and constructor from the schema that a class names."""
-        super().__init_subclass__(**given)
-        if "OPTIONS" not in cls.__dict__ or cls.OPTIONS is None:
-            return
-        cls.CHECKS = {"lr": not_negative, **checks(cls.OPTIONS), **cls.CHECKS}
-        of_torch = any(base.__module__.startswith("torch.") for base in cls.__bases__)
-        if "__init__" not in cls.__dict__ and (cls.ORDER or not of_torch):
-            cls.__init__ = _constructor(cls, cls.OPTIONS)  # type: ignore[method-assign]
+    def __init_subclass__(cls, **keywords: object) -> None:
+        """Read the checkers of options from the schema that a class names."""
+        super().__init_subclass__(**keywords)
+        if "OPTIONS" in cls.__dict__ and cls.OPTIONS is not None:
+            cls.CHECKS = {"lr": not_negative, **checks(cls.OPTIONS), **cls.CHECKS}
 
-    def __new__(cls, *_given: Any, **options: Any) -> Self:
+    def __new__(cls, *_args: Any, **options: Any) -> Self:
         """Refuse a keyword that the constructor does not have, with what another package's is called here.
 
         Raises:
@@ -107,35 +97,31 @@ class NamedOptimizer(Optimizer):
             known_keys(options, parameters.keys() - {"self"}, cls.__name__)
         return super().__new__(cls)
 
-    def __init__(
-        self, params: Params, defaults: dict[str, Any] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         """Check the options, then let torch build the groups.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups.
-            defaults: What groups are filled up with, for classes that compute the update
-                themselves.
-            **options: Keywords of the torch class underneath, for those that take its update.
+            defaults: Options by name. Over one of torch's optimizers they are its keywords.
         """
         self._lr_driven_by = None
         self._functions = []
         self._built = False
-        given = options if defaults is None else dict(defaults)
-        self._base_functions = self._checked(given)
-        self._apart = {key: given.pop(key) for key in self.APART if key in given}
+        options = dict(defaults)
+        self._base_functions = self._checked(options)
+        self._apart = {key: options.pop(key) for key in self.APART if key in options}
         listed = listed_params(params)
         self._grouped = isinstance(listed[0], dict)
-        torchs = inspect.signature(super().__init__).parameters
-        if "defaults" in torchs:
-            super().__init__(listed, given)
+        torch_keywords = inspect.signature(super().__init__).parameters
+        if "defaults" in torch_keywords:
+            super().__init__(listed, options)
         else:
-            ours = {
-                key: given.pop(key) for key in self.OPTIMIZER_WIDE - torchs.keys() if key in given
+            beside_torch = {
+                key: options.pop(key) for key in self.OPTIMIZER_WIDE - torch_keywords.keys()
             }
-            super().__init__(listed, **given)
-            for own in (self.defaults, *self.param_groups):
-                own.update(ours)
+            super().__init__(listed, **options)
+            for target in (self.defaults, *self.param_groups):
+                target.update(beside_torch)
         self._register_hooks()
         self._built = True
         self._resolve()
@@ -416,48 +402,10 @@ class NamedOptimizer(Optimizer):
                 group[key] = value * group.get("lr_scale", 1.0) if key == "lr" else value
 
 
-def _constructor(cls: type[NamedOptimizer], schema: type[OptimizerConfig]) -> Callable[..., None]:
-    """Make the constructor that a schema says.
-
-    `params`, then `ORDER` by position or keyword, all else by keyword.
-    """
-    first = cls.ORDER.split()
-    values = defaults(schema)
-    values = {"lr": values["default_lr"], **values, **cls.DEFAULTS}
-    known = {key: values[key] for key in dict.fromkeys([*first, *values]) if key not in NO_KEYWORDS}
-    plain, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature(
-        [
-            *(inspect.Parameter(name, plain) for name in ("self", "params")),
-            *(
-                inspect.Parameter(k, plain if k in first else by_name, default=known[k])
-                for k in known
-            ),
-        ]
-    )
-
-    def construct(self: NamedOptimizer, params: Params, *args: object, **options: object) -> None:
-        try:
-            given = signature.bind(self, params, *args, **options).arguments
-        except TypeError as error:
-            raise TypeError(f"{cls.__name__}: {error}.") from None
-        super(cls, self).__init__(
-            params, {key: given.get(key, default) for key, default in known.items()}
-        )
-
-    construct.__name__, construct.__qualname__ = "__init__", f"{cls.__qualname__}.__init__"
-    construct.__signature__ = signature  # type: ignore[attr-defined]
-    return construct
-
-
 def _keywords(cls: type[Optimizer]) -> list[str]:
-    """List a constructor's keywords; those of the torch class underneath if ours passes them on."""
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__ or base is NamedOptimizer:
-            continue
-        names = list(inspect.signature(base).parameters)
-        return [name for name in names if name != "params"]
-    return []
+    """List the keywords of a constructor besides `params`."""
+    names = inspect.signature(cls.__init__).parameters
+    return [name for name in names if name not in ("self", "params")]
 
 
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:

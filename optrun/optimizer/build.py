@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from enum import Enum
 from functools import partial
@@ -151,7 +151,8 @@ def build_optimizer(
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
             for group in groups:
                 del group["optimizer"]
-            build = partial(cls, lr=lr, **given)
+            constructor: Callable[..., NamedOptimizer] = cls
+            build = partial(constructor, lr=lr, **given)
         names = {*members, *(group.get("optimizer", choice) for group in groups)}
         if all(is_own(name) for name in names if class_of(name)):
             return build(groups)

@@ -97,10 +97,12 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
         ValueError: With the name, or with both names of the tensor.
 
     Example:
-        >>> refuse_repeats([("wte.weight", weight := object()), ("lm_head.weight", weight)])
+        >>> weight = object()
+        >>> refuse_repeats(  # doctest: +ELLIPSIS
+        ...     [("wte.weight", weight), ("lm_head.weight", weight)]
+        ... )
         Traceback (most recent call last):
-        ValueError: 'wte.weight' and 'lm_head.weight' are one parameter: it would be stepped twice.
-            Give it once.
+        ValueError: 'wte.weight' and 'lm_head.weight' are one parameter: it would be stepped ...
     """
     tensors: dict[str, Any] = {}
     names: dict[int, str] = {}

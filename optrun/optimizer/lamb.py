@@ -6,14 +6,16 @@ torch has no LAMB.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers, Options
+from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import LambConfig
 from optrun.config.schema.ranges import in_order
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.decay import decay_scale, note_peak
@@ -21,15 +23,8 @@ from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.lamb_rule import corrections, trust_ratios
 from optrun.optimizer.numerics import first_moment_, moments_, norms, second_moment_
 
-LEAST_KEPT = 1e-3
-"""Caution scales what it leaves up by at most 1 / this: Liang et al. 2024, arXiv:2411.16085."""
-
-
-def _by_kernels(options: Options) -> bool:
-    """Tell whether kernels that go by addresses compute these options."""
-    return bool(options["grad_averaging"]) and not any(
-        options[key] for key in ("normalize_grad", "eps_root", "caution")
-    )
+DecayMode = Literal["adapted", "decoupled", "fixed", "scheduled", "corrected"]
+"""Where LAMB decays, see `Lamb`."""
 
 
 def _single_tensor_lamb(batch: Batch) -> Tensor:
@@ -40,27 +35,15 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
     """
     o, (beta1, beta2), ratios = batch.options, batch.options["betas"], []
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
-        if o["normalize_grad"]:
-            grad = grad / _divisors(norms([grad], [x["sharding"]]))[0]
         if o["l2"]:
             grad = grad + param * o["l2"]
         if o["l1"]:
             grad = grad + param.sign() * o["l1"]
-        if o["grad_averaging"]:
-            first_moment_(exp_avg, grad, beta1)
-        else:
-            exp_avg.mul_(beta1).add_(grad)
+        first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
         correction1, correction2, lr_factor = corrections(o, x["step"])
-        if o["eps_root"]:
-            denom = exp_avg_sq.div(correction2).add_(o["eps_root"]).sqrt_().add_(o["eps"])
-        else:
-            denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(o["eps"])
+        denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(o["eps"])
         update = torch.div(exp_avg, denom, out=denom).div_(correction1)
-        if o["caution"]:
-            mask = (update * grad > 0).to(update.dtype)
-            kept = norms([mask], [x["sharding"]])[0].square() / max(x["numel"], 1)
-            update.mul_(mask.div_(kept.clamp_(min=LEAST_KEPT)))
         if x["decay"]:
             update.add_(param, alpha=x["decay"])
         if x["keep"] != 1.0:
@@ -77,51 +60,22 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     """Step as `_single_tensor_lamb`; all norms of all tensors in one collective."""
     o, (beta1, beta2), shardings = batch.options, batch.options["betas"], batch.each("sharding")
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
-    if o["normalize_grad"]:
-        grads = list(
-            torch._foreach_div(
-                grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())
-            )
-        )
     if o["l2"]:
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, o["l2"])))
     if o["l1"]:
         grads = list(
             torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), o["l1"]))
         )
-    if o["grad_averaging"]:
-        moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    else:
-        torch._foreach_mul_(exp_avgs, beta1)
-        torch._foreach_add_(exp_avgs, grads)
-        torch._foreach_mul_(exp_avg_sqs, beta2)
-        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     firsts, seconds, lr_factors = zip(
         *(corrections(o, step) for step in batch.each("step")), strict=True
     )
-    if o["eps_root"]:
-        denoms = torch._foreach_div(exp_avg_sqs, seconds)
-        torch._foreach_add_(denoms, o["eps_root"])
-        torch._foreach_sqrt_(denoms)
-    else:
-        denoms = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in seconds])
+    denoms = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in seconds])
     torch._foreach_add_(denoms, o["eps"])
     updates = torch._foreach_div(exp_avgs, denoms)
     torch._foreach_div_(updates, firsts)
     del denoms
-    if o["caution"]:
-        masks = [
-            (update * grad > 0).to(update.dtype)
-            for update, grad in zip(updates, grads, strict=True)
-        ]
-        sizes = torch.tensor(
-            [max(n, 1) for n in batch.each("numel")], dtype=masks[0].dtype, device=masks[0].device
-        )
-        kept = norms(masks, shardings, foreach=True).square().div_(sizes).clamp_(min=LEAST_KEPT)
-        torch._foreach_div_(masks, list(kept.unbind()))
-        torch._foreach_mul_(updates, masks)
-        del masks
     decays = batch.each("decay")
     decayed = [i for i, decay in enumerate(decays) if decay]
     if decayed:
@@ -140,11 +94,6 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     torch._foreach_mul_(updates, list(scales.unbind()))
     torch._foreach_sub_(params, updates)
     return ratios
-
-
-def _divisors(grad_norms: Tensor) -> Tensor:
-    """Return the norms to divide by: 1 for a gradient that is 0 everywhere."""
-    return torch.where(grad_norms > 0, grad_norms, torch.ones_like(grad_norms))
 
 
 class Lamb(BatchOptimizer):
@@ -172,8 +121,7 @@ class Lamb(BatchOptimizer):
         exclude_from_weight_decay: Regular expressions; names in which one is found are not decayed.
         exclude_from_layer_adaptation: Likewise for k = 1.
         always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The
-            Model Garden adapts
-            without decay: set it, and list what it excludes from decay under
+            Model Garden adapts without decay: set it, and list what it excludes from decay under
             `exclude_from_layer_adaptation` too.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into
             them.
@@ -185,20 +133,13 @@ class Lamb(BatchOptimizer):
         l2: Likewise l2 w, >= 0.
         unmatched_patterns: "error", or "ignore" for patterns that match no name.
         bias_correction: "moments": as above. Otherwise r has the moments as they are, and lr is
-            multiplied, outside the
-            norms: by sqrt(1 - b2^t) / (1 - b1^t) with "lr", 1 / (1 - b1^t) with "lr_first", nothing
-                with "none".
-        grad_averaging: False: m = b1 m + g.
-        normalize_grad: Divide each tensor's gradient by its norm first, as LANS does.
-        eps_root: Added under the square root, >= 0.
-        caution: Drop entries of Adam's direction whose sign is not the gradient's, and scale the
-            others up by as much.
+            multiplied, outside the norms: by sqrt(1 - b2^t) / (1 - b1^t) with "lr", 1 / (1 - b1^t)
+            with "lr_first", nothing with "none".
         weight_decay_mode: "adapted": inside r, as above. Otherwise w loses a part of itself before
             the norms are taken: lr weight_decay with "decoupled", weight_decay with "fixed", lr /
             peak weight_decay with "scheduled", lr^2 / base weight_decay with "corrected"; peak is
             the rate that the group's schedule began with, base the optimizer's `lr`, whatever rate
             the group has.
-        min_param_norm: Lower bound of |w| in k, >= 0.
         max_param_norm: Upper bound of |w| in k; None: none.
         min_trust: Lower bound of k, >= 0, where both norms are above 0.
         max_trust: Upper bound of k; None: none.
@@ -222,14 +163,58 @@ class Lamb(BatchOptimizer):
     """
 
     OPTIONS = LambConfig
-    ORDER = (
-        "lr betas eps weight_decay exclude_from_weight_decay exclude_from_layer_adaptation"
-        " always_adapt master_weights foreach step_count l1 l2 unmatched_patterns"
-    )
-    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
-    FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", _by_kernels, norms=True)
+    FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", norms=True)
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: Numeric = 0.01,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_layer_adaptation: Sequence[str] | None = None,
+        always_adapt: bool = False,
+        master_weights: bool = False,
+        foreach: bool | None = None,
+        step_count: Literal["parameter", "optimizer"] = "parameter",
+        l1: float = 0.0,
+        l2: float = 0.0,
+        unmatched_patterns: Literal["error", "ignore"] = "error",
+        *,
+        bias_correction: Literal["moments", "lr", "lr_first", "none"] = "moments",
+        weight_decay_mode: DecayMode = "adapted",
+        max_param_norm: float | None = None,
+        min_trust: float = 0.0,
+        max_trust: float | None = None,
+        eps_in_trust: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "exclude_from_weight_decay": exclude_from_weight_decay,
+                "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
+                "always_adapt": always_adapt,
+                "master_weights": master_weights,
+                "foreach": foreach,
+                "step_count": step_count,
+                "l1": l1,
+                "l2": l2,
+                "unmatched_patterns": unmatched_patterns,
+                "bias_correction": bias_correction,
+                "weight_decay_mode": weight_decay_mode,
+                "max_param_norm": max_param_norm,
+                "min_trust": min_trust,
+                "max_trust": max_trust,
+                "eps_in_trust": eps_in_trust,
+            },
+        )
 
     def _resolve(self) -> None:
         self._ratios = ()
@@ -263,7 +248,6 @@ class Lamb(BatchOptimizer):
             "lr": group["lr"],
             "decay": decay if inside else 0.0,
             "keep": 1.0 if inside else 1.0 - decay * decay_scale(group),
-            "numel": param.numel(),
             "adapt": self.adapted(param, group),
         }
 

@@ -46,7 +46,7 @@ def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) ->
         phi(|w|) / |r| within its bounds; exactly 1, not bounded, where phi(|w|) or |r| is 0 or |r|
         is NaN.
 
-    Source: You et al. 2020, arXiv:1904.00962, section 3: phi(z) = min(max(z, gamma_l), gamma_u).
+    Source: You et al. 2020, arXiv:1904.00962, section 3: phi(z) = min(z, gamma_u).
     The bounds of the ratio itself are DeepSpeed's `min_coeff` and `max_coeff`; an upper one of 1 is
     LAMBC, Fong et al. 2020, arXiv:2011.13584.
 
@@ -57,8 +57,8 @@ def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) ->
         >>> trust_ratios(bounded, torch.tensor([4.0, 1.0, 0.0]), torch.tensor([2.0, 2.0, 2.0]))
         tensor([1.0000, 0.5000, 1.0000])
     """
-    if options["min_param_norm"] > 0 or options["max_param_norm"] is not None:
-        param_norms = param_norms.clamp(options["min_param_norm"], options["max_param_norm"])
+    if options["max_param_norm"] is not None:
+        param_norms = param_norms.clamp(max=options["max_param_norm"])
     divisors = update_norms
     if options["eps_in_trust"]:
         divisors = torch.where(update_norms > 0, update_norms + options["eps"], update_norms)

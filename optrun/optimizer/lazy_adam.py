@@ -5,14 +5,16 @@ torch's SparseAdam cannot decay.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.base.options import Group, Options, ParamGroup
+from optrun.base.options import Group, ParamGroup
 from optrun.config.schema.optimizer import LazyAdamConfig
 from optrun.optimizer.adam_update import ADAM, prepared
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 
@@ -75,14 +77,41 @@ class LazyAdam(BatchOptimizer):
     """
 
     OPTIONS = LazyAdamConfig
-    ORDER = (
-        "lr betas eps weight_decay exclude_from_weight_decay nesterov loss_scale eps_form foreach "
-        "grad_centralization unmatched_patterns"
-    )
-    DEFAULTS: ClassVar[Options] = {"lr": 1e-3, "exclude_from_weight_decay": NAME_RULE}
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        exclude_from_weight_decay: Sequence[str] | None = NAME_RULE,
+        nesterov: bool = False,
+        loss_scale: float = 1.0,
+        eps_form: Literal["documented", "mindspore"] = "documented",
+        foreach: bool | None = None,
+        grad_centralization: bool = False,
+        unmatched_patterns: Literal["error", "ignore"] = "error",
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "exclude_from_weight_decay": exclude_from_weight_decay,
+                "nesterov": nesterov,
+                "loss_scale": loss_scale,
+                "eps_form": eps_form,
+                "foreach": foreach,
+                "grad_centralization": grad_centralization,
+                "unmatched_patterns": unmatched_patterns,
+            },
+        )
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group as in `NamedOptimizer`.

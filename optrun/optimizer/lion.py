@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from optrun.base.options import Options
 from optrun.config.schema.optimizer import LionConfig
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
@@ -74,7 +74,23 @@ class Lion(BatchOptimizer):
     """
 
     OPTIONS = LionConfig
-    ORDER = "lr betas weight_decay foreach"
-    DEFAULTS: ClassVar[Options] = {"lr": 1e-4}
     FORMULA = Formula(_single_tensor_lion, _multi_tensor_lion, "lion")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg",)
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: Numeric = 0.1,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "weight_decay": weight_decay,
+                "foreach": foreach,
+            },
+        )

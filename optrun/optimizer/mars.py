@@ -15,6 +15,7 @@ from torch import Tensor
 from optrun.base.options import Group
 from optrun.config.schema.optimizer import MarsConfig
 from optrun.optimizer.adam_update import ADAM
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula, Update
@@ -117,9 +118,34 @@ class Mars(BatchOptimizer):
     """
 
     OPTIONS = MarsConfig
-    ORDER = "lr betas eps weight_decay gamma optimize_1d betas_1d foreach"
     FORMULA = Formula(_single_tensor_mars, _multi_tensor_mars, "mars", norms=True)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.99),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        gamma: float = 0.025,
+        optimize_1d: bool = False,
+        betas_1d: tuple[float, float] = (0.9, 0.95),
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "gamma": gamma,
+                "optimize_1d": optimize_1d,
+                "betas_1d": betas_1d,
+                "foreach": foreach,
+            },
+        )
 
     def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
         beta1, first = group["betas"][0], self.state[param]["step"] == 1

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from optrun.base.options import Group, Numbers, ParamGroup
 from optrun.config.schema.optimizer import ScheduleFreeConfig
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
@@ -105,10 +106,35 @@ class ScheduleFreeAdamW(BatchOptimizer):
     """
 
     OPTIONS = ScheduleFreeConfig
-    ORDER = "lr betas eps weight_decay r weight_lr_power master_weights foreach"
     FORMULA = Formula(_single_tensor_schedule_free, _multi_tensor_schedule_free, "schedule_free")
     MOMENTS: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 2.5e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        master_weights: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "r": r,
+                "weight_lr_power": weight_lr_power,
+                "master_weights": master_weights,
+                "foreach": foreach,
+            },
+        )
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group as in `NamedOptimizer`; it begins with its parameters as weights to train."""

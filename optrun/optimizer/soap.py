@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers, Options
+from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import SoapConfig
+from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
@@ -181,15 +182,36 @@ class Soap(BatchOptimizer):
     """
 
     OPTIONS = SoapConfig
-    ORDER = (
-        "lr betas shampoo_beta eps weight_decay precondition_frequency max_precondition_dim"
-        " precondition_1d"
-    )
-    DEFAULTS: ClassVar[Options] = {"lr": 3e-3}
     FORMULA = Formula(_single_tensor_soap)
     MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
     TAKES_SHARDS: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        shampoo_beta: float | None = None,
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+        precondition_1d: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "shampoo_beta": shampoo_beta,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "precondition_frequency": precondition_frequency,
+                "max_precondition_dim": max_precondition_dim,
+                "precondition_1d": precondition_1d,
+            },
+        )
 
     def _numbers(self, group: Group, param: Tensor) -> Numbers:
         state, shampoo_beta = self.state[param], group["shampoo_beta"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr  # torch offers no other door to its arithmetic
 
-from optrun.base.options import Group, Options, ParamGroup
+from optrun.base.options import Group, ParamGroup
 from optrun.config.schema.optimizer import (
     AdafactorConfig,
     AdamConfig,
@@ -28,7 +28,7 @@ from optrun.config.schema.optimizer import (
     SGDConfig,
 )
 from optrun.config.schema.ranges import Check, flag, one_of, optional, positive
-from optrun.optimizer.base import NamedOptimizer, Params
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.decay import decay_scale, note_peak
 from optrun.optimizer.groups import listed_params
 from optrun.optimizer.newton_schulz import orthogonalised
@@ -126,8 +126,6 @@ def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
 class _FusedAdam(_OneLayout, NamedOptimizer):
     """Takes torch's fused kernel if it is there for all parameters and neither `foreach` nor `fused` is given."""
 
-    ORDER = "lr betas eps weight_decay amsgrad"
-    DEFAULTS: ClassVar[Options] = {"lr": 1e-3}
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
@@ -178,6 +176,33 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
     OPTIONS = AdamWConfig
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
 
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        weight_decay_mode: Literal["decoupled", "fixed", "scheduled", "corrected"] = "decoupled",
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "foreach": foreach,
+                "fused": fused,
+                "weight_decay_mode": weight_decay_mode,
+            },
+        )
+
     def _resolve(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
@@ -217,6 +242,31 @@ class Adam(_FusedAdam, torch.optim.Adam):
 
     OPTIONS = AdamConfig
 
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "foreach": foreach,
+                "fused": fused,
+            },
+        )
+
 
 class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
     """torch's SGD with momentum; keywords as there."""
@@ -224,6 +274,35 @@ class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
     OPTIONS = SGDConfig
     CHECKS: ClassVar[Mapping[str, Check]] = {"fused": optional(flag)}
     SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer"}
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: Numeric = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                "maximize": maximize,
+                "foreach": foreach,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
+        )
 
 
 class RMSprop(NamedOptimizer, torch.optim.RMSprop):
@@ -233,6 +312,36 @@ class RMSprop(NamedOptimizer, torch.optim.RMSprop):
     STATE: ClassVar[tuple[str, ...]] = ("square_avg",)
     SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "alpha": alpha,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "centered": centered,
+                "capturable": capturable,
+                "foreach": foreach,
+                "maximize": maximize,
+                "differentiable": differentiable,
+            },
+        )
+
 
 class NAdam(NamedOptimizer, torch.optim.NAdam):
     """torch's NAdam; keywords as there."""
@@ -240,12 +349,72 @@ class NAdam(NamedOptimizer, torch.optim.NAdam):
     OPTIONS = NAdamConfig
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "mu_product")
 
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "momentum_decay": momentum_decay,
+                "decoupled_weight_decay": decoupled_weight_decay,
+                "foreach": foreach,
+                "maximize": maximize,
+                "capturable": capturable,
+                "differentiable": differentiable,
+            },
+        )
+
 
 class RAdam(NamedOptimizer, torch.optim.RAdam):
     """torch's RAdam; keywords as there."""
 
     OPTIONS = RAdamConfig
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "decoupled_weight_decay": decoupled_weight_decay,
+                "foreach": foreach,
+                "maximize": maximize,
+                "capturable": capturable,
+                "differentiable": differentiable,
+            },
+        )
 
 
 class Adafactor(NamedOptimizer, torch.optim.Adafactor):
@@ -257,6 +426,31 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
     OPTIONS = AdafactorConfig
 
     TAKES_SHARDS: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: Numeric = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "beta2_decay": beta2_decay,
+                "eps": eps,
+                "d": d,
+                "weight_decay": weight_decay,
+                "foreach": foreach,
+                "maximize": maximize,
+            },
+        )
 
     def kept_state(self, param: torch.Tensor, group: Group) -> set[str]:
         """List state keys as `NamedOptimizer`.
@@ -282,6 +476,32 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         "adjust_lr_fn": optional(one_of("original", "match_rms_adamw")),
     }
     STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        weight_decay: Numeric = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "ns_coefficients": ns_coefficients,
+                "eps": eps,
+                "ns_steps": ns_steps,
+                "adjust_lr_fn": adjust_lr_fn,
+            },
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -209,8 +209,8 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
     Raises:
         ConfigError: With the key and the value to give.
     """
-    bounds = {"min_param_norm": 0.0, "max_param_norm": None, "min_trust": 0.0, "max_trust": None}
-    without = bounds | {"l1": 0.0, "l2": 0.0, "eps_root": 0.0}
+    bounds = {"max_param_norm": None, "min_trust": 0.0, "max_trust": None}
+    without = bounds | {"l1": 0.0, "l2": 0.0}
     for key, value in without.items() if rule == "lamb" else ():
         if group.get(key, value) != value:
             raise ConfigError(

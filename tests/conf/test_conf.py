@@ -189,10 +189,6 @@ def test_preferences_are_told_that_the_default_is_large(adapter: str, usual: str
             ["A and B", "first step has the ratio 1", '=["lora_B"]'],
         ),
         (
-            ["adapter=lora", "optimizer=lamb", "optimizer.min_param_norm=0.5"],
-            ["counts as 0.5 at least"],
-        ),
-        (
             [
                 "adapter=lora",
                 "optimizer=lamb",

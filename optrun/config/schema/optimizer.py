@@ -99,7 +99,7 @@ class LambConfig(TwoMoments, HasDialects):
     transfer = "lamb"
 
     DIALECTS_OF = "lamb"
-    BOUNDS = (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust"))
+    BOUNDS = (("min_trust", "max_trust"),)
     default_lr: Positive = 2e-2
     weight_decay: Finite = 0.01
     eps: NotNegative = 1e-6
@@ -116,20 +116,9 @@ class LambConfig(TwoMoments, HasDialects):
     l2: NotNegative = 0.0
     unmatched_patterns: UnmatchedPatterns = UnmatchedPatterns.error
     bias_correction: BiasCorrection = BiasCorrection.moments
-    grad_averaging: bool = True
-    """False: the gradient comes into the first moment whole, not times 1 - beta1."""
-    normalize_grad: bool = False
-    """Each tensor's gradient is divided by its norm, as LANS does."""
-    eps_root: NotNegative = 0.0
-    """Added under the square root."""
-    caution: bool = False
-    """Entries of the direction against the sign of the gradient are dropped, the others scaled up.
-    """
     weight_decay_mode: LambDecay = LambDecay.adapted
-    min_param_norm: NotNegative = 0.0
-    """Lower bound of the weights' norm in the trust ratio, the paper's phi."""
     max_param_norm: Positive | None = None
-    """Upper bound of it; null: none."""
+    """Upper bound of the weights' norm in the trust ratio, the paper's phi; null: none."""
     min_trust: NotNegative = 0.0
     """Lower bound of the trust ratio."""
     max_trust: Positive | None = None

@@ -268,18 +268,10 @@ class RunConfig(Checked):
             optimizer.weight_decay or optimizer.always_adapt
         ):
             return None
-        begins = (
-            f"its norm counts as {optimizer.min_param_norm:g} at least (optimizer.min_param_norm)"
-            if optimizer.min_param_norm
-            else (
-                "its first step has the ratio 1, and the next about lr, since it is then as large"
-                " as that step"
-            )
-        )
         return (
             f"optimizer={optimizer.name} gives A and B of a LoRA a trust ratio each. B begins at"
-            f' zero: {begins}; optimizer.exclude_from_layer_adaptation=["lora_B"] leaves its ratio'
-            " at 1"
+            " zero: its first step has the ratio 1, and the next about lr, since it is then as large"
+            ' as that step; optimizer.exclude_from_layer_adaptation=["lora_B"] leaves its ratio at 1'
         )
 
     def schedule_note(self) -> str | None:

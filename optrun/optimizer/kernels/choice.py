@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from optrun.base.errors import ConfigError, did_you_mean
-from optrun.base.options import Group, Options
+from optrun.base.options import Options
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.rows import ROWS
@@ -47,34 +47,31 @@ class Formula:
 
     Only what is above.
     """
-    computed: Callable[[Group], bool] = lambda _: True
-    """Whether these compute it with the options of a group."""
     norms: bool = False
     """Whether it takes norms of whole tensors.
 
     Over shards foreach needs one collective for all of them.
     """
 
-    def ways(self, options: Options, *, whole: bool) -> tuple[str, ...]:
-        """List the kernels that compute it, the preferred one first; foreach does besides.
+    def kernels(self, *, whole: bool) -> tuple[str, ...]:
+        """List the kernels that compute this formula, preferred first. `foreach` always does too.
 
         Args:
-            options: Of a group.
             whole: No tensor has pieces on other ranks.
         """
-        if self.name and self.computed(options) and (whole or not self.norms):
-            return (
-                ("triton", "compiled", "loop")
-                if self.name in launch.FORMULAS
-                else ("compiled", "loop")
-            )
+        if self.norms and not whole:
+            return ("foreach", "loop")
+        if self.name in launch.FORMULAS:
+            return ("triton", "compiled", "loop")
+        if self.name:
+            return ("compiled", "loop")
         return ("loop",) if whole else ("foreach", "loop")
 
     def kernel(self, options: Options, device: str, *, whole: bool) -> str:
         """Name the kernel of a step on a type of device."""
         if self.foreach is None:
             return "loop"
-        return pick(options["foreach"], device, self.ways(options, whole=whole))
+        return pick(options["foreach"], device, self.kernels(whole=whole))
 
     def step(self, batch: Batch) -> Tensor | None:
         """Step a batch.
@@ -119,14 +116,13 @@ class Formula:
         return step(self.name, batch.lists, ROWS[self.name](batch))
 
 
-def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
+def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     """Pick the kernel of a step.
 
     Args:
         foreach: The option of that name.
         device: Type of the device that the tensors are on.
-        ways: Kernels besides foreach that compute the formula with its options, the preferred one
-            first.
+        kernels: Those that compute the formula, preferred first; `foreach` always does too.
 
     Raises:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
@@ -143,16 +139,17 @@ def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
     if device != "cpu":
         return (
             "triton"
-            if named in ("auto", "triton") and "triton" in ways and not why_not(device)
+            if named in ("auto", "triton") and "triton" in kernels and not why_not(device)
             else "foreach"
         )
     if named != "auto":
-        return named if named in ways else ways[0] if ways[0] == "foreach" else "loop"
-    there = {
-        "compiled": library.library().loaded is not None,
-        "triton": False,
-    }  # Triton's interpreter is slow
-    return next(way for way in ways if there.get(way, True))
+        if named in kernels:
+            return named
+        return "foreach" if kernels[0] == "foreach" else "loop"
+    missing = {"triton"}  # Triton's interpreter is slow
+    if library.library().loaded is None:
+        missing.add("compiled")
+    return next(kernel for kernel in kernels if kernel not in missing)
 
 
 def _named(device: str) -> str:

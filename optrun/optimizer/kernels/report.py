@@ -99,6 +99,6 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
         for stepper, group in _steppers(optimizer)
         if isinstance(stepper, BatchOptimizer)
         and group.get("foreach") is None
-        and fastest.lower() in stepper.FORMULA.ways(group, whole=whole)
+        and fastest.lower() in stepper.FORMULA.kernels(whole=whole)
     }
     return f"{kernel}; the {fastest} one: {reason}" if reason and instead in taken else kernel

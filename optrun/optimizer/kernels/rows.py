@@ -104,7 +104,6 @@ def of_lamb(batch: Batch) -> Rows:
         "eps": o["eps"],
         "l1": o["l1"],
         "l2": o["l2"],
-        "min_norm": o["min_param_norm"],
         "max_norm": math.inf if o["max_param_norm"] is None else o["max_param_norm"],
         "eps_ratio": o["eps"] if o["eps_in_trust"] else 0.0,
         "min_ratio": o["min_trust"],

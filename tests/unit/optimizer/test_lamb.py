@@ -129,34 +129,12 @@ def test_a_negative_decay_adapts_nothing(mode: str) -> None:
 def test_bounds_of_the_ratio() -> None:
     """A bound of |w| below 1 counts, and where a norm is 0 the ratio is 1 whatever its bounds are."""
     twos = torch.tensor([2.0, 2.0])
-    assert trust_ratios(
-        {**RULE, "min_param_norm": 0.5}, torch.tensor([0.1, 1.0]), twos
-    ).tolist() == [0.25, 0.5]
+    bounded = trust_ratios({**RULE, "max_param_norm": 0.5}, torch.tensor([0.1, 1.0]), twos)
+    assert bounded.tolist() == pytest.approx([0.05, 0.25])
     zeros = trust_ratios(
         {**RULE, "min_trust": 3.0}, torch.tensor([0.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 2.0])
     )
     assert zeros.tolist() == [1.0, 1.0, 3.0]
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-def test_a_normalised_gradient_has_no_size_and_caution_drops_what_has_none(foreach: bool) -> None:
-    found = []
-    for size in (1e-2, 1.0, 1e2):
-        weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
-        optimizer = Lamb(
-            [weight], lr=0.1, normalize_grad=True, caution=True, weight_decay=0.0, foreach=foreach
-        )
-        for grad in (
-            [1.0, -2.0],
-            [0.0, -2.0],
-        ):  # the momentum of the first entry goes on, its gradient does not
-            before = weight.tolist()
-            weight.grad = size * torch.tensor(grad, dtype=torch.float64)
-            optimizer.step()
-        assert weight.tolist()[0] == before[0]
-        assert weight.tolist()[1] != before[1]
-        found.append(weight.tolist())
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(found[:1] * 3))
 
 
 @pytest.mark.parametrize("foreach", [False, True])

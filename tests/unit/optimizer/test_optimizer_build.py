@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 import yaml
 
+import optrun.optimizer
 from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.dialects import DIALECTS, own_default
 from optrun.config.registry import Choice
 from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
-from optrun.config.schema.ranges import NotNegative
-from optrun.optimizer.base import NamedOptimizer
+from optrun.config.schema.ranges import Check, NotNegative, checks
+from optrun.optimizer.base import NamedOptimizer, Params
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.footprint import state_bytes
@@ -85,13 +89,6 @@ def test_every_choice_has_a_file_and_every_file_a_choice() -> None:
     assert {path.stem for path in CONF.glob("*.yaml")} == set(SCHEMAS)
 
 
-def signed(cls: type) -> Any:
-    """Whose constructor is called: the class's own, or torch's underneath."""
-    return next(
-        base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not NamedOptimizer
-    )
-
-
 @pytest.mark.parametrize("choice", sorted(SCHEMAS))
 def test_the_file_says_the_values_of_the_schema(choice: str) -> None:
     """The dataclass is the truth.
@@ -115,13 +112,65 @@ def test_values_are_the_defaults_of_what_they_build(choice: str) -> None:
     assert loaded["name"] == choice
     defaults = {
         name: parameter.default
-        for name, parameter in inspect.signature(signed(class_of(choice))).parameters.items()
+        for name, parameter in inspect.signature(class_of(choice)).parameters.items()
     }
     if choice == "muon":  # the companion's
         defaults |= {"betas": (0.9, 0.999), "eps": 1e-8, "companion_lr_scale": 1.0}
     for key in loaded.keys() - {"name", "default_lr", "dialect"} - OWN_DEFAULTS.get(choice, set()):
         default = list(defaults[key]) if isinstance(defaults[key], tuple) else defaults[key]
         assert loaded[key] == default, key
+
+
+@pytest.mark.parametrize("choice", sorted(set(SCHEMAS) - {LIBRARY_CHOICE}))
+def test_words_of_a_schema_are_the_literals_of_the_constructor(choice: str) -> None:
+    constructor: Any = class_of(choice).__init__
+    hints = get_type_hints(constructor)
+    for key, check in checks(SCHEMAS[choice]).items():
+        if key not in hints or (choice, key) == ("muon", "eps"):
+            continue
+        words = [word for hint in _options(hints[key]) for word in _literals(hint)]
+        for word in words:
+            assert check(key, word) == word
+        if words:
+            assert repr(words)[1:-1] in _refusal(check, key)
+
+
+def _options(hint: Any) -> list[Any]:
+    return list(get_args(hint)) if get_origin(hint) in (UnionType, Union) else [hint]
+
+
+def _literals(hint: Any) -> list[str]:
+    return list(get_args(hint)) if get_origin(hint) is Literal else []
+
+
+def _refusal(check: Check, key: str) -> str:
+    with pytest.raises(ValueError, match=key) as refused:
+        check(key, "no such word")
+    return str(refused.value)
+
+
+PUBLIC = [getattr(optrun.optimizer, name) for name in optrun.optimizer.__all__]
+PUBLIC = [cls for cls in PUBLIC if isinstance(cls, type)]
+
+
+@pytest.mark.slow
+def test_mypy_reveals_the_signature_of_every_public_optimizer(tmp_path: Path) -> None:
+    program = tmp_path / "theirs.py"
+    names = [cls.__name__ for cls in PUBLIC]
+    lines = [f"from optrun.optimizer import {', '.join(names)}"]
+    lines += [f"reveal_type({name})" for name in names]
+    lines += [f"{name}([], bettas=(0.9, 0.99))" for name in names]
+    program.write_text("\n".join(lines))
+    command = [sys.executable, "-m", "mypy", str(program)]
+    done = subprocess.run(command, cwd=CONF.parents[1], capture_output=True, text=True, check=False)
+    ours = [line for line in done.stdout.splitlines() if "theirs.py" in line]
+    notes = [line for line in ours if "Revealed type" in line]
+    errors = [line for line in ours if 'Unexpected keyword argument "bettas"' in line]
+    assert len(notes) == len(errors) == len(PUBLIC), done.stdout
+    for cls, note in zip(PUBLIC, notes, strict=True):
+        for keyword in inspect.signature(cls).parameters:
+            assert f"{keyword}: " in note
+            assert keyword == "params" or f"{keyword}: Any" not in note
 
 
 @pytest.mark.parametrize("choice", sorted(set(SCHEMAS) - {LIBRARY_CHOICE}))
@@ -456,8 +505,20 @@ class _PlainConfig(OptimizerConfig):
 class _Plain(NamedOptimizer):
     OPTIONS = _PlainConfig
 
+    def __init__(
+        self,
+        params: Params,
+        *,
+        lr: float = 0.5,
+        weight_decay: float = 0.0,
+        strength: float = 2.0,
+        form: str = "any",
+    ) -> None:
+        options = {"lr": lr, "weight_decay": weight_decay, "strength": strength, "form": form}
+        super().__init__(params, options)
 
-def test_a_class_of_others_takes_keywords_defaults_and_ranges_from_its_schema() -> None:
+
+def test_a_class_of_others_checks_its_options_by_its_schema() -> None:
     params = [("w", torch.nn.Parameter(torch.ones(2)))]
     built = _Plain(params, strength=3)
     assert built.get_config() == {"lr": 0.5, "weight_decay": 0.0, "strength": 3.0, "form": "any"}
@@ -467,8 +528,8 @@ def test_a_class_of_others_takes_keywords_defaults_and_ranges_from_its_schema() 
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             _Plain(params, **given)
-    with pytest.raises(TypeError, match="too many positional"):
-        _Plain(params, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="positional"):
+        _Plain(params, 0.1)  # type: ignore[misc]
     with pytest.raises(
         ConfigError, match=r"optimizer.strength=-1.0: expected a number of 0 or more"
     ):

@@ -262,21 +262,13 @@ def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "why_not", lambda device: "")
     for optimizer in (lamb, Adamax([weight]), AdamWDL([weight]), LazyAdam([weight], nesterov=True)):
         assert kernel_of(optimizer, "cuda") == "triton"
-    assert (
-        kernel_of(lamb, "cuda", whole=False)
-        == kernel_of(Lamb([weight], caution=True), "cuda")
-        == "foreach"
-    )
+    assert kernel_of(lamb, "cuda", whole=False) == kernel_of(Lion([weight]), "cuda") == "foreach"
     assert kernel_of(Lamb([weight], foreach=False), "cuda") == "loop"
     use("foreach")
     assert kernel_of(lamb, "cuda") == "foreach"
     use("triton")
     assert kernel_of(lamb, "cpu") == "triton"
-    assert (
-        kernel_of(lamb, "cpu", whole=False)
-        == kernel_of(Lamb([weight], caution=True), "cuda")
-        == "foreach"
-    )
+    assert kernel_of(lamb, "cpu", whole=False) == kernel_of(Lion([weight]), "cuda") == "foreach"
 
 
 def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
